@@ -1,0 +1,1 @@
+"""The numerics of effective degree. Imports torch alone, nothing else of ours."""

@@ -1,0 +1,154 @@
+"""Measuring the effective degree of a trained model, within a memory budget."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ed.core.field import Field
+from ed.core.modes import evaluating
+from ed.core.nodes import ChebyshevNodes
+from ed.core.representation import Representation, distinct_pairs
+
+# The paper's protocol for trained models: fixed Chebyshev nodes, r = 200, K = 40, 400 paths.
+PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
+LIVE_TENSORS = 4  # a forward pass without gradients holds a few activations at once
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Effective degree of a model: `str` prints it as mean +- standard error.
+
+    Attributes:
+        values: (P,), effective degree of each path.
+        spectrum: (K + 1,), mean |c_k| over paths and outputs.
+        representation: the settings it was measured with.
+    """
+
+    values: Tensor
+    spectrum: Tensor
+    representation: Representation = field(repr=False)
+
+    @property
+    def mean(self) -> float:
+        return self.values.mean().item()
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean over paths; nan for a single path."""
+        return (self.values.std() / math.sqrt(len(self.values))).item()
+
+    def __str__(self) -> str:
+        name = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
+        kind = name[self.representation.weighting]
+        return f"{kind} {self.mean:.4f} +- {self.standard_error:.4f} ({len(self.values)} paths)"
+
+
+@torch.no_grad()
+def estimate(
+    model: Callable[[Tensor], Tensor] | Field,
+    inputs: Tensor | None = None,
+    *,
+    pairs: int = 400,
+    representation: Representation = PROTOCOL,
+    softmax: bool = True,
+    memory_gib: float = 1.0,
+    seed: int = 0,
+    progress: bool | Callable[[int, int], None] = False,
+) -> Estimate:
+    """Effective degree of a model on data, by default with the paper's protocol.
+
+    Args:
+        model: any callable from inputs (N, ...) to outputs (N, C), or a `Field` (then no inputs). A
+            module is put in eval mode meanwhile and left as it was found.
+        inputs: (N, ...), the examples between which the paths run; pairs are distinct.
+        pairs: number of paths.
+        softmax: fit probabilities (the paper's raw ED) or the outputs as they are (its ED_norm).
+        memory_gib: bound on what a chunk of the forward passes may hold.
+        progress: True for a bar, or a function called with (paths done, paths in all).
+    """
+    source = model if isinstance(model, Field) else Field.of(model, inputs)
+    generator = torch.Generator().manual_seed(seed)
+    first, second = distinct_pairs(len(source.x), pairs, generator=generator)
+    dtype = torch.promote_types(source.x.dtype, torch.float32)
+    nodes = representation.nodes(pairs, generator=generator, dtype=dtype).to(source.x.device)
+    first, second = first.to(source.x.device), second.to(source.x.device)
+    degrees, spectra = [], []
+    mode = evaluating(model) if isinstance(model, nn.Module) else contextlib.nullcontext()
+    with mode, _reporter(progress, pairs) as report:
+        points = _points_per_chunk(source, memory_gib)
+        group = max(1, points // representation.resolution)  # whole paths, so that a fit is whole
+        for start in range(0, pairs, group):
+            paths = slice(start, start + group)
+            own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
+            along = source.between(first[paths], second[paths], own_nodes)
+            values = _forward_in_chunks(along, points).to(dtype)
+            values = values.softmax(-1) if softmax else values
+            values = values.unflatten(0, (-1, representation.resolution))
+            coefficients = representation.coefficients(values, own_nodes)
+            degrees.append(representation.degrees(coefficients))
+            spectra.append(coefficients.abs().mean(-2).sum(0))
+            report(min(start + group, pairs))
+    values = torch.cat(degrees).cpu()
+    _check_finite(values)
+    return Estimate(values, (torch.stack(spectra).sum(0) / pairs).cpu(), representation)
+
+
+def _forward_in_chunks(along: Field, points: int) -> Tensor:
+    parts = []
+    for start in range(0, len(along.x), points):
+        part = slice(start, start + points)
+        context = {name: value[part] for name, value in along.context.items()}
+        parts.append(along.forward(along.x[part], context))
+    return torch.cat(parts)
+
+
+def _points_per_chunk(source: Field, memory_gib: float) -> int:
+    """How many points fit the budget, from the largest tensor that one point makes on its way."""
+    probe = _LargestOutput()
+    context = {name: value[:1] for name, value in source.context.items()}
+    with probe:
+        source.forward(source.x[:1], context)
+    size = max(probe.size, source.x[0].numel() * source.x.element_size())
+    return max(1, int(memory_gib * 2**30) // (LIVE_TENSORS * size))
+
+
+class _LargestOutput(TorchDispatchMode):
+    """Records the bytes of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        # a view holds no memory of its own, and views of weights would drown the activations
+        inputs = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, Tensor) and item.untyped_storage().data_ptr() not in inputs:
+                self.size = max(self.size, item.numel() * item.element_size())
+        return result
+
+
+@contextlib.contextmanager
+def _reporter(progress, total: int):
+    if progress is True:
+        from tqdm import tqdm
+
+        with tqdm(total=total, unit="path", desc="effective degree") as bar:
+            yield lambda done: bar.update(done - bar.n)
+    else:
+        yield (lambda done: progress(done, total)) if progress else (lambda done: None)
+
+
+def _check_finite(values: Tensor) -> None:
+    bad = int((~values.isfinite()).sum())
+    if bad:
+        raise ValueError(
+            f"the model's outputs are not finite on {bad} of {len(values)} paths: "
+            "check its weights and the scale of the inputs"
+        )

@@ -1,0 +1,40 @@
+"""Putting a model in another mode for a while, and back exactly as it was."""
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for every submodule, restored one by one: a model may mix both modes."""
+    with _attribute(list(model.modules()), "training", False):
+        yield
+
+
+@contextlib.contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch norm still normalises by the batch, but its running statistics stay as they are.
+
+    For passes at points that are no data (paths) or with weights that are not the model's (SAM).
+    """
+    with _attribute(batch_norms(model), "track_running_stats", False):
+        yield
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+@contextlib.contextmanager
+def _attribute(modules: list[nn.Module], name: str, value) -> Iterator[None]:
+    before = [getattr(module, name) for module in modules]
+    try:
+        for module in modules:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, old in zip(modules, before, strict=True):
+            setattr(module, name, old)

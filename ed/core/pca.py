@@ -1,0 +1,165 @@
+"""Per-path centred PCA of outputs, through the r x r Gram matrix.
+
+A path has few points (r) and maybe many outputs (C), so the scores come from the r x r
+eigen-problem G = Yc Yc' = V L V': scores = V sqrt(L). That is as exact as the SVD for the leading
+directions and, for 4 x 1000 outputs, dozens of times cheaper than a batched SVD on a GPU.
+"""
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+JACOBI_MAX_SIZE = 16  # above it a Jacobi sweep launches more kernels than it saves
+
+
+def principal_scores(values: Tensor, components: int, *, detach: bool = False) -> Tensor:
+    """Coordinates of centred values in their own top principal directions.
+
+    Args:
+        values: (..., r, C), outputs along the paths.
+        components: m <= r - 1, as r centred points span at most r - 1 directions.
+        detach: hold the directions constant in the backward pass.
+    Returns:
+        (..., r, m), each column up to sign, variances falling.
+    """
+    resolution = values.shape[-2]
+    check_components(components, resolution)
+    with torch.autocast(values.device.type, enabled=False):
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        centred = values - values.mean(-2, keepdim=True)
+        if not detach:
+            return _GramScores.apply(centred, components)[0]
+        with torch.no_grad():
+            eigenvalues, vectors = gram_eigen(centred @ centred.mT)
+            top = vectors[..., :components] * _inverse_root(eigenvalues)[..., None, :components]
+        # centred @ directions with directions = centred' V / sqrt(L), which are never formed
+        return (centred @ centred.detach().mT) @ top
+
+
+def check_components(components: int, resolution: int) -> None:
+    if not 1 <= components <= resolution - 1:
+        raise ValueError(
+            f"{components} principal components of {resolution} points: r centred points span at "
+            f"most r - 1 directions, so use between 1 and {resolution - 1} (or none)"
+        )
+
+
+class _GramScores(torch.autograd.Function):
+    """Centred values (..., r, C) -> scores (..., r, m), with a backward that is always finite.
+
+    With S = V sqrt(L) and the upstream gradient B, the gradient of the centred values is
+    (D + D') Yc with D = V [diag(dL) + F * (V' dV)] V', where dV = B sqrt(L),
+    dL_j = v_j'B_j / (2 sqrt(L_j)) and F_ij = 1 / (l_j - l_i). Both quotients are guarded: where two
+    eigenvalues meet, the rotation between their vectors is arbitrary and gets no gradient.
+    """
+
+    @staticmethod
+    def forward(centred: Tensor, components: int) -> tuple[Tensor, Tensor, Tensor]:
+        eigenvalues, vectors = gram_eigen(centred @ centred.mT)
+        scores = vectors[..., :components] * eigenvalues[..., None, :components].sqrt()
+        return scores, eigenvalues, vectors
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        centred, ctx.components = inputs
+        _, eigenvalues, vectors = output
+        ctx.mark_non_differentiable(eigenvalues, vectors)
+        ctx.save_for_backward(centred, eigenvalues, vectors)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, *_):
+        centred, eigenvalues, vectors = ctx.saved_tensors
+        m = ctx.components
+        left, right = eigenvalues[..., :, None], eigenvalues[..., None, :m]
+        info = torch.finfo(eigenvalues.dtype)
+        blur = info.eps**0.5 * (left + right) + info.tiny**0.5  # relative to the pair: scale-free
+        rotation = (right - left) / ((right - left).square() + blur.square())
+        projected = vectors.mT @ grad  # (..., r, m)
+        inner = projected * right.sqrt() * rotation  # its diagonal is 0, so dL has room there
+        growth = projected.diagonal(dim1=-2, dim2=-1) * _inverse_root(eigenvalues)[..., :m] / 2
+        inner.diagonal(dim1=-2, dim2=-1).add_(growth)
+        gram_grad = vectors @ inner @ vectors[..., :m].mT
+        return (gram_grad + gram_grad.mT) @ centred, None
+
+
+def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (falling, clamped at 0) and eigenvectors of symmetric (..., r, r) matrices.
+
+    On CUDA `torch.linalg.eigh` reads its status back to the host, which stalls the stream and
+    cannot be captured in a graph; small matrices go through Jacobi rotations instead.
+    """
+    if gram.is_cuda and gram.shape[-1] <= JACOBI_MAX_SIZE:
+        eigenvalues, vectors = jacobi_eigen(gram)
+    else:
+        eigenvalues, vectors = torch.linalg.eigh(gram)
+    order = eigenvalues.argsort(dim=-1, descending=True)
+    vectors = vectors.gather(-1, order[..., None, :].expand_as(vectors))
+    return eigenvalues.gather(-1, order).clamp_min(0), vectors
+
+
+def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigen-decomposition by parallel Jacobi rotations: no host sync, a fixed number of steps.
+
+    Each round zeroes the entries (p, q) of floor(r / 2) disjoint index pairs at once; the
+    round-robin order meets every pair once a sweep.
+    """
+    identity, rounds = _jacobi_plan(matrix.shape[-1], matrix.dtype, matrix.device)
+    tiny = torch.finfo(matrix.dtype).tiny
+    vectors = identity.expand_as(matrix)
+    for _ in range(3 + math.ceil(math.log2(matrix.shape[-1]))):  # 5 at r = 4: float64 rounding
+        for p, q, spread, swap in rounds:
+            off = matrix[..., p, q]
+            half = (matrix[..., q, q] - matrix[..., p, p]) / 2
+            # t = sign(h) o / (|h| + sqrt(h^2 + o^2)): the smaller of the two rotation angles
+            bottom = half.abs() + torch.sqrt(half.square() + off.square())
+            tangent = torch.where(half < 0, -off, off) / bottom.clamp_min(tiny)
+            cosine = torch.rsqrt(1 + tangent.square())
+            diagonal = identity + ((cosine - 1) @ spread)[..., None, :] * identity
+            rotation = diagonal + ((tangent * cosine) @ spread)[..., None, :] * swap
+            matrix = rotation.mT @ matrix @ rotation
+            vectors = vectors @ rotation
+    return matrix.diagonal(dim1=-2, dim2=-1), vectors
+
+
+@functools.cache
+def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
+    """Constants of `jacobi_eigen`, kept on the device: an upload at each call would stall it.
+
+    A round is (p, q, spread, swap): its index pairs, the 0/1 matrix (pairs, size) that hands each
+    index the value of its pair, and the matrix with +1 at (p, q) and -1 at (q, p).
+    """
+    rounds = []
+    for pairs in _round_robin(size):
+        p, q = (torch.tensor(index, device=device) for index in zip(*pairs, strict=True))
+        spread = torch.zeros(len(pairs), size, dtype=dtype, device=device)
+        spread[range(len(pairs)), p] = spread[range(len(pairs)), q] = 1
+        swap = torch.zeros(size, size, dtype=dtype, device=device)
+        swap[p, q], swap[q, p] = 1, -1
+        rounds.append((p, q, spread, swap))
+    return torch.eye(size, dtype=dtype, device=device), rounds
+
+
+def _round_robin(size: int) -> list[list[tuple[int, int]]]:
+    """Rounds of disjoint pairs in which every pair of range(size) meets once (circle method)."""
+    players = list(range(size)) + [None] * (size % 2)
+    rounds = []
+    for _ in range(len(players) - 1):
+        half = len(players) // 2
+        meetings = zip(players[:half], reversed(players[half:]), strict=True)
+        rounds.append([(min(a, b), max(a, b)) for a, b in meetings if None not in (a, b)])
+        players = [players[0], players[-1], *players[1:-1]]
+    return rounds
+
+
+def _floor(eigenvalues: Tensor) -> Tensor:
+    """Below this an eigenvalue, or a gap between two, is rounding: (..., r) -> (..., 1)."""
+    info = torch.finfo(eigenvalues.dtype)
+    return eigenvalues[..., :1] * (eigenvalues.shape[-1] * info.eps) + info.tiny
+
+
+def _inverse_root(eigenvalues: Tensor) -> Tensor:
+    """1 / sqrt(l), and 0 where l is rounding: a direction without variance pulls nothing."""
+    floor = _floor(eigenvalues)
+    return torch.where(eigenvalues > floor, eigenvalues.clamp_min(floor).rsqrt(), 0.0)

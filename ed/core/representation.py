@@ -1,0 +1,128 @@
+"""Polynomial representations: outputs along a path -> coefficients -> effective degree."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ed.core.bases import BASES
+from ed.core.degree import WEIGHTINGS
+from ed.core.fit import DAMPING, check_resolution, fit
+from ed.core.nodes import RandomizedCosine, Sampler
+from ed.core.pca import check_components, principal_scores
+
+
+@dataclass(frozen=True)
+class Representation:
+    """How a path is turned into polynomials. The defaults are the paper's efficiency setting.
+
+    Attributes:
+        resolution: r, nodes per path.
+        degree: K, maximum polynomial degree.
+        sampler: where the nodes lie.
+        basis: "chebyshev" or "legendre".
+        components: m, principal components fitted instead of all outputs; None: no PCA.
+        weighting: "raw" (ED), "normalised" (ED_norm) or "quadratic".
+        damping: epsilon of the damped normal equations.
+        detach_pca: hold the principal directions constant in the backward pass.
+    """
+
+    resolution: int = 4
+    degree: int = 3
+    sampler: Sampler = field(default_factory=RandomizedCosine)
+    basis: str = "chebyshev"
+    components: int | None = None
+    weighting: str = "raw"
+    damping: float = DAMPING
+    detach_pca: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("basis", self.basis, BASES)
+        _check_choice("weighting", self.weighting, WEIGHTINGS)
+        if self.resolution < 2:
+            raise ValueError(f"resolution must be >= 2 nodes per path, got {self.resolution}")
+        check_resolution(self.resolution, self.degree, self.damping)
+        if self.components is not None:
+            check_components(self.components, self.resolution)
+
+    def nodes(
+        self,
+        paths: int,
+        *,
+        anchored: bool = False,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Nodes for `paths` paths: (paths, r), or (r,) where the sampler shares them."""
+        uniform = torch.rand(
+            paths, self.resolution, generator=generator, device=device, dtype=dtype
+        )
+        return self.sampler(uniform, anchored)
+
+    def coefficients(self, values: Tensor, nodes: Tensor) -> Tensor:
+        """values (..., r, C) at nodes (..., r) or (r,) -> (..., C or m, K + 1)."""
+        if self.components is not None:
+            values = principal_scores(values, self.components, detach=self.detach_pca)
+        return fit(values, nodes, self.degree, basis=BASES[self.basis], damping=self.damping)
+
+    def degrees(self, coefficients: Tensor) -> Tensor:
+        """Effective degree of each path, the mean over its outputs: (..., C, K + 1) -> (...,)."""
+        return WEIGHTINGS[self.weighting](coefficients).mean(-1)
+
+
+def sample_pairs(
+    size: int, count: int, *, generator: torch.Generator | None = None, device=None
+) -> tuple[Tensor, Tensor]:
+    """Two independent uniform index draws per pair, as in Algorithm 1: two of shape (count,)."""
+    if size < 2:
+        raise ValueError(f"paths need at least 2 examples to run between, got a batch of {size}")
+    if count > size * size:
+        raise ValueError(f"{count} pairs asked of {size} examples, which form only {size * size}")
+    draw = torch.randint(size, (2, count), generator=generator, device=device)
+    return draw[0], draw[1]
+
+
+def distinct_pairs(size: int, count: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`count` different unordered pairs of different examples, on the CPU: for measurements."""
+    possible = size * (size - 1) // 2
+    if size < 2:
+        raise ValueError(f"paths need at least 2 examples to run between, got {size}")
+    if count > possible:
+        raise ValueError(
+            f"{count} distinct pairs asked of {size} examples, which form only {possible}: "
+            f"use pairs <= {possible} or more examples"
+        )
+    if count * 4 > possible:
+        code = torch.randperm(possible, generator=generator)[:count]
+    else:  # sparse: draw, drop repeats, draw again; keeps the order of first appearance
+        code = torch.empty(0, dtype=torch.long)
+        while len(code) < count:
+            drawn = torch.cat([code, torch.randint(possible, (2 * count,), generator=generator)])
+            _, inverse = torch.unique(drawn, return_inverse=True)
+            seen = torch.full((int(inverse.max()) + 1,), len(drawn))
+            seen.scatter_reduce_(0, inverse, torch.arange(len(drawn)), "amin")
+            code = drawn[seen.sort().values][:count]
+    # triangular numbering of pairs: code = i (i - 1) / 2 + j with j < i; float64 is exact here
+    high = ((1 + torch.sqrt(1 + 8 * code.double())) / 2).floor().long()
+    low = code - high * (high - 1) // 2
+    flip = torch.rand(count, generator=generator) < 0.5  # neither end is favoured
+    return torch.where(flip, low, high), torch.where(flip, high, low)
+
+
+def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Label anchoring: the end nodes take the targets, y_1 = t2 and y_r = t1 (Algorithm 1).
+
+    Args:
+        values: (P, r - 2, C), outputs at the inner nodes.
+        first, second: (P, C), targets of x1 (alpha = 1) and x2 (alpha = 0).
+    Returns:
+        (P, r, C).
+    """
+    targets = [t.unsqueeze(-2).to(values.dtype) for t in (second, first)]
+    return torch.cat([targets[0], values, targets[1]], dim=-2)
+
+
+def _check_choice(name: str, value: str, choices) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")

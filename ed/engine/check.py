@@ -1,0 +1,18 @@
+"""Impossible combinations, found before data or device is touched. Each message names its key."""
+
+from ed.regularizers.base import Regularizer
+from ed.tasks.base import Task
+
+PRECISIONS = ("bf16", "float32")
+
+
+def check(cfg, task: Task, regularizer: Regularizer) -> None:
+    if cfg.precision not in PRECISIONS:
+        raise ValueError(f"precision={cfg.precision}: use {' or '.join(PRECISIONS)}")
+    if cfg.accumulate < 1 or task.batch_size % cfg.accumulate:
+        raise ValueError(
+            f"accumulate={cfg.accumulate}: must divide task.batch_size={task.batch_size}"
+        )
+    if cfg.system.log_every < 1:
+        raise ValueError(f"system.log_every={cfg.system.log_every}: must be at least 1 step")
+    regularizer.check(task)

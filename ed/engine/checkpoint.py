@@ -1,0 +1,66 @@
+"""Checkpoints that survive anything: written aside, renamed into place, the one before kept.
+
+`last.pt` is the newest, `previous.pt` the one before it. Each begins with a digest of its contents,
+so a damaged file is noticed whatever the damage, and the other one serves.
+"""
+
+import hashlib
+import io
+import os
+from pathlib import Path
+
+import torch
+
+MAGIC = b"ed-checkpoint-1\n"
+DIGEST_SIZE = 32
+
+
+class SaveError(RuntimeError):
+    """A checkpoint could not be written; the ones on disk are untouched."""
+
+
+def save_checkpoint(folder: Path, state: dict) -> None:
+    """Writes `last.pt` atomically; the old one becomes `previous.pt`."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    last, temporary = folder / "last.pt", folder / "last.pt.tmp"
+    content = buffer.getbuffer()
+    try:
+        with open(temporary, "wb") as file:
+            file.write(MAGIC + hashlib.sha256(content).digest())
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if last.exists():
+            os.replace(last, folder / "previous.pt")
+        os.replace(temporary, last)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise SaveError(
+            f"could not save a checkpoint in {folder} ({error.strerror}): free some space and run "
+            "the same command again; it goes on from the last good checkpoint"
+        ) from error
+
+
+def load_checkpoint(folder: Path, warn) -> dict | None:
+    """The newest good checkpoint, or None where there is none. `warn` is told of damaged ones."""
+    for name in ("last.pt", "previous.pt"):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            return _read(path)
+        except (OSError, ValueError, RuntimeError, EOFError) as error:
+            warn(f"{path} is damaged ({error}): falling back to an older one, or to the start")
+    return None
+
+
+def _read(path: Path) -> dict:
+    content = path.read_bytes()
+    header = len(MAGIC) + DIGEST_SIZE
+    if not content.startswith(MAGIC):
+        raise ValueError("not a checkpoint of ed")
+    body = memoryview(content)[header:]
+    if hashlib.sha256(body).digest() != content[len(MAGIC) : header]:
+        raise ValueError("its contents do not match their digest")
+    return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)

@@ -1,0 +1,28 @@
+"""Composing the config outside `train.py`: for tests, scripts and the launcher."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "logger")
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def compose_config(overrides: list[str]) -> DictConfig:
+    """What `python train.py <overrides>` would train."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("train", overrides=overrides)
+
+
+def flat_keys(cfg: DictConfig, prefix: str = "") -> list[str]:
+    keys = []
+    for key in cfg:
+        node = cfg._get_node(key)
+        keys.append(f"{prefix}{key}")
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():
+            keys += flat_keys(node, f"{prefix}{key}.")
+    return keys

@@ -1,0 +1,53 @@
+"""Errors for people: one line that names the key, the value and the remedy.
+
+Mistakes of the user end in one line and exit code 1; an interrupted run in exit code 75 (try again);
+anything unforeseen is a defect of ours and keeps its traceback.
+"""
+
+import difflib
+import re
+import sys
+import traceback
+
+INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
+EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
+EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted")  # by name: their modules load torch
+
+
+def explain(error: BaseException) -> int:
+    """Prints what went wrong, and returns the exit code."""
+    if type(error).__module__.startswith(("hydra.", "omegaconf.")):
+        cause = error.__cause__
+        own = isinstance(cause, EXPECTED) and "instantiat" in str(error)
+        print(f"error: {cause if own else _composition(error)}", file=sys.stderr)
+        return 1
+    if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
+        print(f"error: {error}", file=sys.stderr)
+        return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
+    traceback.print_exception(error)
+    return 1
+
+
+def _composition(error: BaseException) -> str:
+    """Hydra's complaint about an override, with the nearest valid names."""
+    message = str(error)
+    wrong = re.search(r"Could not override '([^']+)'", message)
+    if wrong is None:
+        return re.sub(r"\s+", " ", message)
+    key = wrong.group(1)
+    valid = _valid_keys()
+    near = difflib.get_close_matches(key, valid, n=3, cutoff=0.5)
+    leaf = difflib.get_close_matches(
+        key.split(".")[-1], sorted({k.split(".")[-1] for k in valid}), n=3, cutoff=0.6
+    )
+    near += [k for k in valid if k.split(".")[-1] in leaf and k not in near][: 3 - len(near)]
+    hint = f"did you mean {', '.join(near)}?" if near else "see python train.py --cfg job"
+    return f"unknown key {key!r}; {hint}"
+
+
+def _valid_keys() -> list[str]:
+    """All keys of the config composed from the group choices on the command line alone."""
+    from ed.engine.compose import GROUPS, compose_config, flat_keys
+
+    choice = re.compile(rf"({'|'.join(GROUPS)})=\w+")
+    return flat_keys(compose_config([a for a in sys.argv[1:] if choice.fullmatch(a)]))

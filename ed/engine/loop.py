@@ -1,0 +1,145 @@
+"""The one training loop, for every task and every regularizer."""
+
+import contextlib
+import logging
+import signal
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ed.core.modes import evaluating
+from ed.engine.checkpoint import load_checkpoint, save_checkpoint
+from ed.engine.metrics import Metrics, check_finite, duration
+from ed.engine.run import RunFolder, digest
+from ed.engine.step import TrainStep
+from ed.tasks.base import Task
+
+logger = logging.getLogger("ed")
+
+
+class Interrupted(RuntimeError):
+    """The run stopped early on request, saved; the same command goes on."""
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """How often the loop looks up from its work.
+
+    Attributes:
+        log_steps: steps between rows of training metrics.
+        save_seconds: least time between checkpoints.
+        max_seconds: save and stop after this long; None: never.
+    """
+
+    log_steps: int
+    save_seconds: float
+    max_seconds: float | None = None
+
+
+def train(
+    task: Task, model: nn.Module, step: TrainStep, run: RunFolder, cadence: Cadence, tracker=None
+) -> dict:
+    """Trains to the end, or raises `Interrupted` once saved. Returns the summary of the run."""
+    session = _Session(task, model, step, run)
+    start = session.resume()
+    metrics = Metrics(run.path, total=task.total_steps, start=start, tracker=tracker)
+    saved_at = began = time.monotonic()
+    checked = start
+    with contextlib.closing(metrics), _stop_requests() as stop:
+        for done, batch in zip(
+            range(start + 1, task.total_steps + 1), task.batches(model, start), strict=False
+        ):
+            step(batch, done - 1)
+            metrics.advance(done)
+            now = time.monotonic()
+            last = done == task.total_steps
+            late = cadence.max_seconds is not None and now - began >= cadence.max_seconds
+            save = last or stop or late or now - saved_at >= cadence.save_seconds
+            if done % cadence.log_steps == 0 or last:
+                values = step.means()
+                check_finite(values, checked, done, run.path)
+                checked = done
+                pace = (time.monotonic() - began) / (done - start)
+                metrics.log(done, values | {"time/step_s": pace})
+            if done % task.eval_steps == 0 or last:
+                metrics.log(done, session.evaluate())
+            if save and task.can_save(done):
+                check_finite(step.peek(), checked, done, run.path)
+                session.save(done)
+                saved_at = time.monotonic()
+                if (stop or late) and not last:
+                    raise Interrupted(f"stopped and saved at step {done} of {task.total_steps}")
+    summary = metrics.summary(task.metric, task.higher_is_better)
+    summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
+    run.finish(summary)
+    return summary
+
+
+class _Session:
+    """What belongs together in a checkpoint, and the clock of the whole run."""
+
+    def __init__(self, task: Task, model: nn.Module, step: TrainStep, run: RunFolder):
+        self.task, self.model, self.step, self.run = task, model, step, run
+        self.earlier_seconds, self.began = 0.0, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self.earlier_seconds + time.monotonic() - self.began
+
+    def resume(self) -> int:
+        """Loads the newest good checkpoint and returns its step, 0 where there is none."""
+        state = load_checkpoint(self.run.path, logger.warning)
+        if state is None:
+            return 0
+        if state["config"] != digest(self.run.cfg):
+            raise ValueError(f"the checkpoint in {self.run.path} belongs to another config")
+        self.step.load_state_dict(state["training"])
+        self.task.load_state_dict(state["task"])
+        torch.set_rng_state(state["rng"]["cpu"])
+        if self.step.device.type == "cuda" and "cuda" in state["rng"]:
+            torch.cuda.set_rng_state(state["rng"]["cuda"])
+        self.earlier_seconds = state["seconds"]
+        logger.info("resuming %s at step %d", self.run.path, state["step"])
+        return state["step"]
+
+    def save(self, step: int) -> None:
+        rng = {"cpu": torch.get_rng_state()}
+        if self.step.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state()
+        state = {
+            "training": self.step.state_dict(),
+            "task": self.task.state_dict(),
+            "rng": rng,
+            "step": step,
+            "seconds": self.seconds,
+            "config": digest(self.run.cfg),
+        }
+        save_checkpoint(self.run.path, state)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        # eager: the shapes differ from training's, and compiling for them costs more than it saves
+        with evaluating(self.model), self.step.autocast, torch.compiler.set_stance("force_eager"):
+            return self.task.evaluate(self.model)
+
+
+@contextlib.contextmanager
+def _stop_requests():
+    """A list that becomes true once someone asked us to stop: Ctrl-C, SIGTERM, SLURM's USR2."""
+    requests: list[int] = []
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+    before = {number: signal.signal(number, lambda n, _: requests.append(n)) for number in signals}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def describe(summary: dict) -> str:
+    """One line about a finished run."""
+    last = "  ".join(f"{name} {value:.4g}" for name, value in sorted(summary["last"].items()))
+    best = "  ".join(f"{value:.4g}" for value in summary["best"].values())
+    return f"{last}  (best {best})  in {duration(summary['seconds'])}"

@@ -1,0 +1,122 @@
+"""Metrics: a JSON row per log point for machines, a line with an ETA (or a bar) for people."""
+
+import json
+import logging
+import math
+import sys
+import time
+from pathlib import Path
+
+from ed.engine.files import write_atomic
+
+logger = logging.getLogger("ed")
+
+
+class Metrics:
+    """Appends to metrics.jsonl. On resume, rows beyond the checkpoint are cut: none comes twice."""
+
+    def __init__(self, folder: Path, *, total: int, start: int, tracker=None):
+        self.path, self.total, self.start = folder / "metrics.jsonl", total, start
+        self.rows = [row for row in read_rows(self.path) if row["step"] <= start]
+        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self.file = open(self.path, "a")  # noqa: SIM115, closed by close()
+        self.tracker, self.began = tracker, time.monotonic()
+        self.bar = _bar(total, start)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        row = {"step": step, **values}
+        self.rows.append(row)
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+        if self.tracker is not None:
+            self.tracker.log(values, step=step)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        if self.bar is None:
+            logger.info("step %d/%d  %s  eta %s", step, self.total, shown, self.eta(step))
+        else:
+            self.bar.set_postfix_str(shown)
+
+    def advance(self, step: int) -> None:
+        if self.bar is not None:
+            self.bar.update(step - self.bar.n)
+
+    def eta(self, step: int) -> str:
+        pace = (time.monotonic() - self.began) / max(1, step - self.start)
+        return duration(pace * (self.total - step))
+
+    def summary(self, metric: str, higher_is_better: bool) -> dict:
+        """The last value of every evaluated metric, and the best of the one that tables report."""
+        last: dict[str, float] = {}
+        for row in self.rows:
+            last |= {k: v for k, v in row.items() if k.startswith(("eval/", "measure/"))}
+        seen = [row[metric] for row in self.rows if metric in row]
+        return {"last": last, "best": {metric: (max if higher_is_better else min)(seen)}}
+
+    def close(self) -> None:
+        self.file.close()
+        if self.bar is not None:
+            self.bar.close()
+
+
+def read_rows(path: Path) -> list[dict]:
+    """Rows of a metrics file; a half-written last line (kill -9) is left out."""
+    rows = []
+    lines = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from None
+    return rows
+
+
+def check_finite(values: dict[str, float], after: int, step: int, folder: Path) -> None:
+    """Stops a run that has left the numbers, before anything of it is saved."""
+    bad = [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]
+    if bad:
+        raise FloatingPointError(
+            f"{', '.join(bad)} between steps {after + 1} and {step} of {folder}: nothing of this was "
+            "saved. A smaller optimizer.lr, optimizer.clip=1 or a smaller regularizer.weight helps"
+        )
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def _bar(total: int, start: int):
+    if not sys.stderr.isatty():
+        return None
+    from tqdm import tqdm
+
+    return tqdm(total=total, initial=start, unit="step", dynamic_ncols=True)
+
+
+class Wandb:
+    """The same keys to Weights & Biases. A run that is resumed stays one run there."""
+
+    def __init__(self, *, project: str, mode: str, group: str | None, folder: Path, config: dict):
+        import wandb
+
+        identifier = folder / "wandb_id"
+        if not identifier.exists():
+            write_atomic(identifier, wandb.util.generate_id())
+        self.run = wandb.init(
+            project=project,
+            mode=mode,
+            group=group,
+            dir=str(folder),
+            name="/".join(folder.parts[-3:]),
+            config=config,
+            id=identifier.read_text(),
+            resume="allow",
+        )
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.run.log(values, step=step)
+
+    def close(self) -> None:
+        self.run.finish()

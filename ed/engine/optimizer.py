@@ -1,0 +1,94 @@
+"""How weights move: an optimizer, its learning rate over time, and gradient clipping."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ed.engine.schedule import SCHEDULES, learning_rate_factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What every optimizer here shares.
+
+    Attributes:
+        clip: bound on the global gradient norm; None: no clipping.
+        milestones, gamma: for `schedule="multistep"`, as fractions of training.
+    """
+
+    lr: float
+    weight_decay: float
+    clip: float | None = None
+    schedule: str = "cosine"
+    milestones: tuple[float, ...] = ()
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(
+                f"optimizer.schedule={self.schedule}: use one of {', '.join(SCHEDULES)}"
+            )
+        if not self.lr > 0:
+            raise ValueError(f"optimizer.lr={self.lr}: must be positive")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"optimizer.clip={self.clip}: must be positive, or null for none")
+
+    def lr_at(self, step: int, total: int, warmup: int) -> float:
+        return self.lr * learning_rate_factor(
+            step,
+            total,
+            warmup=warmup,
+            schedule=self.schedule,
+            milestones=self.milestones,
+            gamma=self.gamma,
+        )
+
+    def build(self, parameters: Iterable[nn.Parameter], device: torch.device):
+        raise NotImplementedError
+
+    def _device_options(self, device: torch.device) -> dict:
+        """On CUDA one fused kernel, and a rate that lives on the device: graphs read it anew."""
+        if device.type != "cuda":
+            return {"lr": self.lr}
+        return {"lr": torch.tensor(self.lr, device=device), "fused": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Recipe):
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            parameters,
+            betas=tuple(self.betas),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            capturable=device.type == "cuda",
+            **self._device_options(device),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Recipe):
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            parameters,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            **self._device_options(device),
+        )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value

@@ -1,0 +1,139 @@
+"""The run folder: one per config and seed, found again by running the same command.
+
+runs/adhoc/cifar10-vit_tiny-ed-1a2b3c4d/seed0/
+    config.yaml    the resolved config, written once; it is the truth
+    metrics.jsonl  one row per log point      train.log   the same for people
+    last.pt        newest checkpoint          previous.pt the one before
+    meta.json      commit, versions, hardware, command, one entry per session
+    DONE           last and best metrics, once the run is complete
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from ed.engine.files import write_atomic, write_json
+
+INCIDENTAL = ("system", "logger")  # config groups that cannot change a result
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
+
+
+class RunError(RuntimeError):
+    """The run folder cannot be used as asked."""
+
+
+def identity(cfg: DictConfig) -> dict:
+    """The part of the config that determines the result."""
+    resolved = OmegaConf.to_container(cfg, resolve=True)
+    return {key: value for key, value in resolved.items() if key not in INCIDENTAL}
+
+
+def digest(cfg: DictConfig) -> str:
+    """Eight letters for everything that determines the result but the seed."""
+    settings = {key: value for key, value in identity(cfg).items() if key != "seed"}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def default_folder(cfg: DictConfig, names: list[str]) -> Path:
+    """Where an ad-hoc run lives: a function of its config, so no two collide."""
+    return Path(cfg.system.runs) / "adhoc" / "-".join([*names, digest(cfg)]) / f"seed{cfg.seed}"
+
+
+class RunFolder:
+    """An open run folder, locked for this process."""
+
+    def __init__(self, path: Path, cfg: DictConfig):
+        self.path, self.cfg = path, cfg
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"another process is training in {path}: wait for it, or stop it") from None
+        self._keep_config()
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def _keep_config(self) -> None:
+        stored = self.path / "config.yaml"
+        if not stored.exists():
+            resolved = OmegaConf.to_container(self.cfg, resolve=True)
+            write_atomic(stored, OmegaConf.to_yaml(OmegaConf.create(resolved)))
+            return
+        before, now = identity(OmegaConf.load(stored)), identity(self.cfg)
+        differences = _differences(before, now)
+        if differences:
+            raise RunError(
+                f"{self.path} holds a run with another config: {'; '.join(differences)}. "
+                "Give the stored values, or another folder with system.run_dir"
+            )
+
+    @property
+    def done(self) -> dict | None:
+        """The summary of a completed run."""
+        marker = self.path / "DONE"
+        return json.loads(marker.read_text()) if marker.exists() else None
+
+    def finish(self, summary: dict) -> None:
+        write_json(self.path / "DONE", summary)
+
+    def open_session(self, device: str) -> None:
+        """Notes this session in meta.json: what ran, where, with which code."""
+        path = self.path / "meta.json"
+        try:
+            sessions = json.loads(path.read_text())["sessions"]
+        except (OSError, ValueError, KeyError):
+            sessions = []
+        session = {
+            "command": " ".join(sys.argv),
+            "commit": _git("rev-parse", "HEAD"),
+            "dirty": bool(_git("status", "--porcelain")),
+            "device": device,
+            "host": platform.machine(),
+            "python": platform.python_version(),
+            "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "versions": {name: _version(name) for name in PACKAGES},
+        }
+        write_json(path, {"sessions": [*sessions, session]})
+
+
+def _differences(before: dict, now: dict, prefix: str = "") -> list[str]:
+    rows = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            rows += _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            rows.append(f"{prefix}{key} is {old} there, {new} here")
+    return rows
+
+
+def _git(*arguments: str) -> str | None:
+    """Git's answer about the code that runs, or the commit given by the environment."""
+    root = Path(__file__).parents[2]
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10
+        )
+        if result.returncode == 0:
+            return result.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    return os.environ.get("ED_COMMIT") if arguments[0] == "rev-parse" else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

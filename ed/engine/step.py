@@ -1,0 +1,161 @@
+"""One training step: ordinary on a CPU; compiled and captured in a CUDA graph on a GPU.
+
+Nothing in a step reads a tensor back to Python. Learning rate and progress live on the device,
+reports are summed there, and the host looks at them only at log points.
+"""
+
+import contextlib
+import logging
+
+import torch
+from torch import Tensor, nn
+
+from ed.core.modes import frozen_statistics
+from ed.core.streams import reseed
+from ed.engine.optimizer import Recipe, set_learning_rate
+from ed.regularizers.base import Moment, Regularizer
+from ed.tasks.base import Batch, Task
+
+EAGER_STEPS = 3  # before capture: compilation, optimizer state and library handles must exist
+logger = logging.getLogger("ed")
+
+
+class TrainStep:
+    """Calls move the model by one batch; `means()` gives what they reported."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        regularizer: Regularizer,
+        recipe: Recipe,
+        *,
+        device: torch.device,
+        seed: int,
+        accumulate: int = 1,
+        bf16: bool = False,
+        compile_model: bool = False,
+        capture: bool = False,
+    ):
+        self.task, self.model, self.regularizer, self.recipe = task, model, regularizer, recipe
+        self.device, self.seed, self.accumulate = device, seed, accumulate
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+        self.optimizer = recipe.build(model.parameters(), device)
+        self.moment = Moment(
+            progress=torch.zeros((), device=device),
+            generator=torch.Generator(device),
+            parts=accumulate,
+        )
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0
+        if compile_model and _allowed(regularizer.no_compile, "compiled"):
+            compile_in_place(model)
+        self.capture = capture and _allowed(regularizer.no_capture, "captured in a CUDA graph")
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream() if self.capture else None
+        self.eager_steps = 0
+
+    def __call__(self, batch: Batch, step: int) -> None:
+        total = self.task.total_steps
+        set_learning_rate(self.optimizer, self.recipe.lr_at(step, total, self.task.warmup_steps))
+        self.moment.progress.fill_(step / total)
+        reseed(self.moment.generator, self.seed, "regularizer", step)
+        if not self.capture:
+            self._update(batch)
+        elif self.eager_steps < EAGER_STEPS:
+            self._update_aside(batch)
+            self.eager_steps += 1
+        else:
+            if self.graph is None:
+                self._record(batch)
+            for name, value in batch.items():
+                self.inputs[name].copy_(value)
+            self.graph.replay()
+        self.count += 1
+
+    def peek(self) -> dict[str, float]:
+        """Means of the reports so far. Waits for the device: for log points and saves only."""
+        count = max(1, self.count)
+        return {f"train/{name}": value.item() / count for name, value in self.sums.items()}
+
+    def means(self) -> dict[str, float]:
+        """The same, and starts afresh."""
+        values = self.peek()
+        for value in self.sums.values():
+            value.zero_()
+        self.count = 0
+        return values
+
+    def state_dict(self) -> dict:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sums": dict(self.sums),
+            "count": self.count,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
+        self.count = state["count"]
+
+    def _update(self, batch: Batch) -> None:
+        def closure(update_statistics: bool = True) -> dict[str, Tensor]:
+            return self._gradients(batch, update_statistics)
+
+        for name, value in self.regularizer.step(self.optimizer, closure).items():
+            if name not in self.sums:
+                self.sums[name] = torch.zeros((), device=self.device)
+            self.sums[name].add_(value)
+
+    def _gradients(self, batch: Batch, update_statistics: bool) -> dict[str, Tensor]:
+        """Leaves the clipped gradients of the objective in place; returns the mean report."""
+        self.optimizer.zero_grad(set_to_none=True)
+        reports = []
+        statistics = contextlib.nullcontext() if update_statistics else frozen_statistics(self.model)
+        with statistics:
+            for part in _split(batch, self.accumulate):
+                with self.autocast:
+                    field = self.task.field(self.model, part)
+                    loss, report = self.regularizer.objective(self.task, field, part, self.moment)
+                (loss / self.accumulate).backward()
+                reports.append(report)
+        if self.recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
+
+    def _update_aside(self, batch: Batch) -> None:
+        """An eager step on the stream that will be captured, as autograd remembers streams."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self._update(batch)
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _record(self, batch: Batch) -> None:
+        """Captures one step. Recording runs nothing, so no update is lost or done twice."""
+        self.inputs = {name: value.clone() for name, value in batch.items()}
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(self.moment.generator)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._update(self.inputs)
+
+
+def compile_in_place(model: nn.Module) -> None:
+    """Compiles the whole model and, where it can be cut, its two parts; state dict unchanged."""
+    model.compile(dynamic=False)
+    for part in ("to_space", "from_space"):
+        if hasattr(model, part):
+            setattr(model, part, torch.compile(getattr(model, part), dynamic=False))
+
+
+def _split(batch: Batch, parts: int) -> list[Batch]:
+    chunks = {name: value.chunk(parts) for name, value in batch.items()}
+    return [{name: chunk[i] for name, chunk in chunks.items()} for i in range(parts)]
+
+
+def _allowed(reason: str | None, how: str) -> bool:
+    if reason:
+        logger.info("this step is not %s: %s", how, reason)
+    return not reason

@@ -1,0 +1,1 @@
+"""Networks. Each is an ordinary `nn.Module` from inputs to outputs."""

@@ -1,0 +1,43 @@
+"""What a regularizer may change: what is minimised (`objective`) or how weights move (`step`)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where training stands, as a regularizer sees it.
+
+    Attributes:
+        progress: 0-dim tensor on the device, the fraction of training that is done. A tensor, since
+            a step captured in a CUDA graph must read it anew at each replay.
+        generator: the regularizer's own random stream: no other method's draws move with it.
+        parts: pieces one optimizer step is cut into (accumulation times processes).
+    """
+
+    progress: Tensor
+    generator: torch.Generator
+    parts: int = 1
+
+
+class Regularizer:
+    """The base class is also the `none` regularizer: plain training."""
+
+    anchored = False  # needs labels
+    no_compile: str | None = None  # why the model may not be compiled
+    no_capture: str | None = None  # why a step cannot be captured in a CUDA graph
+
+    def check(self, task) -> None:
+        """Raises ValueError where this regularizer cannot work on this task."""
+
+    def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar to minimise on this batch, and what to log."""
+        return task.loss(field(), batch)
+
+    def step(self, optimizer, closure) -> dict[str, Tensor]:
+        """One update. `closure()` leaves gradients in place and returns what to log."""
+        report = closure()
+        optimizer.step()
+        return report

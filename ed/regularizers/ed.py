@@ -1,0 +1,109 @@
+"""Effective degree as a penalty (Algorithm 1 of the paper)."""
+
+import math
+
+from torch import Tensor
+
+from ed.core.nodes import Sampler
+from ed.core.penalty import Paths
+from ed.core.representation import Representation
+from ed.regularizers.base import Moment, Regularizer
+
+ENDPOINTS = ("batch", "noise")
+RAMPS = ("sine", "cosine")
+
+
+class EffectiveDegree(Regularizer):
+    """task loss + lambda ED, the paths running between examples of the minibatch."""
+
+    def __init__(
+        self,
+        weight: float,
+        sampler: Sampler,
+        *,
+        pairs: int | None,
+        resolution: int,
+        degree: int,
+        basis: str,
+        anchored: bool,
+        components: int | None,
+        weighting: str,
+        damping: float,
+        detach_pca: bool,
+        ramp: float,
+        ramp_shape: str,
+        endpoints: str,
+    ):
+        if endpoints not in ENDPOINTS:
+            raise ValueError(f"regularizer.endpoints={endpoints}: use {' or '.join(ENDPOINTS)}")
+        if ramp_shape not in RAMPS:
+            raise ValueError(f"regularizer.ramp_shape={ramp_shape}: use {' or '.join(RAMPS)}")
+        if not 0 <= ramp <= 1:
+            raise ValueError(f"regularizer.ramp={ramp}: a fraction of training, between 0 and 1")
+        if anchored and resolution < 3:
+            raise ValueError(
+                f"regularizer.resolution={resolution}: with label anchoring both ends are labels, "
+                "so use at least 3 nodes, or regularizer.anchored=false"
+            )
+        self.weight, self.pairs, self.anchored = weight, pairs, anchored
+        self.ramp, self.ramp_shape, self.endpoints = ramp, ramp_shape, endpoints
+        self.representation = Representation(
+            resolution=resolution,
+            degree=degree,
+            sampler=sampler,
+            basis=basis,
+            components=components,
+            weighting=weighting,
+            damping=damping,
+            detach_pca=detach_pca,
+        )
+
+    def check(self, task) -> None:
+        size = task.batch_size
+        if size < 2:
+            raise ValueError(f"task.batch_size={size}: paths need at least 2 examples in a batch")
+        if self.pairs is not None and not 1 <= self.pairs <= size**2:
+            raise ValueError(
+                f"regularizer.pairs={self.pairs}: {size} examples (task.batch_size) form "
+                f"{size**2} pairs; use between 1 and {size**2}, or null for half the batch"
+            )
+        if self.anchored and not task.has_labels:
+            raise ValueError(
+                f"regularizer.anchored=true: {type(task).__name__} has no labels to anchor to; "
+                "set regularizer.anchored=false"
+            )
+        if self.endpoints == "noise" and not task.has_noise:
+            raise ValueError(
+                f"regularizer.endpoints=noise: {type(task).__name__} has no random inputs; "
+                "set regularizer.endpoints=batch"
+            )
+
+    def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+        ends = field
+        if self.endpoints == "noise":
+            ends = field.at(task.noise_like(field.x, moment.generator))
+        paths = Paths.draw(
+            ends,
+            self.representation,
+            self._pairs(len(field.x), moment.parts),
+            labels=batch["label"] if self.anchored else None,
+            generator=moment.generator,
+        )
+        at_batch, on_paths = field.with_paths(paths.field)
+        loss, report = task.loss(at_batch, batch)
+        degree = paths.degrees(on_paths[:, task.penalised]).mean()
+        total = loss + self.weight * self.strength(moment.progress) * degree
+        return total, report | {"penalty": degree.detach()}
+
+    def strength(self, progress: Tensor) -> Tensor:
+        """Ramp-up of lambda from 0 to 1 over the first part of training, then constant."""
+        if self.ramp == 0:
+            return progress.new_ones(())
+        t = (progress / self.ramp).clamp(max=1)
+        if self.ramp_shape == "sine":
+            return (t * math.pi / 2).sin()
+        return (1 - (t * math.pi).cos()) / 2
+
+    def _pairs(self, size: int, parts: int) -> int:
+        """Half the batch by default, the paper's rule; a given number is shared by the parts."""
+        return size // 2 if self.pairs is None else max(1, self.pairs // parts)

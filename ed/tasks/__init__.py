@@ -1,0 +1,1 @@
+"""Tasks: data, field, loss and evaluation. No task imports another."""

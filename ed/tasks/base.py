@@ -1,0 +1,60 @@
+"""What a task is: data + field + loss + evaluation. It owns no optimizer and no checkpoint file."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ed.core.field import Field
+
+Batch = dict[str, Tensor]
+
+
+class Task:
+    """Interface and defaults. Lengths come in the task's own unit and leave as optimizer steps."""
+
+    batch_size: int
+    total_steps: int  # optimizer steps; an upper bound for RL
+    warmup_steps: int = 0
+    eval_steps: int  # evaluate every so many steps
+    metric: str  # the key of `evaluate` that tables report
+    higher_is_better = True
+    has_labels = False  # batches carry class indices under "label"
+    has_noise = False  # `noise_like` makes random inputs
+    static_shapes = True  # every batch has the same shapes, so a step can be captured
+    penalised = slice(None)  # which outputs a penalty sees; PPO: the action logits
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        """Loads the data. Until then only settings are known, which is enough to check them."""
+
+    def check_model(self, model) -> None:
+        """Raises ValueError where this task cannot train this model."""
+
+    def batches(self, model, start: int) -> Iterator[Batch]:
+        """Batches from step `start` on, the same ones whenever they are asked for."""
+        raise NotImplementedError
+
+    def field(self, model, batch: Batch) -> Field:
+        raise NotImplementedError
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss, and what to log."""
+        raise NotImplementedError
+
+    def evaluate(self, model) -> dict[str, float]:
+        raise NotImplementedError
+
+    def noise_like(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Random inputs in the space of the field."""
+        raise NotImplementedError
+
+    def can_save(self, step: int) -> bool:
+        """False where `batches` could not start again, e.g. inside a PPO rollout's epochs."""
+        return True
+
+    def state_dict(self) -> dict:
+        """Only what `batches(start)` cannot recompute (environment state, reward statistics)."""
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        pass
