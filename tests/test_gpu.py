@@ -1,0 +1,82 @@
+"""What only a GPU can show: captured and eager steps agree, and nothing in a step waits for it."""
+
+import pytest
+import torch
+
+from ed.core.pca import gram_eigen, principal_scores
+from ed.core.penalty import Paths
+from ed.core.field import Field
+from ed.core.representation import Representation
+from ed.core.nodes import ChebyshevNodes, UniformNodes
+from ed.engine.compose import compose_config
+from ed.engine.step import TrainStep
+
+pytestmark = pytest.mark.gpu
+
+
+def losses(overrides: list[str], *, steps: int, bf16=False, **how) -> list[float]:
+    from hydra.utils import instantiate
+
+    cfg = compose_config(["task.epochs=10", *overrides])
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    task, model = instantiate(cfg.task), instantiate(cfg.model).to(device)
+    task.prepare(device, seed=0)
+    step = TrainStep(
+        task, model, instantiate(cfg.regularizer), instantiate(cfg.optimizer),
+        device=device, seed=0, bf16=bf16, **how,
+    )
+    seen = []
+    for number, batch in zip(range(steps), task.batches(model, 0), strict=False):
+        step(batch, number)
+        seen.append(step.means()["train/loss"])
+    return seen
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["regularizer=none"], ["regularizer=ed"], ["regularizer=ed", "regularizer.components=3"],
+     ["regularizer=ed", "model=resnet18", "optimizer=sgd", "optimizer.lr=0.01"]],
+    ids=["none", "ed", "ed-pca", "ed-resnet18-sgd"],
+)
+def test_captured_equals_eager(overrides):
+    torch.backends.cudnn.deterministic = True
+    eager = losses(overrides, steps=50)
+    captured = losses(overrides, steps=50, capture=True)
+    # the same kernels in the same order: only the reductions of atomics may round differently
+    torch.testing.assert_close(captured, eager, rtol=2e-3, atol=1e-4)
+    torch.testing.assert_close(captured[:10], eager[:10], rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_never_waits_for_the_device():
+    field = Field.of(torch.nn.Linear(8, 5, device="cuda"), torch.randn(16, 8, device="cuda"))
+    labels = torch.randint(5, (16,), device="cuda")
+    for settings in ({}, {"components": 3}, {"components": 2, "detach_pca": True},
+                     {"sampler": ChebyshevNodes()}, {"sampler": UniformNodes()}):
+        representation = Representation(**settings)
+
+        def penalty(representation=representation):
+            paths = Paths.draw(field, representation, 8, labels=labels)
+            paths.degrees(paths.field()).mean().backward()
+
+        penalty()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            penalty()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("resolution", [2, 3, 4, 15, 16, 40])
+def test_eigen_decomposition_matches_lapack(resolution):
+    values = torch.randn(64, resolution, 50, dtype=torch.float64)
+    gram = values @ values.mT
+    eigenvalues, vectors = gram_eigen(gram.cuda())
+    rebuilt = (vectors * eigenvalues[..., None, :]) @ vectors.mT
+    torch.testing.assert_close(rebuilt.cpu(), gram, rtol=1e-5, atol=1e-5 * float(gram.max()))
+
+
+def test_scores_on_cuda_equal_cpu():
+    values = torch.randn(32, 4, 100, dtype=torch.float64)
+    on_cpu, on_cuda = principal_scores(values, 3), principal_scores(values.cuda(), 3).cpu()
+    torch.testing.assert_close(on_cuda.abs(), on_cpu.abs(), rtol=1e-6, atol=1e-8)
