@@ -22,6 +22,7 @@ class ViT(VisionTransformer):
         heads: int,
         pool: str,
         dropout: float,
+        activation: str,
     ):
         if width % heads:
             raise ValueError(f"model.width={width} is not a multiple of model.heads={heads}")
@@ -38,6 +39,7 @@ class ViT(VisionTransformer):
             class_token=pool == "token",
             pos_drop_rate=dropout,
             proj_drop_rate=dropout,
+            act_layer=activation,
         )
 
     def to_space(self, x: Tensor, space: str) -> Tensor:

@@ -1,0 +1,300 @@
+"""Paths, anchoring, penalty and estimator: the paper's statements about them, in float64."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ed
+from ed.core.estimator import PROTOCOL
+from ed.core.field import Field
+from ed.core.penalty import Paths
+from ed.core.representation import anchor, distinct_pairs, sample_pairs
+
+SETTINGS = {"resolution": 32, "degree": 8, "sampler": ed.ChebyshevNodes()}
+
+
+def uniform(*shape, seed=0):
+    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def polynomial_map(task: int):
+    """The exact target maps of the paper's study on polynomial networks."""
+
+    def forward(x):
+        a, b, c = x.unbind(-1)
+        rows = {
+            1: (c + 2, b + 3, a + 1),
+            2: (a * b, b * c, a * c),
+            3: (a * b * c, a**2 * b * c**2, a**2 * b * c + b**2 * c),
+        }
+        return torch.stack(rows[task], dim=-1)
+
+    return forward
+
+
+# ED, ED_norm, ED (Legendre), ED (PCA-1), ED (PCA-2) of the exact maps on U[-2, 2]^3
+EXACT = {
+    1: (0.67, 0.28, 0.67, 1.32, 0.66),
+    2: (1.18, 0.80, 1.33, 2.04, 1.32),
+    3: (2.95, 1.16, 3.65, 5.4, 3.4),
+}
+VARIANTS = (
+    {},
+    {"weighting": "normalised"},
+    {"basis": "legendre"},
+    {"components": 1},
+    {"components": 2},
+)
+
+
+@pytest.mark.parametrize("task", EXACT)
+@pytest.mark.parametrize("column", range(5))
+def test_exact_values_of_the_polynomial_maps(task, column):
+    x = 4 * uniform(20000, 3) - 2
+    representation = ed.Representation(**SETTINGS, **VARIANTS[column])
+    result = ed.estimate(
+        polynomial_map(task), x, pairs=20000, softmax=False, representation=representation
+    )
+    assert result.mean == pytest.approx(EXACT[task][column], rel=0.03)
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_degree_is_preserved_along_random_paths(dimension, degree, seed):
+    """Lemma (degree preservation): P restricted to a path has P's own degree, almost surely."""
+    generator = torch.Generator().manual_seed(seed)
+    powers = torch.tensor(
+        [p for p in itertools.product(range(degree + 1), repeat=dimension) if sum(p) <= degree]
+    )
+    weights = torch.randn(len(powers), generator=generator, dtype=torch.float64)
+    ends = torch.randn(2, dimension, generator=generator, dtype=torch.float64)
+
+    def forward(x):
+        return ((x[:, None, :] ** powers).prod(-1) @ weights)[:, None]
+
+    nodes = ed.ChebyshevNodes()(uniform(16))
+    along = Field.of(forward, ends).between(torch.tensor([0]), torch.tensor([1]), nodes)
+    c = ed.fit(along().unflatten(0, (1, 16)), nodes, 8, damping=0.0).abs().flatten()
+    scale = c.max()
+    assert c[degree + 1 :].max() < 1e-9 * scale  # nothing above the degree
+    # the leading coefficient is 2 P_D(v) / 4^D; P_D(v) is zero with probability zero
+    top = powers.sum(-1) == degree
+    leading = ((ends[0] - ends[1]) ** powers[top]).prod(-1) @ weights[top]
+    expected = abs(leading) * 2 / 4**degree if degree else abs(leading)
+    torch.testing.assert_close(c[degree], expected, rtol=1e-6, atol=1e-9 * float(scale))
+
+
+def test_paths_run_from_the_second_to_the_first():
+    x = uniform(5, 3, 4, 4)
+    nodes = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
+    first, second = torch.tensor([0, 1]), torch.tensor([2, 3])
+    along = Field.of(lambda p: p, x).between(first, second, nodes).x.unflatten(0, (2, 3))
+    assert torch.equal(along[:, 0], x[second])  # alpha = 0, bitwise
+    assert torch.equal(along[:, 2], x[first])
+    torch.testing.assert_close(along[:, 1], 0.25 * x[first] + 0.75 * x[second])
+
+
+def test_context_is_merged_by_union():
+    mask = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]])
+    field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": mask})
+    merged = field.between(torch.tensor([0]), torch.tensor([1]), torch.tensor([0.1, 0.9]))()
+    assert merged.tolist() == [[1, 1, 0, 1]] * 2
+
+
+def test_joined_field_equals_both_parts():
+    model = nn.Linear(4, 3).double()
+    field = Field.of(model, uniform(5, 4))
+    paths = field.between(torch.tensor([0, 1]), torch.tensor([2, 3]), uniform(2, 6))
+    at_batch, on_paths = field.with_paths(paths)
+    torch.testing.assert_close(at_batch, field())
+    torch.testing.assert_close(on_paths, paths())
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+@pytest.mark.parametrize("sampler", [ed.RandomizedCosine(), ed.UniformNodes()], ids=repr)
+def test_floor_of_anchored_ed_is_one_over_classes(classes, sampler):
+    """A straight line between two different one-hot labels: |c_1| = 1/2 in two coordinates."""
+    nodes = sampler(uniform(9, 6), anchored=True)
+    t1, t2 = (torch.eye(classes, dtype=torch.float64)[i].expand(9, -1) for i in (0, 1))
+    inner = nodes[:, 1:-1, None] * t1[:, None] + (1 - nodes[:, 1:-1, None]) * t2[:, None]
+    representation = ed.Representation(resolution=6, degree=3, damping=0.0)
+    values = anchor(inner, t1, t2)
+    degrees = representation.degrees(representation.coefficients(values, nodes))
+    torch.testing.assert_close(degrees, torch.full_like(degrees, 1 / classes), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("components", [1, 2, 3])
+def test_floor_of_anchored_ed_with_pca(components):
+    """The same line has one principal direction of length sqrt(2): ED = (sqrt(2) / 2) / m."""
+    nodes = ed.RandomizedCosine()(uniform(9, 4), anchored=True)
+    t1, t2 = (torch.eye(10, dtype=torch.float64)[i].expand(9, -1) for i in (3, 7))
+    inner = nodes[:, 1:-1, None] * t1[:, None] + (1 - nodes[:, 1:-1, None]) * t2[:, None]
+    representation = ed.Representation(components=components, damping=0.0)
+    values = anchor(inner, t1, t2)
+    degrees = representation.degrees(representation.coefficients(values, nodes))
+    expected = torch.full_like(degrees, math.sqrt(2) / 2 / components)
+    torch.testing.assert_close(degrees, expected, rtol=1e-6, atol=0)
+
+
+def test_same_label_and_constant_path_have_degree_zero():
+    nodes = ed.RandomizedCosine()(uniform(3, 4), anchored=True)
+    target = torch.eye(10, dtype=torch.float64)[4].expand(3, -1)
+    representation = ed.Representation(damping=0.0)
+    values = anchor(target[:, None].expand(3, 2, 10), target, target)
+    degrees = representation.degrees(representation.coefficients(values, nodes))
+    assert degrees.abs().max() < 1e-10
+
+
+def test_anchoring_puts_the_labels_in_algorithm_ones_order():
+    values = anchor(torch.zeros(2, 3, 4), torch.full((2, 4), 1.0), torch.full((2, 4), 2.0))
+    assert values[:, 0].unique().tolist() == [2.0]  # y_1 = t2 at alpha = 0
+    assert values[:, -1].unique().tolist() == [1.0]  # y_r = t1 at alpha = 1
+
+
+def test_anchored_paths_cost_two_points_less():
+    field, labels = Field.of(nn.Linear(4, 3), torch.randn(8, 4)), torch.randint(3, (8,))
+    assert len(Paths.draw(field, ed.Representation(), 5).field.x) == 5 * 4
+    assert len(Paths.draw(field, ed.Representation(), 5, labels=labels).field.x) == 5 * 2
+
+
+def test_penalty_gradient_equals_finite_differences():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    x, labels = uniform(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])
+
+    def value(weight, components):
+        def forward(points):
+            return model[2](torch.tanh(points @ weight.mT))
+
+        generator = torch.Generator().manual_seed(3)
+        return ed.penalty(forward, x, labels, generator=generator, components=components)
+
+    weight = model[0].weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda w: value(w, None), weight)
+    assert torch.autograd.gradcheck(lambda w: value(w, 2), weight)
+
+
+def test_penalty_compiles_without_a_graph_break():
+    """Random draws come from torch.rand, which traces; generators stay outside."""
+    nodes = ed.RandomizedCosine()(torch.rand(8, 4), anchored=True)
+    values = torch.randn(8, 4, 10, requires_grad=True)
+
+    def degree(values, nodes, components):
+        representation = ed.Representation(components=components)
+        return representation.degrees(representation.coefficients(values, nodes)).mean()
+
+    explanation = torch._dynamo.explain(degree)(values, nodes, None)
+    assert explanation.graph_break_count == 0, explanation.break_reasons
+    explanation = torch._dynamo.explain(degree)(values, nodes, 3)
+    assert explanation.graph_break_count == 0, explanation.break_reasons
+    explanation = torch._dynamo.explain(lambda u: ed.RandomizedCosine()(u, True))(torch.rand(8, 4))
+    assert explanation.graph_break_count == 0, explanation.break_reasons
+
+
+def test_pairs_are_uniform_draws_within_the_batch():
+    first, second = sample_pairs(50, 2000, generator=torch.Generator().manual_seed(0))
+    for index in (first, second):
+        assert 0 <= index.min() <= index.max() < 50
+        assert index.float().mean().item() == pytest.approx(24.5, abs=1.7)  # 5 standard errors
+    assert (first == second).float().mean().item() == pytest.approx(1 / 50, abs=0.02)
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 1), (5, 10), (30, 400), (1000, 400)])
+def test_distinct_pairs_are_distinct(size, count):
+    first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(0))
+    assert (first != second).all()
+    assert 0 <= min(first.min(), second.min())
+    assert max(first.max(), second.max()) < size
+    unordered = {tuple(sorted(pair)) for pair in zip(first.tolist(), second.tolist(), strict=True)}
+    assert len(unordered) == count
+
+
+def test_bad_numbers_of_pairs_are_refused():
+    generator = torch.Generator()
+    with pytest.raises(ValueError, match="at least 2 examples"):
+        sample_pairs(1, 1)
+    with pytest.raises(ValueError, match="10 pairs asked of 3 examples, which form only 9"):
+        sample_pairs(3, 10)
+    with pytest.raises(ValueError, match="4 distinct pairs asked of 3 examples"):
+        distinct_pairs(3, 4, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resolution": 4, "degree": 4, "damping": 0.0}, "without damping"),
+        ({"components": 4}, "4 principal components of 4 points"),
+        ({"basis": "fourier"}, "basis must be one of chebyshev, legendre; got 'fourier'"),
+        ({"weighting": "cubic"}, "weighting must be one of"),
+        ({"resolution": 1}, "resolution must be >= 2"),
+        ({"degree": -1}, "degree must be >= 0"),
+        ({"damping": -1.0}, "damping must be >= 0"),
+    ],
+)
+def test_impossible_representations_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        representation = ed.Representation(**settings)
+        representation.coefficients(torch.zeros(4, 3), torch.linspace(0, 1, 4))
+
+
+def small_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 5))
+
+
+def test_estimate_does_not_depend_on_the_memory_budget():
+    model, x = small_network(), torch.randn(40, 6)
+    settings = {"representation": ed.Representation(resolution=20, degree=6), "pairs": 50}
+    whole = ed.estimate(model, x, **settings)
+    pieces = ed.estimate(model, x, memory_gib=1e-6, **settings)  # a few points at a time
+    torch.testing.assert_close(whole.values, pieces.values, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(whole.spectrum, pieces.spectrum, rtol=1e-5, atol=1e-6)
+
+
+def test_estimate_is_the_mean_of_its_paths_and_its_spectrum():
+    result = ed.estimate(small_network(), torch.randn(40, 6), pairs=60)
+    assert result.representation == PROTOCOL
+    assert result.mean == pytest.approx(result.values.mean().item())
+    assert result.standard_error == pytest.approx(result.values.std().item() / math.sqrt(60))
+    # raw ED is linear in |c|, so the mean spectrum already holds it
+    degrees = torch.arange(41, dtype=torch.float32)
+    assert (result.spectrum @ degrees).item() == pytest.approx(result.mean, rel=1e-4)
+    assert str(result).startswith("ED ")
+
+
+def test_standard_error_falls_with_the_number_of_paths():
+    model, x = small_network(), torch.randn(400, 6)
+    representation = ed.Representation(resolution=12, degree=6, sampler=ed.ChebyshevNodes())
+    few, many = (
+        ed.estimate(model, x, pairs=n, representation=representation) for n in (200, 3200)
+    )
+    assert few.standard_error / many.standard_error == pytest.approx(4, rel=0.2)  # sqrt(16)
+
+
+def test_estimate_leaves_the_model_and_the_rng_as_they_were():
+    model, x = small_network(), torch.randn(40, 6)
+    model.train()
+    model[1].eval()  # a mixture of modes must survive
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    rng = torch.get_rng_state()
+    ed.estimate(model, x, pairs=20)
+    assert [m.training for m in model.modules()] == [True, True, False, True, True]
+    assert torch.equal(torch.get_rng_state(), rng)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+def test_estimate_reports_progress_and_refuses_non_finite_outputs(capsys):
+    seen = []
+    x = torch.randn(30, 6)
+    ed.estimate(small_network(), x, pairs=9, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (9, 9)
+    ed.estimate(small_network(), x, pairs=9, progress=True)
+    assert "effective degree" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not finite on 9 of 9 paths"):
+        ed.estimate(lambda p: p / 0, x, pairs=9)

@@ -1,0 +1,105 @@
+"""Gram PCA against the SVD: values, gradients, and what happens where the SVD has none."""
+
+import pytest
+import torch
+
+from ed.core.pca import gram_eigen, jacobi_eigen, principal_scores
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def svd_scores(values, components):
+    centred = values - values.mean(-2, keepdim=True)
+    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    return u[..., :components] * s[..., None, :components]
+
+
+@pytest.mark.parametrize("components", [1, 2, 3])
+@pytest.mark.parametrize("outputs", [3, 10, 1000])
+def test_scores_equal_those_of_the_svd(components, outputs):
+    values = normal(6, 4, outputs)
+    ours, theirs = principal_scores(values, components), svd_scores(values, components)
+    torch.testing.assert_close(ours.abs(), theirs.abs(), rtol=1e-9, atol=1e-9)  # up to sign
+
+
+@pytest.mark.parametrize("components", [1, 2, 3])
+def test_gradient_equals_autograd_through_the_svd(components):
+    values = normal(8, 4, 10).requires_grad_()
+    weight = normal(8, 4, components, seed=1)
+
+    def objective(scores):  # even in every column, as ED is: signs are arbitrary
+        return (weight * scores.square()).sum() + scores.abs().sum()
+
+    (ours,) = torch.autograd.grad(objective(principal_scores(values, components)), values)
+    (theirs,) = torch.autograd.grad(objective(svd_scores(values, components)), values)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_detached_scores_keep_the_values_and_hold_the_directions():
+    values = normal(5, 4, 10).requires_grad_()
+    moving, held = principal_scores(values, 2), principal_scores(values, 2, detach=True)
+    torch.testing.assert_close(moving.abs(), held.abs(), rtol=1e-9, atol=1e-9)
+    centred = (values - values.mean(-2, keepdim=True)).detach()
+    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+    projected = (values - values.mean(-2, keepdim=True)) @ directions[..., :2, :].mT
+    (ours,) = torch.autograd.grad(held.square().sum(), values)
+    (expected,) = torch.autograd.grad(projected.square().sum(), values)
+    torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.zeros(4, 10),  # a flat path: all eigenvalues zero
+        torch.ones(4, 10),
+        torch.linspace(0, 1, 4)[:, None] * torch.ones(10),  # a line: one eigenvalue
+        torch.eye(4),  # three equal eigenvalues
+        torch.eye(4) * 1e-12,
+        torch.eye(4) * 1e12,
+    ],
+    ids=["zero", "constant", "line", "equal", "tiny", "huge"],
+)
+def test_gradients_stay_finite_where_eigenvalues_meet_or_vanish(values, dtype, detach):
+    values = values.detach().to(dtype, copy=True).requires_grad_()
+    scores = principal_scores(values, 3, detach=detach)
+    scores.abs().sum().backward()
+    assert scores.isfinite().all()
+    assert values.grad.isfinite().all()
+
+
+def test_full_rank_scores_only_rotate():
+    """m = r - 1 drops nothing: distances between path points are kept."""
+    values = normal(5, 4, 20)
+    torch.testing.assert_close(
+        torch.cdist(principal_scores(values, 3), principal_scores(values, 3)),
+        torch.cdist(values, values),
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 15, 16])
+def test_jacobi_equals_lapack(size):
+    """The CUDA path's eigen-solver, on the CPU: it is plain tensor code."""
+    values = normal(50, size, 12) * torch.logspace(0, -2, 12, dtype=torch.float64)
+    gram = values @ values.mT
+    eigenvalues, vectors = jacobi_eigen(gram)
+    identity = torch.eye(size, dtype=torch.float64).expand_as(gram)
+    torch.testing.assert_close(vectors.mT @ vectors, identity, rtol=0, atol=1e-13)
+    rebuilt = (vectors * eigenvalues[..., None, :]) @ vectors.mT
+    torch.testing.assert_close(rebuilt, gram, rtol=0, atol=1e-4 * float(gram.max()))
+    expected = torch.linalg.eigvalsh(gram)
+    torch.testing.assert_close(eigenvalues.sort().values, expected, rtol=0, atol=1e-6)
+
+
+def test_eigenvalues_fall():
+    eigenvalues, _ = gram_eigen(normal(9, 5, 7) @ normal(9, 7, 5))
+    assert (eigenvalues.diff(dim=-1) <= 0).all()
+
+
+@pytest.mark.parametrize("components", [0, 4, 7])
+def test_impossible_numbers_of_components_are_refused(components):
+    with pytest.raises(ValueError, match=f"{components} principal components of 4 points"):
+        principal_scores(normal(4, 10), components)
