@@ -1,8 +1,8 @@
 """Effective degree: how simple a network is, and a penalty that makes it simpler.
 
-    import ed
-    print(ed.estimate(model, images))                     # measure any module on your data
-    loss = task_loss + 7 * ed.penalty(model, x, labels)   # penalise it, label-anchored
+import ed
+print(ed.estimate(model, images))                     # measure any module on your data
+loss = task_loss + 7 * ed.penalty(model, x, labels)   # penalise it, label-anchored
 """
 
 import importlib

@@ -1,8 +1,24 @@
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
+torch.set_num_threads(1)  # bitwise tests must not depend on how many cores a machine has
 
-def pytest_collection_modifyitems(items):
+
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("slow") and "slow" not in (config.option.markexpr or ""):
+            item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
+
+
+@pytest.fixture(scope="session")
+def full_data() -> Path:
+    """The folder with the complete data sets, named by ED_DATA."""
+    root = os.environ.get("ED_DATA")
+    if not root:
+        pytest.skip("needs the complete data sets: set ED_DATA to their folder")
+    return Path(root)

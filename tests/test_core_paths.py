@@ -208,7 +208,7 @@ def test_pairs_are_uniform_draws_within_the_batch():
 def test_distinct_pairs_are_distinct(size, count):
     first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(0))
     assert (first != second).all()
-    assert 0 <= min(first.min(), second.min())
+    assert min(first.min(), second.min()) >= 0
     assert max(first.max(), second.max()) < size
     unordered = {tuple(sorted(pair)) for pair in zip(first.tolist(), second.tolist(), strict=True)}
     assert len(unordered) == count
@@ -270,9 +270,7 @@ def test_estimate_is_the_mean_of_its_paths_and_its_spectrum():
 def test_standard_error_falls_with_the_number_of_paths():
     model, x = small_network(), torch.randn(400, 6)
     representation = ed.Representation(resolution=12, degree=6, sampler=ed.ChebyshevNodes())
-    few, many = (
-        ed.estimate(model, x, pairs=n, representation=representation) for n in (200, 3200)
-    )
+    few, many = (ed.estimate(model, x, pairs=n, representation=representation) for n in (200, 3200))
     assert few.standard_error / many.standard_error == pytest.approx(4, rel=0.2)  # sqrt(16)
 
 
@@ -292,7 +290,9 @@ def test_estimate_leaves_the_model_and_the_rng_as_they_were():
 def test_estimate_reports_progress_and_refuses_non_finite_outputs(capsys):
     seen = []
     x = torch.randn(30, 6)
-    ed.estimate(small_network(), x, pairs=9, progress=lambda done, total: seen.append((done, total)))
+    ed.estimate(
+        small_network(), x, pairs=9, progress=lambda done, total: seen.append((done, total))
+    )
     assert seen[-1] == (9, 9)
     ed.estimate(small_network(), x, pairs=9, progress=True)
     assert "effective degree" in capsys.readouterr().err

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from ed.core.field import Field
+from ed.core.nodes import ChebyshevNodes, UniformNodes
 from ed.core.pca import gram_eigen, principal_scores
 from ed.core.penalty import Paths
-from ed.core.field import Field
 from ed.core.representation import Representation
-from ed.core.nodes import ChebyshevNodes, UniformNodes
 from ed.engine.compose import compose_config
 from ed.engine.step import TrainStep
 
@@ -23,8 +23,14 @@ def losses(overrides: list[str], *, steps: int, bf16=False, **how) -> list[float
     task, model = instantiate(cfg.task), instantiate(cfg.model).to(device)
     task.prepare(device, seed=0)
     step = TrainStep(
-        task, model, instantiate(cfg.regularizer), instantiate(cfg.optimizer),
-        device=device, seed=0, bf16=bf16, **how,
+        task,
+        model,
+        instantiate(cfg.regularizer),
+        instantiate(cfg.optimizer),
+        device=device,
+        seed=0,
+        bf16=bf16,
+        **how,
     )
     seen = []
     for number, batch in zip(range(steps), task.batches(model, 0), strict=False):
@@ -35,8 +41,12 @@ def losses(overrides: list[str], *, steps: int, bf16=False, **how) -> list[float
 
 @pytest.mark.parametrize(
     "overrides",
-    [["regularizer=none"], ["regularizer=ed"], ["regularizer=ed", "regularizer.components=3"],
-     ["regularizer=ed", "model=resnet18", "optimizer=sgd", "optimizer.lr=0.01"]],
+    [
+        ["regularizer=none"],
+        ["regularizer=ed"],
+        ["regularizer=ed", "regularizer.components=3"],
+        ["regularizer=ed", "model=resnet18", "optimizer=sgd", "optimizer.lr=0.01"],
+    ],
     ids=["none", "ed", "ed-pca", "ed-resnet18-sgd"],
 )
 def test_captured_equals_eager(overrides):
@@ -51,8 +61,13 @@ def test_captured_equals_eager(overrides):
 def test_a_step_never_waits_for_the_device():
     field = Field.of(torch.nn.Linear(8, 5, device="cuda"), torch.randn(16, 8, device="cuda"))
     labels = torch.randint(5, (16,), device="cuda")
-    for settings in ({}, {"components": 3}, {"components": 2, "detach_pca": True},
-                     {"sampler": ChebyshevNodes()}, {"sampler": UniformNodes()}):
+    for settings in (
+        {},
+        {"components": 3},
+        {"components": 2, "detach_pca": True},
+        {"sampler": ChebyshevNodes()},
+        {"sampler": UniformNodes()},
+    ):
         representation = Representation(**settings)
 
         def penalty(representation=representation):

@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 from pathlib import Path
+from pickle import UnpicklingError  # raised by torch.load for what is not plain data
 
 import torch
 
@@ -50,8 +51,9 @@ def load_checkpoint(folder: Path, warn) -> dict | None:
             continue
         try:
             return _read(path)
-        except (OSError, ValueError, RuntimeError, EOFError) as error:
-            warn(f"{path} is damaged ({error}): falling back to an older one, or to the start")
+        except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError) as error:
+            reason = str(error).splitlines()[0]
+            warn(f"{path} is damaged ({reason}): falling back to an older one, or to the start")
     return None
 
 

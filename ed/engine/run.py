@@ -58,7 +58,9 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RunError(f"another process is training in {path}: wait for it, or stop it") from None
+            raise RunError(
+                f"another process is training in {path}: wait for it, or stop it"
+            ) from None
         self._keep_config()
 
     def close(self) -> None:

@@ -113,7 +113,9 @@ class TrainStep:
         """Leaves the clipped gradients of the objective in place; returns the mean report."""
         self.optimizer.zero_grad(set_to_none=True)
         reports = []
-        statistics = contextlib.nullcontext() if update_statistics else frozen_statistics(self.model)
+        statistics = (
+            contextlib.nullcontext() if update_statistics else frozen_statistics(self.model)
+        )
         with statistics:
             for part in _split(batch, self.accumulate):
                 with self.autocast:

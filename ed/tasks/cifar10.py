@@ -79,7 +79,9 @@ class Cifar10(Task):
         for step in range(start, self.total_steps):
             epoch, place = divmod(step, self.steps_per_epoch)
             if step == start or place == 0:
-                order = torch.randperm(len(self.train), generator=generator(self.seed, "order", epoch))
+                order = torch.randperm(
+                    len(self.train), generator=generator(self.seed, "order", epoch)
+                )
                 order = order.to(self.device, non_blocking=True)
             index = order[place * self.batch_size : (place + 1) * self.batch_size]
             pixels = self.train.pixels[index]

@@ -1,0 +1,33 @@
+"""Small runs for tests: the embedded pictures, a tiny ViT, a handful of steps."""
+
+from pathlib import Path
+
+import torch
+
+from ed.engine.compose import compose_config
+from ed.engine.main import run
+
+SMALL = [
+    "debug=tiny",
+    "task.batch_size=200",  # 10 steps in the one epoch
+    "task.eval_every=1",
+    "model.patch=16",
+    "model.width=32",
+    "model.depth=1",
+    "model.heads=2",
+    "system.log_every=1",
+]
+
+
+def small_config(folder: Path, *overrides: str):
+    return compose_config([*SMALL, f"system.run_dir={folder}", *overrides])
+
+
+def small_run(folder: Path, *overrides: str) -> dict:
+    return run(small_config(folder, *overrides), ["small"])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from ed.engine.checkpoint import load_checkpoint
+
+    return load_checkpoint(folder, print)["training"]["model"]

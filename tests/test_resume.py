@@ -1,0 +1,188 @@
+"""A run may be stopped at any moment; the same command goes on as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
+from ed.engine.loop import Interrupted
+from ed.engine.metrics import read_rows
+from ed.engine.run import RunError
+from tests.small import SMALL, small_run, weights
+
+ROOT = Path(__file__).parents[1]
+REGULARIZERS = ["none", "ed"]
+
+
+def rows_without_time(folder: Path) -> list[dict]:
+    return [
+        {key: value for key, value in row.items() if not key.startswith("time/")}
+        for row in read_rows(folder / "metrics.jsonl")
+    ]
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    ours, theirs = weights(first), weights(second)
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+    assert rows_without_time(first) == rows_without_time(second)
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_interrupted_equals_uninterrupted(regularizer, tmp_path):
+    extra = [f"regularizer={regularizer}", "model.dropout=0.1"]  # dropout: the global stream too
+    small_run(tmp_path / "whole", *extra)
+    for _ in range(9):  # stops after every single step
+        with pytest.raises(Interrupted, match="stopped and saved at step"):
+            small_run(tmp_path / "pieces", "system.max_minutes=0", *extra)
+    summary = small_run(tmp_path / "pieces", "system.max_minutes=0", *extra)
+    assert summary["steps"] == 10
+    assert_same_run(tmp_path / "whole", tmp_path / "pieces")
+    steps = [r["step"] for r in rows_without_time(tmp_path / "pieces") if "train/loss" in r]
+    assert steps == list(range(1, 11))  # nothing twice, nothing missing
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_two_runs_with_one_seed_are_identical(regularizer, tmp_path):
+    small_run(tmp_path / "a", f"regularizer={regularizer}")
+    small_run(tmp_path / "b", f"regularizer={regularizer}")
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_another_regularizer_changes_neither_weights_nor_batches(tmp_path):
+    """Comparisons are paired: with lambda 0 the ED run is the plain run."""
+    small_run(tmp_path / "none", "regularizer=none")
+    small_run(tmp_path / "ed", "regularizer=ed", "regularizer.weight=0")
+    ours, theirs = (rows_without_time(tmp_path / name) for name in ("none", "ed"))
+    for plain, penalised in zip(ours, theirs, strict=True):
+        # one forward over batch and paths rounds differently from one over the batch alone
+        for key in plain:
+            assert penalised[key] == pytest.approx(plain[key], rel=1e-3), key
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, capsys):
+    first = small_run(tmp_path / "run")
+    before = (tmp_path / "run" / "last.pt").stat().st_mtime_ns
+    assert small_run(tmp_path / "run") == first
+    assert "already done" in capsys.readouterr().out
+    assert (tmp_path / "run" / "last.pt").stat().st_mtime_ns == before
+
+
+def start_training(folder: Path, *extra: str) -> subprocess.Popen:
+    command = [sys.executable, "train.py", *SMALL, f"system.run_dir={folder}", *extra]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # as many as this process: bitwise equal
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+
+
+def test_kill_9_loses_only_what_came_after_the_last_checkpoint(tmp_path):
+    folder, extra = tmp_path / "killed", ["task.epochs=8", "system.save_seconds=0"]
+    process = start_training(folder, *extra)
+    deadline = time.monotonic() + 120
+    while len(_lines(folder / "metrics.jsonl")) < 20 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (folder / "DONE").exists()
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 99')  # as if killed in the middle of a line
+    assert start_training(folder, *extra).wait() == 0
+    small_run(tmp_path / "whole", *extra)
+    assert_same_run(tmp_path / "whole", folder)
+    assert len(json.loads((folder / "meta.json").read_text())["sessions"]) == 2
+
+
+def test_term_signal_saves_and_exits_with_try_again(tmp_path):
+    folder, extra = tmp_path / "stopped", ["task.epochs=200"]
+    process = start_training(folder, *extra)
+    deadline = time.monotonic() + 120
+    while not _lines(folder / "metrics.jsonl") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+    step = load_checkpoint(folder, print)["step"]
+    assert step == rows_without_time(folder)[-1]["step"]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped bit", "empty", "foreign"])
+def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, {"step": step, "weights": torch.arange(1000)})
+    last = tmp_path / "last.pt"
+    content = bytearray(last.read_bytes())
+    if damage == "truncated":
+        content = content[: len(content) // 2]
+    elif damage == "flipped bit":
+        content[-2000] ^= 1
+    else:
+        content = b"" if damage == "empty" else b"PK not ours"
+    last.write_bytes(content)
+    warnings = []
+    assert load_checkpoint(tmp_path, warnings.append)["step"] == 1
+    assert "last.pt is damaged" in warnings[0]
+
+
+def test_checkpoints_execute_no_foreign_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("touch should_not_exist",)
+
+    save_checkpoint(tmp_path, {"step": Evil()})
+    warnings = []
+    assert load_checkpoint(tmp_path, warnings.append) is None
+    assert warnings
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, {"step": 1})
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SaveError, match="No space left on device.*run the same command again"):
+        save_checkpoint(tmp_path, {"step": 2})
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path, print)["step"] == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["last.pt"]
+
+
+def test_a_folder_with_another_config_is_refused_untouched(tmp_path):
+    small_run(tmp_path / "run")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
+    with pytest.raises(RunError, match=r"optimizer\.lr is 0\.005 there, 0\.001 here"):
+        small_run(tmp_path / "run", "optimizer.lr=0.001")
+    after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
+    assert before == after
+
+
+def test_what_cannot_change_a_result_may_change_between_sessions(tmp_path):
+    with pytest.raises(Interrupted):
+        small_run(tmp_path / "run", "system.max_minutes=0")
+    assert small_run(tmp_path / "run", "system.log_every=2")["steps"] == 10
+
+
+def test_a_locked_folder_is_refused(tmp_path):
+    import fcntl
+
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="another process is training in"):
+            small_run(tmp_path / "run")
+
+
+def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):
+    with pytest.raises(FloatingPointError, match=r"train/loss = nan between steps 1 and \d+"):
+        small_run(tmp_path / "run", "optimizer.lr=1e30", "task.epochs=3", "system.log_every=5")
+    assert not (tmp_path / "run" / "last.pt").exists()
