@@ -238,8 +238,7 @@ def test_bad_numbers_of_pairs_are_refused():
 )
 def test_impossible_representations_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        representation = ed.Representation(**settings)
-        representation.coefficients(torch.zeros(4, 3), torch.linspace(0, 1, 4))
+        ed.Representation(**settings)
 
 
 def small_network():

@@ -1,7 +1,10 @@
 """What only a GPU can show: captured and eager steps agree, and nothing in a step waits for it."""
 
+import io
+
 import pytest
 import torch
+from hydra.utils import instantiate
 
 from ed.core.field import Field
 from ed.core.nodes import ChebyshevNodes, UniformNodes
@@ -14,26 +17,20 @@ from ed.engine.step import TrainStep
 pytestmark = pytest.mark.gpu
 
 
-def losses(overrides: list[str], *, steps: int, bf16=False, **how) -> list[float]:
-    from hydra.utils import instantiate
-
+def make_step(overrides: list[str], *, bf16=False, **how) -> TrainStep:
     cfg = compose_config(["task.epochs=10", *overrides])
     device = torch.device("cuda")
     torch.manual_seed(0)
     task, model = instantiate(cfg.task), instantiate(cfg.model).to(device)
     task.prepare(device, seed=0)
-    step = TrainStep(
-        task,
-        model,
-        instantiate(cfg.regularizer),
-        instantiate(cfg.optimizer),
-        device=device,
-        seed=0,
-        bf16=bf16,
-        **how,
-    )
+    regularizer, recipe = instantiate(cfg.regularizer), instantiate(cfg.optimizer)
+    return TrainStep(task, model, regularizer, recipe, device=device, seed=0, bf16=bf16, **how)
+
+
+def losses(step: TrainStep, start: int, stop: int) -> list[float]:
     seen = []
-    for number, batch in zip(range(steps), task.batches(model, 0), strict=False):
+    batches = step.task.batches(step.model, start)
+    for number, batch in zip(range(start, stop), batches, strict=False):
         step(batch, number)
         seen.append(step.means()["train/loss"])
     return seen
@@ -51,11 +48,31 @@ def losses(overrides: list[str], *, steps: int, bf16=False, **how) -> list[float
 )
 def test_captured_equals_eager(overrides):
     torch.backends.cudnn.deterministic = True
-    eager = losses(overrides, steps=50)
-    captured = losses(overrides, steps=50, capture=True)
+    eager = losses(make_step(overrides), 0, 50)
+    captured = losses(make_step(overrides, capture=True), 0, 50)
     # the same kernels in the same order: only the reductions of atomics may round differently
     torch.testing.assert_close(captured, eager, rtol=2e-3, atol=1e-4)
     torch.testing.assert_close(captured[:10], eager[:10], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_captured_run_resumes_with_its_learning_rate(optimizer):
+    """Two warm-ups' worth of changing rates after a resume: a rate baked into the graph shows."""
+    overrides = ["regularizer=ed", f"optimizer={optimizer}", "optimizer.lr=0.01"]
+    overrides += ["task.warmup_epochs=8", "optimizer.schedule=cosine"]
+    whole = make_step(overrides, capture=True)
+    expected = losses(whole, 0, 60)
+    first = make_step(overrides, capture=True)
+    losses(first, 0, 20)
+    buffer = io.BytesIO()
+    torch.save(first.state_dict(), buffer)
+    buffer.seek(0)
+    second = make_step(overrides, capture=True)
+    second.load_state_dict(torch.load(buffer, map_location="cpu", weights_only=True))
+    resumed = losses(second, 20, 60)
+    torch.testing.assert_close(resumed, expected[20:], rtol=2e-3, atol=1e-4)
+    rates = [group["lr"] for group in second.optimizer.param_groups]
+    assert all(rate.is_cuda for rate in rates)
 
 
 def test_a_step_never_waits_for_the_device():

@@ -150,7 +150,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(SaveError, match="No space left on device.*run the same command again"):
+    with pytest.raises(SaveError, match=r"No space left on device.*run the same command again"):
         save_checkpoint(tmp_path, {"step": 2})
     monkeypatch.undo()
     assert load_checkpoint(tmp_path, print)["step"] == 1

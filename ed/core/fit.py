@@ -16,7 +16,7 @@ DAMPING = 1e-6  # no visible effect between 1e-8 and 1e-4; float32 needs none on
 def fit_matrix(
     nodes: Tensor, degree: int, *, basis: Basis = chebyshev, damping: float = DAMPING
 ) -> Tensor:
-    """M = (T'T + damping I)^-1 T' for T_ik = phi_k(2 alpha_i - 1): (..., r) -> (..., degree + 1, r).
+    """M = (T'T + damping I)^-1 T' with T_ik = phi_k(2 alpha_i - 1): (..., r) -> (..., K + 1, r).
 
     Runs in the nodes' own precision whatever autocast says: the normal equations square the
     condition number, which bf16 cannot carry.

@@ -39,6 +39,8 @@ class Representation:
     def __post_init__(self) -> None:
         _check_choice("basis", self.basis, BASES)
         _check_choice("weighting", self.weighting, WEIGHTINGS)
+        if self.degree < 0:
+            raise ValueError(f"degree must be >= 0, got {self.degree}")
         if self.resolution < 2:
             raise ValueError(f"resolution must be >= 2 nodes per path, got {self.resolution}")
         check_resolution(self.resolution, self.degree, self.damping)

@@ -1,9 +1,9 @@
 """Random streams that do not touch each other.
 
-Every consumer of randomness (initial weights, batch order, augmentation, regularizer) has a stream of
-its own, derived from the run's seed, the stream's name and a counter. So another regularizer changes
-neither initial weights nor batches, and a resumed run needs no stored generator state: the stream of
-step n is a pure function of n.
+Every consumer of randomness (initial weights, batch order, augmentation, regularizer) has a stream
+of its own, derived from the run's seed, the stream's name and a counter. So another regularizer
+changes neither initial weights nor batches, and a resumed run needs no stored generator state: the
+stream of step n is a pure function of n.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Errors for people: one line that names the key, the value and the remedy.
 
-Mistakes of the user end in one line and exit code 1; an interrupted run in exit code 75 (try again);
-anything unforeseen is a defect of ours and keeps its traceback.
+Mistakes of the user end in one line and exit code 1; an interrupted run in exit code 75 (try
+again); anything unforeseen is a defect of ours and keeps its traceback.
 """
 
 import difflib

@@ -76,8 +76,8 @@ def check_finite(values: dict[str, float], after: int, step: int, folder: Path) 
     bad = [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise FloatingPointError(
-            f"{', '.join(bad)} between steps {after + 1} and {step} of {folder}: nothing of this was "
-            "saved. A smaller optimizer.lr, optimizer.clip=1 or a smaller regularizer.weight helps"
+            f"{', '.join(bad)} between steps {after + 1} and {step} of {folder}: nothing of this "
+            "was saved. Try a smaller optimizer.lr or regularizer.weight, or optimizer.clip=1"
         )
 
 

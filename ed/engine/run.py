@@ -58,9 +58,8 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RunError(
-                f"another process is training in {path}: wait for it, or stop it"
-            ) from None
+            message = f"another process is training in {path}: wait for it, or stop it"
+            raise RunError(message) from None
         self._keep_config()
 
     def close(self) -> None:
@@ -98,8 +97,8 @@ class RunFolder:
             sessions = []
         session = {
             "command": " ".join(sys.argv),
-            "commit": _git("rev-parse", "HEAD"),
-            "dirty": bool(_git("status", "--porcelain")),
+            "commit": os.environ.get("ED_COMMIT") or _git("rev-parse", "HEAD"),
+            "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
             "device": device,
             "host": platform.machine(),
             "python": platform.python_version(),
@@ -121,17 +120,13 @@ def _differences(before: dict, now: dict, prefix: str = "") -> list[str]:
 
 
 def _git(*arguments: str) -> str | None:
-    """Git's answer about the code that runs, or the commit given by the environment."""
-    root = Path(__file__).parents[2]
+    """Git's answer about the code that runs; None where it is no repository (set ED_COMMIT)."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
-        result = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10
-        )
-        if result.returncode == 0:
-            return result.stdout.strip()
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        pass
-    return os.environ.get("ED_COMMIT") if arguments[0] == "rev-parse" else None
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _version(package: str) -> str | None:

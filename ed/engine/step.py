@@ -96,7 +96,11 @@ class TrainStep:
 
     def load_state_dict(self, state: dict) -> None:
         self.model.load_state_dict(state["model"])
+        # the stored groups bring rates of their own, on the CPU: a captured step would bake them in
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         self.count = state["count"]
 

@@ -42,8 +42,8 @@ class Cifar10(Task):
             raise ValueError(f"task.batch_size={batch_size}: must be at least 1")
         if epochs < 1 or not 0 <= warmup_epochs <= epochs:
             raise ValueError(
-                f"task.epochs={epochs}, task.warmup_epochs={warmup_epochs}: need at least one epoch "
-                "and a warm-up within them"
+                f"task.epochs={epochs}, task.warmup_epochs={warmup_epochs}: need at least one "
+                "epoch and a warm-up within them"
             )
         self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
         self.batch_size, self.augment, self.space = batch_size, augment, space

@@ -73,10 +73,10 @@ def _load_table(source: str, split: str):
     try:
         return datasets.load_dataset(path, split=split)
     except Exception as error:  # datasets raises a dozen kinds: offline, unknown id, bad files
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise ValueError(
-            f"task.data={source}: split {split!r} could not be read "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a folder with parquet files "
-            "(task.data=/path), a reachable hub id, or task.data=embedded"
+            f"task.data={source}: split {split!r} could not be read ({reason}). Give a folder with "
+            "parquet files (task.data=/path), a reachable hub id, or task.data=embedded"
         ) from error
 
 
