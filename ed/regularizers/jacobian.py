@@ -9,7 +9,7 @@ from ed.regularizers.base import Moment, Regularizer
 
 
 class Jacobian(Regularizer):
-    """task loss + weight R, where R estimates half the mean squared Frobenius norm of d logits / dx.
+    """task loss + weight R; R estimates half the mean squared Frobenius norm of d logits / dx.
 
     x is the field's: the normalised picture for task.space=input. In an inner space it is the
     features, which depend on earlier weights; R is then differentiated through them as well, so the

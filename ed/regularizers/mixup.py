@@ -9,7 +9,7 @@ from ed.regularizers.base import Moment, Regularizer
 
 
 class Mixup(Regularizer):
-    """lam L(out, t1) + (1 - lam) L(out, t2) at lam x1 + (1 - lam) x2, with lam ~ Beta(alpha, alpha).
+    """lam L(out, t1) + (1 - lam) L(out, t2) at lam x1 + (1 - lam) x2, lam ~ Beta(alpha, alpha).
 
     Cross-entropy is linear in its target, so this is the soft-label loss without soft labels. The
     mixed batch takes the place of the batch: batch norm sees it as data. The mixing happens in the
@@ -18,7 +18,9 @@ class Mixup(Regularizer):
 
     def __init__(self, alpha: float, *, per_example: bool):
         if not alpha > 0:
-            raise ValueError(f"regularizer.alpha={alpha}: Beta(alpha, alpha) needs a positive alpha")
+            raise ValueError(
+                f"regularizer.alpha={alpha}: Beta(alpha, alpha) needs a positive alpha"
+            )
         self.alpha, self.per_example = alpha, per_example
 
     def check(self, task) -> None:
