@@ -43,8 +43,18 @@ def losses(step: TrainStep, start: int, stop: int) -> list[float]:
         ["regularizer=ed"],
         ["regularizer=ed", "regularizer.components=3"],
         ["regularizer=ed", "model=resnet18", "optimizer=sgd", "optimizer.lr=0.01"],
+        ["regularizer=ed_performance", "regularizer.pairs=32"],
+        ["regularizer=mixup"],
+        ["regularizer=mixup", "regularizer.alpha=0.4"],
+        ["regularizer=mixup", "regularizer.per_example=true"],
+        ["regularizer=sam"],
+        ["regularizer=asam"],
+        ["regularizer=asam", "regularizer.scope=all"],
+        ["regularizer=sam", "model=resnet18", "optimizer=sgd", "optimizer.lr=0.01"],
+        ["regularizer=jacobian"],
+        ["regularizer=jacobian", "task.space=block1"],
     ],
-    ids=["none", "ed", "ed-pca", "ed-resnet18-sgd"],
+    ids=lambda overrides: "-".join(override.split("=")[1] for override in overrides),
 )
 def test_captured_equals_eager(overrides):
     torch.backends.cudnn.deterministic = True

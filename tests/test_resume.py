@@ -18,7 +18,7 @@ from ed.engine.run import RunError
 from tests.small import SMALL, small_run, weights
 
 ROOT = Path(__file__).parents[1]
-REGULARIZERS = ["none", "ed"]
+REGULARIZERS = ["none", "ed", "mixup", "sam", "asam", "jacobian"]
 
 
 def rows_without_time(folder: Path) -> list[dict]:

@@ -45,7 +45,8 @@ class Recipe:
             gamma=self.gamma,
         )
 
-    def build(self, parameters: Iterable[nn.Parameter], device: torch.device):
+    def build(self, parameters: Iterable[tuple[str, nn.Parameter]], device: torch.device):
+        """The optimizer over named parameters: some regularizers treat weights by their names."""
         raise NotImplementedError
 
     def _device_options(self, device: torch.device) -> dict:

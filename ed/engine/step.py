@@ -40,7 +40,7 @@ class TrainStep:
         self.task, self.model, self.regularizer, self.recipe = task, model, regularizer, recipe
         self.device, self.seed, self.accumulate = device, seed, accumulate
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
-        self.optimizer = recipe.build(model.parameters(), device)
+        self.optimizer = recipe.build(model.named_parameters(), device)
         self.moment = Moment(
             progress=torch.zeros((), device=device),
             generator=torch.Generator(device),

@@ -7,14 +7,25 @@ gather for the whole batch.
 import hashlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ed.core.field import Field
+from ed.core.modes import batch_norms, frozen_statistics
+from ed.core.streams import generator, reseed
+from ed.models import spaces
+from ed.tasks.base import Batch, Task
 
 EMBEDDED = Path(__file__).parents[1] / "data" / "cifar10_mini"
+PADDING = 4
+EVAL_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -29,35 +40,155 @@ class Pictures:
         return len(self.labels)
 
 
-def load_pictures(source: str, split: str, *, classes: int, size: tuple[int, int]) -> Pictures:
+class PictureTask(Task):
+    """Classifies small pictures that stay on the device; a subclass says which, by `load`.
+
+    Attributes:
+        mean, std: of the normalisation, per channel.
+    """
+
+    metric = "eval/acc"
+    has_labels = has_noise = True
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+    def __init__(
+        self,
+        data: str,
+        *,
+        epochs: int,
+        warmup_epochs: float,
+        batch_size: int,
+        augment: bool,
+        space: str,
+        eval_every: int,
+        classes: int,
+        image_size: list[int],
+    ):
+        if batch_size < 1:
+            raise ValueError(f"task.batch_size={batch_size}: must be at least 1")
+        if epochs < 1 or not 0 <= warmup_epochs <= epochs:
+            raise ValueError(
+                f"task.epochs={epochs}, task.warmup_epochs={warmup_epochs}: need at least one "
+                "epoch and a warm-up within them"
+            )
+        self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
+        self.batch_size, self.augment, self.space = batch_size, augment, space
+        self.eval_every, self.classes, self.image_size = eval_every, classes, tuple(image_size)
+
+    def load(self, split: str) -> Pictures:
+        """The pictures of "train" or "test"."""
+        raise NotImplementedError
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        self.seed, self.device = seed, device
+        self.train, self.test = (self.load(split).to(device) for split in ("train", "test"))
+        if len(self.train) < self.batch_size:
+            raise ValueError(
+                f"task.batch_size={self.batch_size}: task.data={self.data} has only "
+                f"{len(self.train)} training pictures"
+            )
+        pad = [PADDING] * 4 if self.augment else [0] * 4
+        self.padded = F.pad(self.train.pixels, pad)  # black borders, as padding before scaling
+        self.shift = torch.tensor(self.mean, device=device).view(3, 1, 1)
+        self.scale = torch.tensor(self.std, device=device).view(3, 1, 1)
+        # the last incomplete batch is dropped, so that all steps have one shape
+        self.steps_per_epoch = len(self.train) // self.batch_size
+        self.total_steps = self.epochs * self.steps_per_epoch
+        self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
+        self.eval_steps = self.eval_every * self.steps_per_epoch
+
+    def check_model(self, model: nn.Module) -> None:
+        if self.space != "input":
+            spaces.split(model, self.space)
+
+    def batches(self, model, start: int) -> Iterator[Batch]:
+        augmentation = torch.Generator(self.device)
+        for step in range(start, self.total_steps):
+            epoch, place = divmod(step, self.steps_per_epoch)
+            if step == start or place == 0:
+                order = torch.randperm(
+                    len(self.train), generator=generator(self.seed, "order", epoch)
+                )
+                order = order.to(self.device, non_blocking=True)
+            index = order[place * self.batch_size : (place + 1) * self.batch_size]
+            pixels = self.train.pixels[index]
+            if self.augment:
+                reseed(augmentation, self.seed, "augmentation", step)
+                pixels = crop_and_flip(self.padded, index, PADDING, augmentation)
+            yield {"x": self.normalise(pixels), "label": self.train.labels[index]}
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        return (pixels.float() / 255 - self.shift) / self.scale
+
+    def field(self, model: nn.Module, batch: Batch) -> Field:
+        aside = partial(frozen_statistics, model) if batch_norms(model) else None
+        if self.space == "input":
+            return Field.of(model, batch["x"], aside=aside)
+        before, after = spaces.split(model, self.space)
+        return Field.of(after, before(batch["x"]), aside=aside)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = F.cross_entropy(outputs.float(), batch["label"])
+        accuracy = (outputs.argmax(-1) == batch["label"]).float().mean()
+        return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        accuracy, loss = self.score(model, self.test)
+        return {"eval/acc": accuracy, "eval/loss": loss}
+
+    def score(self, model: nn.Module, pictures: Pictures) -> tuple[float, float]:
+        """Accuracy in percent and mean loss."""
+        correct, loss = 0, 0
+        for start in range(0, len(pictures), EVAL_BATCH):
+            part = slice(start, start + EVAL_BATCH)
+            labels = pictures.labels[part]
+            outputs = model(self.normalise(pictures.pixels[part])).float()
+            correct = correct + (outputs.argmax(-1) == labels).sum()
+            loss = loss + F.cross_entropy(outputs, labels, reduction="sum")
+        return 100 * float(correct) / len(pictures), float(loss) / len(pictures)
+
+    def noise_like(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Uniform pixels in [0, 1] before normalisation: the paper's random-pixel ablation."""
+        if self.space != "input":
+            raise ValueError("regularizer.endpoints=noise makes pixels: set task.space=input")
+        pixels = torch.rand(x.shape, generator=generator, device=x.device)
+        return (pixels - self.shift) / self.scale
+
+
+def load_pictures(
+    source: str, split: str, *, classes: int, size: tuple[int, int], key: str = "task.data"
+) -> Pictures:
     """One split of a hub data set or of a local folder with the same columns, decoded once.
 
-    `embedded` names the small CIFAR-10 subset that ships with the package.
+    `embedded` names the small CIFAR-10 subset that ships with the package. `key` is the config key
+    that gave `source`, for messages. Grey pictures become RGB.
     """
-    table = _load_table(str(EMBEDDED) if source == "embedded" else source, split)
+    table = _load_table(str(EMBEDDED) if source == "embedded" else source, split, key)
     names = set(table.column_names)
     image = next((name for name in ("img", "image") if name in names), None)
     if image is None or "label" not in names:
         raise ValueError(
-            f"task.data={source}: split {split!r} has columns {sorted(names)}; "
+            f"{key}={source}: split {split!r} has columns {sorted(names)}; "
             "needed are 'img' (or 'image') and 'label', as in the hub's uoft-cs/cifar10"
         )
-    key = hashlib.sha256(f"{table._fingerprint}/{source}/{split}/{len(table)}/{size}".encode())
-    cached = _cache_folder() / f"pictures-{key.hexdigest()[:16]}.npz"
+    content = hashlib.sha256(f"{table._fingerprint}/{source}/{split}/{len(table)}/{size}".encode())
+    cached = _cache_folder() / f"pictures-{content.hexdigest()[:16]}.npz"
     arrays = _read_cache(cached)
     if arrays is None:
-        arrays = _decode(table, image, size, source)
+        arrays = _decode(table, image, size, f"{key}={source}")
         _write_cache(cached, arrays)
     pixels, labels = arrays
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(
-            f"task.data={source}: labels of split {split!r} run from {labels.min()} to "
-            f"{labels.max()}, but task.classes={classes}"
+            f"{key}={source}: labels of split {split!r} run from {labels.min()} to "
+            f"{labels.max()}, but {classes} classes are expected: give other pictures, or the "
+            "matching task.classes"
         )
     return Pictures(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
-def _load_table(source: str, split: str):
+def _load_table(source: str, split: str, key: str):
     import datasets  # heavy: only where pictures are read
 
     if not sys.stderr.isatty():
@@ -66,31 +197,33 @@ def _load_table(source: str, split: str):
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
     if looks_local and not Path(source).expanduser().is_dir():
         raise FileNotFoundError(
-            f"task.data={source}: no such folder. Give a folder with parquet files, a hub id "
-            "(task.data=uoft-cs/cifar10), or task.data=embedded for the subset that ships with ed"
+            f"{key}={source}: no such folder. Give a folder with parquet files, a hub id "
+            "(like uoft-cs/cifar10), or task.data=embedded for the CIFAR-10 subset that ships "
+            "with ed"
         )
     path = str(Path(source).expanduser()) if Path(source).expanduser().is_dir() else source
     try:
         return datasets.load_dataset(path, split=split)
     except Exception as error:  # datasets raises a dozen kinds: offline, unknown id, bad files
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise ValueError(
-            f"task.data={source}: split {split!r} could not be read ({reason}). Give a folder with "
-            "parquet files (task.data=/path), a reachable hub id, or task.data=embedded"
+            f"{key}={source}: split {split!r} could not be read "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a folder with parquet "
+            f"files ({key}=/path), a reachable hub id, or task.data=embedded"
         ) from error
 
 
-def _decode(table, image: str, size: tuple[int, int], source: str) -> tuple[np.ndarray, np.ndarray]:
+def _decode(table, image: str, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:
     from tqdm import tqdm
 
     pixels = np.empty((len(table), 3, *size), dtype=np.uint8)
-    rows = tqdm(table, desc=f"decoding {source}", unit="picture", disable=None, leave=False)
+    rows = tqdm(table, desc=f"decoding {what}", unit="picture", disable=None, leave=False)
     for index, row in enumerate(rows):
         picture = np.asarray(row[image].convert("RGB"))
         if picture.shape[:2] != tuple(size):
             raise ValueError(
-                f"task.data={source}: picture {index} is {picture.shape[0]}x{picture.shape[1]}, "
-                f"but task.image_size={list(size)}"
+                f"{what}: picture {index} is {picture.shape[0]}x{picture.shape[1]}, but "
+                f"{size[0]}x{size[1]} is expected: give other pictures, or the matching "
+                "task.image_size"
             )
         pixels[index] = picture.transpose(2, 0, 1)
     return pixels, np.asarray(table["label"], dtype=np.int64)

@@ -1,0 +1,65 @@
+"""Mixup (Zhang et al., 2018): train on points between examples, with labels mixed alike."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ed.regularizers.base import Moment, Regularizer
+
+
+class Mixup(Regularizer):
+    """lam L(out, t1) + (1 - lam) L(out, t2) at lam x1 + (1 - lam) x2, lam ~ Beta(alpha, alpha).
+
+    Cross-entropy is linear in its target, so this is the soft-label loss without soft labels. The
+    mixed batch takes the place of the batch: batch norm sees it as data. The mixing happens in the
+    field's space, pixels or features alike; under accumulation partners come from the same part.
+    """
+
+    def __init__(self, alpha: float, *, per_example: bool):
+        if not alpha > 0:
+            raise ValueError(
+                f"regularizer.alpha={alpha}: Beta(alpha, alpha) needs a positive alpha"
+            )
+        self.alpha, self.per_example = alpha, per_example
+
+    def check(self, task) -> None:
+        if not task.has_labels:
+            raise ValueError(
+                f"regularizer=mixup: {type(task).__name__} has no labels to mix; "
+                "set regularizer=none"
+            )
+
+    def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+        size, device = len(field.x), field.x.device
+        partner = torch.randperm(size, generator=moment.generator, device=device)
+        lam = self.draw(size if self.per_example else 1, field.x, moment.generator)
+        mixed = field.between(torch.arange(size, device=device), partner, lam[:, None])
+        outputs = mixed()
+        loss = _per_example(task.loss) if self.per_example else task.loss
+        own_loss, own_report = loss(outputs, batch)
+        other_loss, other_report = loss(outputs, batch | {"label": batch["label"][partner]})
+
+        def mix(own: Tensor, other: Tensor) -> Tensor:
+            return (lam * own + (1 - lam) * other).mean()
+
+        report = {name: mix(own_report[name], other_report[name]) for name in own_report}
+        return mix(own_loss, other_loss), report
+
+    def draw(self, count: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        """`count` values of lam ~ Beta(alpha, alpha) on the device of `like`: (count,)."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        if self.alpha == 1:
+            return torch.rand(count, generator=generator, device=like.device, dtype=dtype)
+        # torch.distributions.Beta takes no generator; this is the draw it makes
+        alphas = torch.full((count, 2), self.alpha, device=like.device, dtype=dtype)
+        return torch._sample_dirichlet(alphas, generator=generator)[:, 0]
+
+
+def _per_example(loss: Callable) -> Callable:
+    """The same loss on batches of one: a scalar per example, where `loss` gives their mean."""
+
+    def of_one(outputs: Tensor, example: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(outputs[None], {name: value[None] for name, value in example.items()})
+
+    return torch.vmap(of_one)

@@ -1,0 +1,83 @@
+"""Sharpness-aware minimisation (Foret et al., 2021) and its adaptive form (Kwon et al., 2021)."""
+
+import torch
+from torch import Tensor, nn
+
+from ed.regularizers.base import Regularizer
+
+TINY = 1e-12  # beside the gradient norm: a zero gradient climbs nowhere
+SCOPES = ("weights", "all")
+
+
+class Sam(Regularizer):
+    """Descends with the gradient at the steepest point nearby, w + e with e = rho g / ||g||.
+
+    Both gradients are of the same minibatch. Clipping multiplies g by one number, and e does not
+    depend on the length of g, so it acts on the second gradient alone, as in plain training.
+    """
+
+    def __init__(self, rho: float):
+        if not rho >= 0:
+            raise ValueError(f"regularizer.rho={rho}: a radius, so at least 0")
+        self.rho = rho
+
+    def step(self, optimizer: torch.optim.Optimizer, closure) -> dict[str, Tensor]:
+        report = closure()
+        named = _with_gradient(optimizer)
+        weights = list(named.values())
+        before = [weight.detach().clone() for weight in weights]
+        with torch.no_grad():
+            torch._foreach_add_(weights, self.ascent(named))
+        closure(update_statistics=False)  # batch-norm statistics belong to the weights themselves
+        with torch.no_grad():
+            torch._foreach_copy_(weights, before)  # (w + e) - e would not be w in floats
+        optimizer.step()
+        return report
+
+    def ascent(self, named: dict[str, nn.Parameter]) -> list[Tensor]:
+        """e, one tensor per parameter, from the gradients in place."""
+        gradients = [weight.grad for weight in named.values()]
+        return self._of_radius_rho(gradients, gradients)
+
+    def _of_radius_rho(self, directions: list[Tensor], measured: list[Tensor]) -> list[Tensor]:
+        """rho directions / ||measured||, the norm over all tensors together."""
+        norm = nn.utils.get_total_norm(measured)
+        return torch._foreach_mul(directions, self.rho / (norm + TINY))
+
+
+class Asam(Sam):
+    """SAM in a ball that scales with the weights: e = rho T^2 g / ||T g||, T diagonal.
+
+    scope="weights", the authors' rule: T = |w| + eta for parameters whose name contains "weight",
+    1 for the others. scope="all": T = |w| for every parameter and no eta, a form that is as common
+    and needs a larger rho.
+    """
+
+    def __init__(self, rho: float, *, eta: float, scope: str):
+        super().__init__(rho)
+        if scope not in SCOPES:
+            raise ValueError(f"regularizer.scope={scope}: use {' or '.join(SCOPES)}")
+        if not eta >= 0:
+            raise ValueError(f"regularizer.eta={eta}: added to |w|, so at least 0")
+        self.eta, self.scope = eta, scope
+
+    def ascent(self, named: dict[str, nn.Parameter]) -> list[Tensor]:
+        scales = [self.scale(name, weight) for name, weight in named.items()]
+        scaled = torch._foreach_mul([weight.grad for weight in named.values()], scales)
+        return self._of_radius_rho(torch._foreach_mul(scaled, scales), scaled)
+
+    def scale(self, name: str, weight: nn.Parameter) -> Tensor:
+        """T of one parameter, shaped like it."""
+        if self.scope == "all":
+            return weight.abs()
+        return weight.abs() + self.eta if "weight" in name else torch.ones_like(weight)
+
+
+def _with_gradient(optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """The parameters that moved the loss, by name; the optimizer was built from named ones."""
+    return {
+        name: weight
+        for group in optimizer.param_groups
+        for name, weight in zip(group["param_names"], group["params"], strict=True)
+        if weight.grad is not None
+    }

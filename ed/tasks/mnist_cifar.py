@@ -1,0 +1,114 @@
+"""MNIST-CIFAR (Shah et al., 2020): the paper's failure case, where the simplest rule is not enough.
+
+Each picture is a digit above a CIFAR-10 picture of the same label: 0 with automobile (label 0), 1
+with truck (label 1). Either block gives the label away. At test time the pictures of one block are
+shuffled over both labels while the other block keeps its own: chance there means that the model
+looks at the shuffled block alone.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ed.core.streams import generator
+from ed.tasks.images import Pictures, PictureTask, load_pictures
+
+DIGITS, OBJECTS = (0, 1), (1, 9)  # MNIST and CIFAR-10 classes of label 0 and label 1
+SIDE, DIGIT_SIDE = 32, 28  # of a block, and of a digit before it is padded to one
+STACKED_SIZE = (2 * SIDE, SIDE)
+PAIRING_SEED = 0  # not the run's: all runs share one data set
+
+
+class MnistCifar(PictureTask):
+    """Digit above object, 3 x 64 x 32 in [0, 1] without normalisation, cross-entropy."""
+
+    def __init__(
+        self,
+        data: str,
+        mnist: str,
+        *,
+        epochs: int,
+        warmup_epochs: float,
+        batch_size: int,
+        augment: bool,
+        space: str,
+        eval_every: int,
+        classes: int,
+        image_size: list[int],
+    ):
+        super().__init__(
+            data,
+            epochs=epochs,
+            warmup_epochs=warmup_epochs,
+            batch_size=batch_size,
+            augment=augment,
+            space=space,
+            eval_every=eval_every,
+            classes=classes,
+            image_size=image_size,
+        )
+        self.mnist = mnist
+        if self.image_size != STACKED_SIZE or classes != len(DIGITS):
+            raise ValueError(
+                f"task.image_size={list(image_size)}, task.classes={classes}: a digit above an "
+                f"object is {list(STACKED_SIZE)}, in {len(DIGITS)} classes; leave both as they are"
+            )
+
+    def load(self, split: str) -> Pictures:
+        objects = load_pictures(self.data, split, classes=10, size=(SIDE, SIDE))
+        digits = load_pictures(
+            self.mnist, split, classes=10, size=(DIGIT_SIDE, DIGIT_SIDE), key="task.mnist"
+        )
+        return stack(digits, objects, generator(PAIRING_SEED, f"pairing {split}"))
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        super().prepare(device, seed)
+        self.randomized = {}
+        for block, rows in (("mnist", slice(None, SIDE)), ("cifar", slice(SIDE, None))):
+            draw = generator(PAIRING_SEED, f"randomized {block}")
+            pixels = shuffle_rows(self.test.pixels, rows, draw)
+            self.randomized[block] = Pictures(pixels, self.test.labels)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        report = super().evaluate(model)
+        for block, pictures in self.randomized.items():
+            report[f"eval/acc_{block}_randomized"] = self.score(model, pictures)[0]
+        return report
+
+
+def stack(digits: Pictures, objects: Pictures, generator: torch.Generator) -> Pictures:
+    """Every object of the two classes, in its order, under a random digit of the same label.
+
+    No digit serves twice before all of its class have served once (980 zeros for 1,000 test cars).
+    """
+    chosen = torch.isin(objects.labels, torch.tensor(OBJECTS)).nonzero().squeeze(1)
+    labels = (objects.labels[chosen] == OBJECTS[1]).long()
+    partner = torch.empty_like(chosen)
+    for label, (digit, name) in enumerate(zip(DIGITS, OBJECTS, strict=True)):
+        places = (labels == label).nonzero().squeeze(1)
+        available = (digits.labels == digit).nonzero().squeeze(1)
+        if not len(places) or not len(available):
+            raise ValueError(
+                f"task.data has {len(places)} pictures of class {name}, task.mnist has "
+                f"{len(available)} of digit {digit}: both are needed, so give complete sets"
+            )
+        partner[places] = available[_repeated_permutation(len(available), len(places), generator)]
+    margin = [(SIDE - DIGIT_SIDE) // 2] * 4
+    top = F.pad(digits.pixels[partner], margin)
+    return Pictures(torch.cat([top, objects.pixels[chosen]], dim=-2), labels)
+
+
+def shuffle_rows(pixels: Tensor, rows: slice, generator: torch.Generator) -> Tensor:
+    """A copy of pixels (N, 3, H, W) in which the given rows come from a randomly chosen picture."""
+    order = torch.randperm(len(pixels), generator=generator).to(pixels.device)
+    shuffled = pixels.clone()
+    shuffled[..., rows, :] = pixels[order][..., rows, :]
+    return shuffled
+
+
+def _repeated_permutation(size: int, count: int, generator: torch.Generator) -> Tensor:
+    """`count` indices below `size`, random, each used again only once all are used."""
+    rounds = [torch.randperm(size, generator=generator) for _ in range(math.ceil(count / size))]
+    return torch.cat(rounds)[:count]
