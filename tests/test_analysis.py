@@ -182,6 +182,8 @@ def test_unknown_names_list_the_nearest(table):
         expand(table, seeds=[7])
     with pytest.raises(SpecError, match="key=value"):
         expand(table, sets=["task.epochs"])
+    with pytest.raises(SpecError, match="given twice"):
+        expand(table, sets=["task.epochs=1", "task.epochs=2"])
 
 
 # --- run folders
@@ -377,6 +379,7 @@ def test_reduced_runs_are_found_by_what_the_launcher_noted(table, tmp_path):
     text = (tmp_path / "results" / "mini.md").read_text()
     assert "## Reduced: task.epochs=2" in text
     assert "60.00 (1)" in text
+    assert "| ed |" not in text.split("## Reduced")[1]  # only what was begun
 
 
 def test_lines_of_another_file_are_added(table, tmp_path):

@@ -21,6 +21,7 @@ class Line:
     paper: Paper
     ours: Ours
     verdict: str
+    begun: bool  # any of its runs has a row
     remarks: list[str] = field(default_factory=list)
 
 
@@ -81,12 +82,12 @@ def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list
     lines = []
     for cell in table.cells.values():
         chosen, remarks = _runs_of(table, cell, here)
-        planned = len(table.seeds)
-        if cell.best_of is not None:
-            planned *= len(table.tuning[cell.best_of].points)
+        homes = _homes(table, cell)
+        own = [row for row in here if (row.table, row.cell) in homes]
+        planned = len(table.seeds) * len(homes)
         for metric in cell.metrics:
             values = _values(chosen, metric)
-            done = len(_values(here, metric, _homes(table, cell)))
+            done = len(_values(own, metric))
             ours, paper = summarise(values), cell.paper.get(metric, Paper())
             judged = verdict(
                 ours,
@@ -96,7 +97,7 @@ def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list
                 planned=planned,
                 comparable=table.comparable and not deviations,
             )
-            lines.append(Line(cell.label, metric, paper, ours, judged, remarks))
+            lines.append(Line(cell.label, metric, paper, ours, judged, _begun(own), remarks))
     return lines
 
 
@@ -111,7 +112,9 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
             judged = verdict(
                 ours, Paper(), paper_count=None, done=ours.count, planned=len(table.seeds)
             )
-            lines.append(Line(point.label, table.primary, Paper(), ours, judged, _unfinished(own)))
+            remarks = _unfinished(own)
+            line = Line(point.label, table.primary, Paper(), ours, judged, _begun(own), remarks)
+            lines.append(line)
     return lines
 
 
@@ -123,7 +126,7 @@ def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[s
         parts.append(_markdown_table(table, grid_lines(table, rows), footnotes))
     for deviations in sorted({row.deviations for row in rows} - {""}):
         lines = table_lines(table, rows, deviations) + grid_lines(table, rows, deviations)
-        begun = [line for line in lines if line.ours.count or line.remarks]
+        begun = [line for line in lines if line.begun]
         parts += [f"## Reduced: {deviations}", _markdown_table(table, begun, footnotes)]
     return parts
 
@@ -173,14 +176,14 @@ def _homes(table: Table, cell: Cell) -> set[tuple[str, str]]:
     return {point.home for point in table.tuning[cell.best_of].points}
 
 
-def _values(rows: Sequence[Row], metric: str, homes: set | None = None) -> list[float]:
-    return [
-        row.last[metric]
-        for row in sorted(rows, key=lambda row: row.seed)  # one order: float sums depend on it
-        if row.status == "done"
-        and metric in row.last
-        and (homes is None or (row.table, row.cell) in homes)
-    ]
+def _begun(rows: Sequence[Row]) -> bool:
+    return any(row.status != "pending" for row in rows)
+
+
+def _values(rows: Sequence[Row], metric: str) -> list[float]:
+    """Of finished runs, in one order, as float sums depend on it."""
+    ordered = sorted(rows, key=lambda row: row.seed)
+    return [row.last[metric] for row in ordered if row.status == "done" and metric in row.last]
 
 
 def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:

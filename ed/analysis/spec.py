@@ -180,6 +180,10 @@ def deviations_of(sets: Sequence[str]) -> tuple[str, ...]:
             raise SpecError(f"--set {text!r}: write key=value without spaces, e.g. task.epochs=20")
         if key == "seed" or key == "system.run_dir":
             raise SpecError(f"--set {text}: the table decides this; choose with --seeds, --runs")
+    keys = [text.split("=")[0] for text in sets]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise SpecError(f"--set {twice} is given twice; give it once")
     return tuple(sorted(s for s in sets if re.split(r"[.=]", s)[0] not in INCIDENTAL))
 
 
