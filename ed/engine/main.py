@@ -62,7 +62,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
         max_seconds=None if minutes is None else 60 * minutes,
     )
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    run_folder.open_session(name)
+    run_folder.open_session(name, task.total_steps)
     logger.info("%s on %s: %d steps", folder, name, task.total_steps)
     tracker = start_tracker(cfg, run_folder.path)
     try:

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from ed.engine.files import write_atomic
+from ed.files import write_atomic
 
 logger = logging.getLogger("ed")
 

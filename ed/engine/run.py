@@ -21,7 +21,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ed.engine.files import write_atomic, write_json
+from ed.files import write_atomic, write_json
 
 INCIDENTAL = ("system", "logger")  # config groups that cannot change a result
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
@@ -88,8 +88,8 @@ class RunFolder:
     def finish(self, summary: dict) -> None:
         write_json(self.path / "DONE", summary)
 
-    def open_session(self, device: str) -> None:
-        """Notes this session in meta.json: what ran, where, with which code."""
+    def open_session(self, device: str, steps: int | None = None) -> None:
+        """Notes this session in meta.json: what ran, where, with which code, `steps` to its end."""
         path = self.path / "meta.json"
         try:
             sessions = json.loads(path.read_text())["sessions"]
@@ -103,6 +103,7 @@ class RunFolder:
             "host": platform.machine(),
             "python": platform.python_version(),
             "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "steps": steps,
             "versions": {name: _version(name) for name in PACKAGES},
         }
         write_json(path, {"sessions": [*sessions, session]})

@@ -1,0 +1,288 @@
+"""Rows of results: one per run, from its folder or from a committed CSV file.
+
+A run folder holds what the engine wrote (config.yaml, metrics.jsonl, meta.json, DONE) and, after a
+failure, the launcher's FAILED with the error. Rows are merged by (table, cell, seed, deviations);
+two finished runs that claim one key with different numbers are an error, never a choice.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from ed.analysis.spec import Run, Table, expand, nested, parse_value
+
+STATUSES = ("done", "partial", "failed", "pending")
+COLUMNS = ("table", "cell", "seed", "deviations", "status", "steps", "total_steps")
+PROVENANCE = ("seconds", "device", "torch", "commit", "dirty", "error")
+
+
+class CollectError(ValueError):
+    """Results that cannot be trusted; the message names the file, and the line where it has one."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one run.
+
+    Attributes:
+        deviations: settings that differ from the experiment file, separated by spaces.
+        last: the last value of each metric of the table; best: the best of its first metric.
+        source: the folder, or the file and line, it was read from.
+    """
+
+    table: str
+    cell: str
+    seed: int
+    deviations: str = ""
+    status: str = "pending"
+    steps: int | None = None
+    total_steps: int | None = None
+    last: dict[str, float] = field(default_factory=dict)
+    best: float | None = None
+    seconds: float | None = None
+    device: str = ""
+    torch: str = ""
+    commit: str = ""
+    dirty: bool | None = None
+    error: str = ""
+    source: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        return self.table, self.cell, self.seed, self.deviations
+
+
+def columns(table: Table) -> list[str]:
+    """Header of the table's CSV file."""
+    values = [f"last:{metric}" for metric in table.metrics]
+    return [*COLUMNS, *values, f"best:{table.primary}", *PROVENANCE]
+
+
+def collect(table: Table, roots: Sequence[Path]) -> list[Row]:
+    """Rows of all runs of a table under these folders, the reduced ones that exist included."""
+    found = []
+    for root in roots:
+        found += [collect_run(run, table) for run in expand(table, root=root)]
+        for sets in _reductions(table, root):
+            rows = (collect_run(run, table) for run in expand(table, sets=sets, root=root))
+            found += [row for row in rows if row.status != "pending"]
+    return found
+
+
+def collect_run(run: Run, table: Table) -> Row:
+    """What the run's folder says."""
+    known = {"deviations": " ".join(run.deviations), "source": str(run.folder)}
+    if not (run.folder / "config.yaml").exists():
+        return Row(run.table, run.cell, run.seed, **known)
+    _check_config(run)
+    rows = read_metrics(run.folder / "metrics.jsonl")
+    done = _read_json(run.folder / "DONE")
+    known |= _sessions(run.folder / "meta.json")
+    failed = run.folder / "FAILED"
+    if done is not None:
+        known |= {"status": "done", **_summary(run.folder / "DONE", done, table)}
+    elif failed.exists():
+        known |= {"status": "failed", "error": failed.read_text().strip()}
+    elif rows:
+        known["status"] = "partial"
+    if done is None and rows:
+        known["steps"] = rows[-1]["step"]
+        # no best yet: which direction is better, only the summary of a finished run knows
+        known["last"] = {
+            key: row[key]
+            for row in rows
+            for key in table.metrics
+            if math.isfinite(row.get(key, math.nan))
+        }
+    return Row(run.table, run.cell, run.seed, **known)
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """Rows of metrics.jsonl; a last line cut short by a kill is left out, others must be ours."""
+    text = path.read_text() if path.exists() else ""
+    lines = text.split("\n")
+    cut = lines.pop()  # "" unless the file ends in the middle of a line
+    rows: list[dict] = []
+    for number, line in enumerate(lines, start=1):
+        rows.append(_metrics_row(line, f"{path}, line {number}", rows))
+    if cut:
+        with contextlib.suppress(CollectError):
+            rows.append(_metrics_row(cut, str(path), rows))
+    return rows
+
+
+def read_results(path: Path, table: Table) -> list[Row]:
+    """Rows of a committed CSV file; a line that is not one of ours is an error with its number."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    reader = csv.reader(io.StringIO(text, newline=""))
+    header = next(reader, [])
+    if header != columns(table):
+        wrong = sorted(set(header) ^ set(columns(table))) or header
+        raise CollectError(
+            f"{path}, line 1: not the header of table {table.name} ({', '.join(wrong)}); "
+            f"needed is {','.join(columns(table))}"
+        )
+    rows = [_csv_row(values, table, f"{path}, line {reader.line_num}") for values in reader]
+    if not text.endswith("\n"):
+        raise CollectError(f"{path}, line {reader.line_num}: cut short; restore the file")
+    return rows
+
+
+def merge(rows: Iterable[Row]) -> list[Row]:
+    """One row per key. Finished runs win; among others the later source knows better."""
+    kept: dict[tuple, Row] = {}
+    for row in rows:
+        before = kept.get(row.key)
+        if before is None or before.status != "done":
+            if before is None or row.status != "pending":
+                kept[row.key] = row
+        elif row.status == "done" and _numbers(row) != _numbers(before):
+            raise CollectError(
+                f"two runs claiming the same cell {row.table}/{row.cell}/seed{row.seed}"
+                f"{' (' + row.deviations + ')' if row.deviations else ''}: {before.source} has "
+                f"{_numbers(before)}, {row.source} has {_numbers(row)}; remove the wrong one"
+            )
+    return list(kept.values())
+
+
+def _numbers(row: Row) -> tuple:
+    return row.steps, row.last, row.best
+
+
+def _reductions(table: Table, root: Path) -> list[list[str]]:
+    """The settings of each reduced version of the table that was launched."""
+    paths = sorted(root.glob(f"{table.name}@*/deviations.json"))
+    return [_read_json(path, kind=list) for path in paths]
+
+
+def _check_config(run: Run) -> None:
+    """The folder must hold the run the table means: same seed, same values where it names any."""
+    path = run.folder / "config.yaml"
+    try:
+        config = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise CollectError(f"{path} is not YAML ({str(error).splitlines()[0]})") from None
+    for key, text in dict(o.split("=", 1) for o in run.overrides).items():
+        if "." not in key and key != "seed":
+            continue  # a group's choice: its values are in the config, its name is not
+        try:
+            stored = nested(config, key)
+        except (KeyError, TypeError):
+            raise CollectError(f"{path} has no {key}, which the table sets to {text}") from None
+        if stored != parse_value(text):
+            raise CollectError(
+                f"{path} has {key}={stored}, but the table says {text}: it is another run; move "
+                "its folder away and launch again"
+            )
+
+
+def _read_json(path: Path, kind: type = dict):
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise CollectError(f"{path} is not JSON ({error})") from None
+    if not isinstance(value, kind):
+        raise CollectError(f"{path} does not hold a {kind.__name__}")
+    return value
+
+
+def _summary(path: Path, done: dict, table: Table) -> dict:
+    try:
+        best = done["best"].get(table.primary)
+        last = {key: done["last"][key] for key in table.metrics if key in done["last"]}
+        steps, seconds = done["steps"], done["seconds"]
+    except (KeyError, AttributeError, TypeError) as error:
+        raise CollectError(f"{path} is not the summary of a run ({error} is missing)") from None
+    if not last:
+        raise CollectError(
+            f"{path} has none of the table's metrics {', '.join(table.metrics)}, only "
+            f"{', '.join(sorted(done['last']))}"
+        )
+    wild = [f"{key} is {value}" for key, value in last.items() if not math.isfinite(value)]
+    if wild:
+        raise CollectError(f"{path}: {', '.join(wild)}; move the folder away and launch again")
+    values = {"last": last, "best": best, "seconds": seconds}
+    return values | {"steps": steps, "total_steps": steps}
+
+
+def _sessions(path: Path) -> dict:
+    """Where the run ran, with what: sessions that differ are all named, in their order."""
+    sessions = (_read_json(path) or {}).get("sessions", [])
+
+    def joined(values: Iterable) -> str:
+        return " + ".join(dict.fromkeys(str(value) for value in values if value))
+
+    return {
+        "device": joined(s.get("device") for s in sessions),
+        "torch": joined((s.get("versions") or {}).get("torch") for s in sessions),
+        "commit": joined(s.get("commit") for s in sessions),
+        "dirty": any(s.get("dirty") for s in sessions) if sessions else None,
+        "total_steps": sessions[-1].get("steps") if sessions else None,
+    }
+
+
+def _metrics_row(line: str, where: str, before: list[dict]) -> dict:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        raise CollectError(f"{where} is not JSON: {line[:60]!r}") from None
+    step = row.get("step") if isinstance(row, dict) else None
+    if not isinstance(step, int) or not all(isinstance(v, (int, float)) for v in row.values()):
+        raise CollectError(f"{where} is not a row of metrics: {line[:60]!r}")
+    if before and step < before[-1]["step"]:
+        raise CollectError(f"{where}: step {step} after step {before[-1]['step']}")
+    return row
+
+
+def _csv_row(values: list[str], table: Table, where: str) -> Row:
+    if len(values) != len(columns(table)):
+        raise CollectError(
+            f"{where}: {len(values)} fields instead of {len(columns(table))}; the line is cut "
+            "short or foreign"
+        )
+    raw = dict(zip(columns(table), values, strict=True))
+    homes = {cell.home for cell in table.points.values()}
+    if (raw["table"], raw["cell"]) not in homes:
+        raise CollectError(f"{where}: table {table.name} has no cell {raw['table']}/{raw['cell']}")
+    if raw["status"] not in STATUSES or raw["dirty"] not in ("", "yes", "no"):
+        raise CollectError(
+            f"{where}: status {raw['status']!r}, dirty {raw['dirty']!r} make no sense"
+        )
+    try:
+        return Row(
+            table=raw["table"],
+            cell=raw["cell"],
+            seed=int(raw["seed"]),
+            deviations=raw["deviations"],
+            status=raw["status"],
+            steps=_number(raw["steps"], int),
+            total_steps=_number(raw["total_steps"], int),
+            last={m: _number(raw[f"last:{m}"]) for m in table.metrics if raw[f"last:{m}"]},
+            best=_number(raw[f"best:{table.primary}"]),
+            seconds=_number(raw["seconds"]),
+            dirty=None if raw["dirty"] == "" else raw["dirty"] == "yes",
+            source=where,
+            **{name: raw[name] for name in ("device", "torch", "commit", "error")},
+        )
+    except ValueError as error:
+        raise CollectError(f"{where}: {error}") from None
+
+
+def _number(text: str, kind: type = float):
+    if text == "":
+        return None
+    value = kind(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value

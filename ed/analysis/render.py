@@ -1,0 +1,262 @@
+"""Rows of results as CSV, Markdown and LaTeX. The same rows always give the same text."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ed.analysis.collect import Row, columns
+from ed.analysis.spec import Cell, Paper, Table
+from ed.analysis.stats import Ours, difference, summarise, verdict
+
+HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a rendered table: a cell under one metric."""
+
+    label: str
+    metric: str
+    paper: Paper
+    ours: Ours
+    verdict: str
+    begun: bool  # any of its runs has a row
+    remarks: list[str] = field(default_factory=list)
+
+
+def to_csv(table: Table, rows: Sequence[Row]) -> str:
+    """One line per run, in the table's order; runs that have not begun are left out."""
+    order = {cell.home: place for place, cell in enumerate(table.points.values())}
+    begun = [row for row in rows if row.status != "pending"]
+    begun.sort(key=lambda row: (row.deviations, order[row.table, row.cell], row.seed))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns(table))
+    for row in begun:
+        writer.writerow([_csv_field(row, name) for name in columns(table)])
+    return text.getvalue()
+
+
+def to_markdown(table: Table, rows: Sequence[Row]) -> str:
+    """The table for people: the paper's numbers beside ours, and footnotes on what deviates."""
+    footnotes: list[str] = []
+    parts = [f"# {table.title}", f"{table.place}.", *_sections(table, rows, footnotes)]
+    if table.notes:
+        parts.append("\n".join(f"- {note}" for note in table.notes))
+    parts.append(_provenance(table, rows))
+    if footnotes:
+        parts.append("\n".join(f"[^{i}]: {note}" for i, note in enumerate(footnotes, start=1)))
+    return "\n\n".join(parts) + "\n"
+
+
+def to_latex(table: Table, rows: Sequence[Row]) -> str:
+    """The main table with booktabs rules; reductions and tuning grids stay in the Markdown."""
+    lines = table_lines(table, rows)
+    body = [
+        " & ".join(
+            (
+                _escape(_label(table, line)),
+                _latex_number(line.paper.mean, line.paper.std, table),
+                _latex_number(line.ours.mean, line.ours.std, table),
+                str(line.ours.count),
+                line.verdict,
+            )
+        )
+        + r" \\"
+        for line in lines
+    ]
+    head = (
+        r"\begin{tabular}{lcccl}",
+        r"\toprule",
+        r" & paper & ours & $n$ & verdict \\",
+        r"\midrule",
+    )
+    caption = f"% {table.title} (python scripts/table.py {table.name} --latex)"
+    return "\n".join((caption, *head, *body, r"\bottomrule", r"\end{tabular}")) + "\n"
+
+
+def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[Line]:
+    """The table's cells, judged by the runs that have these deviations."""
+    here = [row for row in rows if row.deviations == deviations]
+    lines = []
+    for cell in table.cells.values():
+        chosen, remarks = _runs_of(table, cell, here)
+        homes = _homes(table, cell)
+        own = [row for row in here if (row.table, row.cell) in homes]
+        planned = len(table.seeds) * len(homes)
+        for metric in cell.metrics:
+            values = _values(chosen, metric)
+            done = len(_values(own, metric))
+            ours, paper = summarise(values), cell.paper.get(metric, Paper())
+            judged = verdict(
+                ours,
+                paper,
+                paper_count=table.paper_seeds,
+                done=done,
+                planned=planned,
+                comparable=table.comparable and not deviations,
+            )
+            lines.append(Line(cell.label, metric, paper, ours, judged, _begun(own), remarks))
+    return lines
+
+
+def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[Line]:
+    """The points of the tuning grids, which the paper does not print."""
+    here = [row for row in rows if row.deviations == deviations]
+    lines = []
+    for grid in table.tuning.values():
+        for point in grid.points:
+            own = [row for row in here if (row.table, row.cell) == point.home]
+            ours = summarise(_values(own, table.primary))
+            judged = verdict(
+                ours, Paper(), paper_count=None, done=ours.count, planned=len(table.seeds)
+            )
+            remarks = _unfinished(own)
+            line = Line(point.label, table.primary, Paper(), ours, judged, _begun(own), remarks)
+            lines.append(line)
+    return lines
+
+
+def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[str]:
+    parts = [_markdown_table(table, table_lines(table, rows), footnotes)]
+    if table.tuning:
+        rules = [f"- {grid.name}: {grid.rule}" for grid in table.tuning.values()]
+        parts += ["## Tuning", "\n".join(rules)]
+        parts.append(_markdown_table(table, grid_lines(table, rows), footnotes))
+    for deviations in sorted({row.deviations for row in rows} - {""}):
+        lines = table_lines(table, rows, deviations) + grid_lines(table, rows, deviations)
+        begun = [line for line in lines if line.begun]
+        parts += [f"## Reduced: {deviations}", _markdown_table(table, begun, footnotes)]
+    return parts
+
+
+def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """The rows a cell reports, and what must be said about them."""
+    remarks = [cell.note] if cell.note else []
+    if cell.best_of is not None:
+        chosen, how = _best_point(table, cell.best_of, rows)
+        return chosen, remarks + how
+    chosen = [row for row in rows if (row.table, row.cell) == cell.home]
+    if cell.home[0] != table.name:
+        remarks.append(f"the runs of {'/'.join(cell.home)}")
+    return chosen, remarks + _unfinished(chosen)
+
+
+def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """Rows of the grid's complete point with the highest mean of the first metric."""
+    points = table.tuning[name].points
+    complete = {}
+    for point in points:
+        own = [row for row in rows if (row.table, row.cell) == point.home]
+        if len(_values(own, table.primary)) == len(table.seeds):
+            complete[point.name] = own
+    if not complete:
+        return [], []
+    best = max(complete, key=lambda p: summarise(_values(complete[p], table.primary)).mean)
+    return complete[best], [f"{best}: the best of {len(complete)} of {len(points)} grid points"]
+
+
+def _unfinished(rows: Sequence[Row]) -> list[str]:
+    remarks = []
+    for row in rows:
+        if row.status == "partial":
+            remarks.append(f"seed {row.seed} is at step {row.steps} of {row.total_steps or '?'}")
+        elif row.status == "failed":
+            remarks.append(f"seed {row.seed} failed: {row.error}")
+    seeds = [str(row.seed) for row in rows if row.status == "done" and row.dirty]
+    if seeds:
+        remarks.append(f"uncommitted changes in the code of seed {', '.join(seeds)}")
+    return remarks
+
+
+def _homes(table: Table, cell: Cell) -> set[tuple[str, str]]:
+    if cell.best_of is None:
+        return {cell.home}
+    return {point.home for point in table.tuning[cell.best_of].points}
+
+
+def _begun(rows: Sequence[Row]) -> bool:
+    return any(row.status != "pending" for row in rows)
+
+
+def _values(rows: Sequence[Row], metric: str) -> list[float]:
+    """Of finished runs, in one order, as float sums depend on it."""
+    ordered = sorted(rows, key=lambda row: row.seed)
+    return [row.last[metric] for row in ordered if row.status == "done" and metric in row.last]
+
+
+def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
+    text = [_markdown_row(HEADER), _markdown_row(["---"] * len(HEADER))]
+    for line in lines:
+        for remark in line.remarks:
+            if remark not in footnotes:
+                footnotes.append(remark)
+        count = f" ({line.ours.count})" if line.ours.count else ""
+        apart = difference(line.ours, line.paper)
+        text.append(
+            _markdown_row(
+                (
+                    _label(table, line),
+                    _number(line.paper.mean, line.paper.std, table),
+                    _number(line.ours.mean, line.ours.std, table) + count,
+                    "" if apart is None else f"{apart:+.{table.digits}f}",
+                    line.verdict,
+                    " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in line.remarks),
+                )
+            )
+        )
+    return "\n".join(text)
+
+
+def _markdown_row(fields: Sequence[str]) -> str:
+    return f"| {' | '.join(field.replace('|', chr(92) + '|') for field in fields)} |"
+
+
+def _label(table: Table, line: Line) -> str:
+    return line.label if len(table.metrics) == 1 else f"{line.label}, {table.metrics[line.metric]}"
+
+
+def _number(mean: float | None, std: float | None, table: Table) -> str:
+    if mean is None:
+        return "-"
+    spread = "" if std is None else f" ± {std:.{table.digits}f}"
+    return f"{mean:.{table.digits}f}{spread}"
+
+
+def _latex_number(mean: float | None, std: float | None, table: Table) -> str:
+    if mean is None:
+        return "--"
+    spread = "" if std is None else rf" \pm {std:.{table.digits}f}"
+    return f"${mean:.{table.digits}f}{spread}$"
+
+
+def _escape(text: str) -> str:
+    for letter in "&%_#":
+        text = text.replace(letter, f"\\{letter}")
+    return text
+
+
+def _provenance(table: Table, rows: Sequence[Row]) -> str:
+    done = [row for row in rows if row.status == "done"]
+    made = f"Made by `python scripts/table.py {table.name}` from {table.name}.csv; do not edit."
+    if not done:
+        return f"No run is done yet. {made}"
+    hours = sum(row.seconds or 0 for row in done) / 3600
+    devices = sorted({row.device for row in done if row.device})
+    versions = sorted({row.torch for row in done if row.torch})
+    commits = sorted({row.commit[:8] for row in done if row.commit})
+    return (
+        f"{len(done)} runs are done, {hours:.2f} hours in all, on {', '.join(devices)} with torch "
+        f"{', '.join(versions)}, commit {', '.join(commits)}. The last step is reported. {made}"
+    )
+
+
+def _csv_field(row: Row, name: str) -> str:
+    kind, _, metric = name.partition(":")
+    value = row.last.get(metric) if kind == "last" else getattr(row, kind)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return repr(value) if isinstance(value, float) else str(value)

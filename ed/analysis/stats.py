@@ -1,0 +1,76 @@
+"""Means, spreads, and the verdict on a reproduced number.
+
+The verdict is defined here and nowhere else. With ours a (mean of n runs, std s) and the paper's
+b (n', s'):
+
+    match            |a - b| <= 2 sqrt(s^2/n + s'^2/n'), two standard errors of the difference;
+                     where only one std is known (single runs), |a - b| <= 2 times that std
+    differs          otherwise
+    undecided        no std on either side, so no scale to judge the difference by
+    reference only   the runs differ from the paper's on purpose (shorter schedule, reductions)
+    pending k of n   k of the n planned runs are done
+    not in paper     the paper prints no number here
+
+Standard deviations divide by n - 1.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ed.analysis.spec import Paper
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What our runs say: `std` is None for fewer than two of them, `mean` for none."""
+
+    mean: float | None
+    std: float | None
+    count: int
+
+
+def summarise(values: Sequence[float]) -> Ours:
+    if not values:
+        return Ours(None, None, 0)
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return Ours(mean, None, 1)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return Ours(mean, math.sqrt(squares / (len(values) - 1)), len(values))
+
+
+def difference(ours: Ours, paper: Paper) -> float | None:
+    if ours.mean is None or paper.mean is None:
+        return None
+    return ours.mean - paper.mean
+
+
+def tolerance(ours: Ours, paper: Paper, paper_count: int | None) -> float | None:
+    """How far apart two numbers that agree may be; None where nothing is known of the spread."""
+    if ours.std is not None and paper.std is not None and paper_count:
+        return 2 * math.sqrt(ours.std**2 / ours.count + paper.std**2 / paper_count)
+    known = [std for std in (ours.std, paper.std) if std is not None]
+    return 2 * known[0] if known else None
+
+
+def verdict(
+    ours: Ours,
+    paper: Paper,
+    *,
+    paper_count: int | None,
+    done: int,
+    planned: int,
+    comparable: bool = True,
+) -> str:
+    if done < planned:
+        return f"pending {done} of {planned}"
+    apart = difference(ours, paper)
+    if apart is None:
+        return "not in paper"
+    if not comparable:
+        return "reference only"
+    allowed = tolerance(ours, paper, paper_count)
+    if allowed is None:
+        return "undecided"
+    return "match" if abs(apart) <= allowed else "differs"

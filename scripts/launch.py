@@ -1,0 +1,271 @@
+# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+"""Run a table of the paper: python scripts/launch.py TABLE [--where local|slurm|print]
+
+Finished runs are skipped, half-done ones go on, failed ones run again with --rerun-failed. The same
+command may be given at any time, also while its runs are still running: none runs twice.
+--cells and --seeds choose runs of the table; --set key=value changes them, so such runs get folders
+of their own and are shown as reduced. Exit code: 0 all done (or submitted), 1 some failed, 75 some
+are not done yet and the same command goes on.
+"""
+
+import argparse
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ed.analysis.collect import Row, collect_run
+from ed.analysis.spec import Run, SpecError, Table, expand, load_table, reduced_folder
+from ed.engine.errors import INTERRUPTED, explain
+from ed.files import write_atomic, write_json
+from scripts.slurm import is_queued, require_slurm, submit
+
+CLAIM = ".launch"  # locked from the moment a run is started until it has ended
+POLL_SECONDS = 0.2
+ENDED_BY_SOMEONE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    try:
+        table = load_table(options.table)
+        runs = expand(
+            table,
+            cells=options.cells,
+            seeds=options.seeds,
+            sets=options.set,
+            data=options.data,
+            root=options.runs.absolute(),
+        )
+        if options.status:
+            return report(table, runs)
+        if options.where == "print":
+            print(*(shlex.join(command(run)) for run in runs if not is_done(run)), sep="\n")
+            return 0
+        if options.where == "slurm":
+            require_slurm()
+        due = [run for run in runs if is_due(run, table, options.rerun_failed)]
+        freeze(due, table)
+        if options.where == "slurm":
+            return submit_array(table.name, due, options)
+        run_all(due, options.jobs)
+        return report(table, runs)
+    except Exception as error:  # mistakes get one line, defects their traceback
+        return explain(error)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("table", metavar="TABLE", help="a name, or the path of an experiment file")
+    add("--where", choices=("local", "slurm", "print"), default="local")
+    add("--status", action="store_true", help="only show where the runs stand")
+    several = {"nargs": "+", "action": "extend"}
+    add("--cells", **several, metavar="CELL", help="only these (a grid's name: all its points)")
+    add("--seeds", **several, type=int, metavar="SEED", help="only these")
+    add("--set", **several, default=[], metavar="KEY=VALUE", help="deviations: task.epochs=20")
+    add("--data", metavar="PATH", help="another place of the same data set; no deviation")
+    add("--rerun-failed", action="store_true", help="run failed ones again")
+    add("--runs", type=Path, default=ROOT / "runs", metavar="DIR", help="where run folders go")
+    add("--jobs", type=int, metavar="N", help="at a time: default one per GPU, on SLURM 8")
+    slurm = parser.add_argument_group("SLURM, handed to sbatch")
+    slurm.add_argument("--partition", metavar="NAME")
+    slurm.add_argument("--time", metavar="LIMIT", help="per run, e.g. 02:00:00")
+    slurm.add_argument("--gres", metavar="LIST", help="e.g. gpu:1")
+    options = parser.parse_args(arguments)
+    if options.jobs is not None and options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: at least 1")
+    return options
+
+
+def command(run: Run) -> list[str]:
+    return [sys.executable, "train.py", *run.overrides, f"system.run_dir={run.folder}"]
+
+
+def is_done(run: Run) -> bool:
+    return (run.folder / "DONE").exists()
+
+
+def is_due(run: Run, table: Table, rerun_failed: bool) -> bool:
+    status = standing(run, table).status
+    return status in ("pending", "partial") or (status == "failed" and rerun_failed)
+
+
+def standing(run: Run, table: Table) -> Row:
+    """What the folder says, and whether a process is at work there."""
+    row = collect_run(run, table)
+    busy = row.status != "done" and (is_locked(run, CLAIM) or is_locked(run, ".lock"))
+    if busy or (row.status != "done" and is_queued(run.folder)):
+        return Row(row.table, row.cell, row.seed, status="running" if busy else "queued")
+    return row
+
+
+def is_locked(run: Run, name: str) -> bool:
+    try:
+        with open(run.folder / name) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def freeze(runs: Sequence[Run], table: Table) -> None:
+    """Writes every run's config before any begins; what a folder already holds must agree."""
+    from ed.engine.compose import compose_config
+    from ed.engine.run import RunFolder
+
+    configs = []
+    for run in runs:
+        try:
+            configs.append(compose_config([*run.overrides, f"system.run_dir={run.folder}"]))
+        except Exception as error:  # Hydra raises its own kinds, all about the overrides
+            reason = re.sub(r"\s+", " ", str(error))
+            raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
+    for run, config in zip(runs, configs, strict=True):
+        RunFolder(run.folder, config).close()
+        if run.deviations:  # the collector finds reduced runs by this file
+            for name in {run.table, table.name}:
+                folder = reduced_folder(name, run.deviations, run.folder.parents[2])
+                folder.mkdir(parents=True, exist_ok=True)
+                write_json(folder / "deviations.json", list(run.deviations))
+
+
+def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) -> int:
+    """Hands the runs to SLURM and returns at once."""
+    settings = {key: getattr(options, key) for key in ("partition", "time", "gres")}
+    job = submit(
+        options.runs.absolute(),
+        name,
+        {run.folder: command(run) for run in runs},
+        root=ROOT,
+        parallel=options.jobs or 8,
+        settings=settings,
+    )
+    print(f"job {job}: {len(runs)} runs" if job else "nothing to submit")
+    return 0
+
+
+def run_all(runs: Sequence[Run], jobs: int | None) -> None:
+    """Trains on this machine, `jobs` at a time, each on its own GPU where there are several."""
+    gpus = visible_gpus()
+    slots = list(range(jobs or max(1, len(gpus))))
+    waiting, active = list(runs), {}
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
+    try:
+        while waiting or active:
+            while waiting and len(active) < len(slots):
+                slot = next(slot for slot in slots if slot not in active)
+                gpu = gpus[slot % len(gpus)] if len(gpus) > 1 else None
+                run = waiting.pop(0)
+                process = start(run, gpu)
+                if process is not None:
+                    active[slot] = (run, process)
+            time.sleep(POLL_SECONDS)
+            for slot, (run, process) in list(active.items()):
+                if process.poll() is not None:
+                    del active[slot]
+                    finish(run, process.returncode)
+    except (KeyboardInterrupt, SystemExit):
+        for _, process in active.values():
+            process.terminate()  # they save, and the same command goes on
+        for run, process in active.values():
+            finish(run, process.wait())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def start(run: Run, gpu: str | None) -> subprocess.Popen | None:
+    """Begins a run, unless another launcher has: then None.
+
+    The claim is a lock on an open file that the run inherits, so that it outlives a launcher that
+    is killed, and ends with the run whatever ends that.
+    """
+    claim = open(run.folder / CLAIM, "w")  # noqa: SIM115, the child keeps it
+    with claim:
+        if not lock(claim) or is_done(run):
+            return None
+        (run.folder / "FAILED").unlink(missing_ok=True)
+        environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+        print(f"start   {run.table}/{run.cell}/seed{run.seed}", flush=True)
+        with open(run.folder / "output.log", "ab") as log:
+            return subprocess.Popen(
+                command(run),
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[claim.fileno()],
+            )
+
+
+def lock(file, patience: int = 3) -> bool:
+    """Takes the lock. A few tries, as --status holds it for a moment to see whether it is free."""
+    for _ in range(patience):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(POLL_SECONDS / 4)
+    return False
+
+
+def finish(run: Run, code: int) -> None:
+    interrupted = code == INTERRUPTED or -code in ENDED_BY_SOMEONE
+    how = "done" if code == 0 else "stopped" if interrupted else "failed"
+    if how == "failed":
+        write_atomic(
+            run.folder / "FAILED", f"exit {code}: {last_line(run.folder / 'output.log')}\n"
+        )
+    print(f"{how:7} {run.table}/{run.cell}/seed{run.seed}", flush=True)
+
+
+def last_line(path: Path) -> str:
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "no output")
+
+
+def visible_gpus() -> list[str]:
+    """GPUs this process may use, without loading torch."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for name in given.split(",") if name]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return [str(i) for i, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
+
+
+def report(table: Table, runs: Sequence[Run]) -> int:
+    """Prints where every run stands; the exit code says whether all are done."""
+    rows = [standing(run, table) for run in runs]
+    width = max(len(row.cell) for row in rows)
+    for row in rows:
+        about = f"{row.last[table.primary]:.4g}" if table.primary in row.last else ""
+        if row.status == "partial":
+            about = f"{row.steps} of {row.total_steps or '?'} steps  {about}"
+        print(f"{row.cell:{width}}  seed {row.seed}  {row.status:8} {row.error or about}".rstrip())
+    counts = Counter(row.status for row in rows)
+    print(f"{len(rows)} runs: {', '.join(f'{n} {status}' for status, n in counts.items())}")
+    if counts["done"] == len(rows):
+        return 0
+    return 1 if counts["failed"] else INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Runs as one SLURM array job: what `launch.py --where slurm` writes and submits.
+
+Task i of the array runs line i of jobs.txt in the folder on line i of folders.txt. Two minutes
+before the time limit SLURM sends USR2 to the training process, which saves and exits with code 75;
+the script then puts its task back into the queue. After a preemption SLURM does so itself.
+"""
+
+import json
+import shlex
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from ed.engine.errors import INTERRUPTED
+from ed.files import write_atomic, write_json
+
+# No lock is needed around a task: the engine locks the run folder, and `is_queued` tells a second
+# launcher that the run has a task already.
+ARRAY_SCRIPT = """#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --array=0-{last}%{parallel}
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --open-mode=append
+#SBATCH --output={folder}/slurm-%a.out
+{settings}
+cd {root} || exit 1
+line=$((SLURM_ARRAY_TASK_ID + 1))
+run_folder=$(sed -n "${{line}}p" {folder}/folders.txt)
+log="$run_folder/output.log"
+rm -f "$run_folder/FAILED"
+eval "srun $(sed -n "${{line}}p" {folder}/jobs.txt)" >> "$log" 2>&1
+code=$?
+if [ "$code" -eq {interrupted} ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+elif [ "$code" -ne 0 ] && [ "$code" -lt 128 ]; then  # from 128 on: ended by a signal, not failed
+    echo "exit $code: $(grep -v '^srun: ' "$log" | tail -n 1)" > "$run_folder/FAILED"
+fi
+exit "$code"
+"""
+
+
+class SlurmError(ValueError):
+    """SLURM is not there, or refuses the job."""
+
+
+def require_slurm() -> None:
+    if shutil.which("sbatch") is None:
+        raise SlurmError("--where slurm: no sbatch on this machine; use --where local or print")
+
+
+def submit(
+    runs: Path,
+    name: str,
+    commands: dict[Path, list[str]],
+    *,
+    root: Path,
+    parallel: int,
+    settings: dict[str, str | None],
+) -> str | None:
+    """Submits one array task per run and returns the job's number; None where none is due.
+
+    Args:
+        runs: the folder of all runs; scripts and SLURM's own output go below it.
+        commands: what to run, by run folder.
+        settings: partition, time, gres: for sbatch where given.
+    """
+    require_slurm()
+    if not commands:
+        return None
+    folder = runs / ".slurm" / f"{name}-{time.time_ns()}"
+    folder.mkdir(parents=True)
+    write_atomic(folder / "folders.txt", "".join(f"{path}\n" for path in commands))
+    write_atomic(folder / "jobs.txt", "".join(f"{shlex.join(c)}\n" for c in commands.values()))
+    script = array_script(name, len(commands), folder, root, parallel, settings)
+    write_atomic(folder / "array.sh", script)
+    answer = subprocess.run(
+        ["sbatch", "--parsable", folder / "array.sh"], capture_output=True, text=True, check=False
+    )
+    if answer.returncode:
+        raise SlurmError(f"sbatch refused {folder / 'array.sh'}: {answer.stderr.strip()}")
+    job = answer.stdout.strip().split(";")[0]
+    for index, path in enumerate(commands):
+        write_json(path / "slurm.json", {"job": job, "task": index})
+    return job
+
+
+def array_script(
+    name: str, count: int, folder: Path, root: Path, parallel: int, settings: dict[str, str | None]
+) -> str:
+    given = [f"#SBATCH --{key}={value}" for key, value in settings.items() if value]
+    return ARRAY_SCRIPT.format(
+        name=name,
+        last=count - 1,
+        parallel=parallel,
+        folder=folder,
+        root=shlex.quote(str(root)),
+        interrupted=INTERRUPTED,
+        settings="\n".join(given),
+    )
+
+
+def is_queued(folder: Path) -> bool:
+    """Whether SLURM still has the array task that is to do the run of this folder."""
+    path = folder / "slurm.json"
+    if not path.exists() or shutil.which("squeue") is None:
+        return False
+    task = json.loads(path.read_text())
+    answer = subprocess.run(
+        ["squeue", "--noheader", "--array", f"--jobs={task['job']}_{task['task']}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return bool(answer.stdout.strip())  # an error: SLURM has forgotten the job

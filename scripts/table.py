@@ -1,0 +1,97 @@
+# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+"""Collect a table's runs: python scripts/table.py TABLE [--latex] [--check]
+
+Writes experiments/results/TABLE.csv (one line per run) and TABLE.md (the paper's numbers beside
+ours). Rows already in the CSV file stay: runs done on another machine arrive as its lines (--add),
+or as copied run folders (--runs). Two runs that claim one cell with different numbers are an error.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ed.analysis.collect import Row, collect, merge, read_results
+from ed.analysis.render import to_csv, to_latex, to_markdown
+from ed.analysis.spec import SpecError, Table, load_table, table_names
+from ed.files import write_atomic
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    try:
+        names = table_names() if options.tables == ["all"] else options.tables
+        stale = [name for name in names if not handle(load_table(name), options)]
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for name in stale:
+        print(
+            f"error: the results of {name} are not what its CSV file gives: run "
+            f"python scripts/table.py {name}",
+            file=sys.stderr,
+        )
+    return 1 if stale else 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names, files, or all")
+    parser.add_argument("--latex", action="store_true", help="print the table as LaTeX as well")
+    parser.add_argument("--check", action="store_true", help="only see that .md follows from .csv")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[ROOT / "runs"], metavar="DIR")
+    parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="CSV")
+    return parser.parse_args(arguments)
+
+
+def handle(table: Table, options: argparse.Namespace) -> bool:
+    """Writes the table's files, or says whether they are up to date."""
+    csv_path, markdown_path = (result_path(table, suffix) for suffix in ("csv", "md"))
+    if options.check:
+        return up_to_date(table, csv_path, markdown_path)
+    missing = [path for path in options.add if not path.exists()]
+    if missing:
+        raise SpecError(f"--add {missing[0]}: no such file")
+    given = [row for path in (csv_path, *options.add) for row in read_results(path, table)]
+    rows = merge([*given, *borrowed(table), *collect(table, options.runs)])
+    csv_path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(csv_path, to_csv(table, rows))
+    write_atomic(markdown_path, to_markdown(table, rows))
+    done = sum(row.status == "done" for row in rows)
+    print(f"{markdown_path}: {done} of {len(rows)} runs done")
+    if options.latex:
+        print(to_latex(table, rows))
+    return True
+
+
+def result_path(table: Table, suffix: str) -> Path:
+    return table.path.parent / "results" / f"{table.name}.{suffix}"
+
+
+def borrowed(table: Table) -> list[Row]:
+    """Committed rows of other tables whose runs this one shows, too."""
+    homes = {cell.home for cell in table.points.values() if cell.home[0] != table.name}
+    rows = []
+    for name in sorted({home[0] for home in homes}):
+        other = load_table(str(table.path.with_name(f"{name}.yaml")))
+        read = read_results(result_path(other, "csv"), other)
+        rows += [row for row in read if (row.table, row.cell) in homes and not row.deviations]
+    return [row for row in rows if row.seed in table.seeds]
+
+
+def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:
+    if not csv_path.exists() and not markdown_path.exists():
+        return True  # nothing is claimed, so nothing is wrong
+    if not (csv_path.exists() and markdown_path.exists()):
+        return False
+    rows = merge(read_results(csv_path, table))
+    same_csv = csv_path.read_text() == to_csv(table, rows)
+    return same_csv and markdown_path.read_text() == to_markdown(table, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,442 @@
+"""From experiment files and run folders to tables, on fabricated folders: no training, no torch."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from ed.analysis.collect import CollectError, Row, collect, collect_run, merge, read_metrics
+from ed.analysis.render import table_lines, to_csv, to_latex, to_markdown
+from ed.analysis.spec import Paper, SpecError, Table, expand, load_table
+from ed.analysis.stats import Ours, summarise, tolerance, verdict
+
+ROOT = Path(__file__).parents[1]
+SPEC = {
+    "title": "A table",
+    "place": "Nowhere",
+    "metric": "eval/acc",
+    "seeds": [0, 1],
+    "paper_seeds": 3,
+    "fixed": ["task=cifar10", "task.epochs=300"],
+    "cells": {
+        "baseline": {
+            "overrides": ["regularizer=none"],
+            "paper": {"mean": 80.0, "std": 1.0},
+            "note": "a | note",
+        },
+        "ed": {"overrides": ["regularizer=ed", "regularizer.weight=1e-2"], "paper": {"mean": 90.0}},
+        "sam": {"best_of": "rho", "paper": None},
+    },
+    "tuning": {
+        "rho": {
+            "overrides": ["regularizer=sam"],
+            "grid": {"regularizer.rho": [0.1, 0.5]},
+            "rule": "best",
+        }
+    },
+}
+
+
+def write_table(folder: Path, name: str = "mini", **changes) -> Table:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(SPEC | changes, sort_keys=False))
+    return load_table(str(path))
+
+
+@pytest.fixture
+def table(tmp_path) -> Table:
+    return write_table(tmp_path)
+
+
+def table_script():
+    spec = importlib.util.spec_from_file_location("table_script", ROOT / "scripts" / "table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def fabricate(run, accuracy: float = 80.0, *, done: bool = True, tail: str = "") -> None:
+    """A run folder as the engine leaves it."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    config: dict = {"seed": run.seed}
+    for override in run.overrides:
+        key, value = override.split("=")
+        if "." in key:
+            group, name = key.split(".")
+            config.setdefault(group, {})[name] = float(value)
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    rows = [{"step": 5, "train/loss": 2.0}, {"step": 10, "eval/acc": accuracy}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (run.folder / "metrics.jsonl").write_text(text + tail)
+    session = {
+        "device": "cpu",
+        "commit": "abcdef0123",
+        "dirty": False,
+        "steps": 20,
+        "versions": {"torch": "2.0"},
+    }
+    (run.folder / "meta.json").write_text(json.dumps({"sessions": [session, session]}))
+    if done:
+        summary = {"last": {"eval/acc": accuracy}, "best": {"eval/acc": accuracy + 1}}
+        (run.folder / "DONE").write_text(json.dumps(summary | {"steps": 20, "seconds": 3.5}))
+
+
+# --- experiment files
+
+
+def test_expansion_lists_every_cell_seed_and_grid_point(table):
+    runs = expand(table, root=Path("runs"))
+    assert [(run.cell, run.seed) for run in runs] == [
+        (cell, seed) for cell in ("baseline", "ed", "rho-0.1", "rho-0.5") for seed in (0, 1)
+    ]
+    assert runs[2].folder == Path("runs/mini/ed/seed0")
+    assert runs[2].overrides == (
+        "task=cifar10",
+        "task.epochs=300",
+        "regularizer=ed",
+        "regularizer.weight=1e-2",
+        "seed=0",
+    )
+    assert runs[4].overrides[2:4] == ("regularizer=sam", "regularizer.rho=0.1")
+
+
+def test_choosing_cells_and_seeds_keeps_folders_but_settings_move_them(table):
+    whole = {run.folder: run for run in expand(table)}
+    chosen = expand(table, cells=["sam", "ed"], seeds=[1])
+    assert [run.cell for run in chosen] == ["rho-0.1", "rho-0.5", "ed"]
+    assert all(whole[run.folder] == run for run in chosen)
+    one, other = (expand(table, sets=[f"task.epochs={n}"]) for n in (1, 2))
+    folders = {run.folder for run in [*one, *other, *whole.values()]}
+    assert len(folders) == 3 * len(whole)
+    assert one[0].deviations == ("task.epochs=1",)
+    assert one[0].folder.parts[1].startswith("mini@")
+
+
+def test_settings_that_cannot_change_a_result_are_no_deviations(table):
+    (run, *_) = expand(table, sets=["system.log_every=5", "logger=wandb"], data="/else")
+    assert run.deviations == ()
+    assert run.folder == Path("runs/mini/baseline/seed0")
+    assert {"system.log_every=5", "logger=wandb", "task.data=/else"} <= set(run.overrides)
+
+
+def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
+    write_table(tmp_path)
+    cells = {"same": {"same_as": "mini/ed", "paper": None}}
+    borrower = write_table(tmp_path, "other", cells=cells, tuning={}, fixed=["task=glue"])
+    (run, _) = expand(borrower)
+    assert (run.table, run.cell) == ("mini", "ed")
+    assert run.folder == Path("runs/mini/ed/seed0")
+    assert "task=cifar10" in run.overrides
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"seeds": []}, "seeds"),
+        ({"seeds": [0, 0]}, "seeds"),
+        ({"cells": {}}, "cells"),
+        ({"metrics": {"eval/acc": "a"}}, "either metric"),
+        ({"titel": "x"}, "unknown key 'titel'; did you mean title"),
+        ({"cells": {"a": {"paper": None}}}, "cell a: give one of overrides, same_as, best_of"),
+        ({"cells": {"a": {"overrides": []}}}, "cell a: the key 'paper' is missing"),
+        ({"cells": {"a b": {"overrides": [], "paper": None}}}, "letters, digits"),
+        ({"cells": {"a": {"overrides": ["x"], "paper": None}}}, "key=value is needed, not 'x'"),
+        ({"cells": {"a": {"best_of": "b", "paper": None}}, "tuning": {}}, "best_of: b"),
+        ({"cells": {"a": {"same_as": "no/a", "paper": None}}}, "same_as: no/a"),
+        ({"cells": {"a": {"overrides": [], "paper": {"eval/x": {"mean": 1}}}}}, "paper: eval/x"),
+        (
+            {"cells": {n: {"overrides": ["x=1"], "paper": None} for n in "ab"}},
+            "cells a and b have the same overrides",
+        ),
+        ({"paper_seeds": None}, "paper_seeds: needed"),
+    ],
+)
+def test_errors_in_experiment_files_name_the_place(tmp_path, changes, complaint):
+    with pytest.raises(SpecError, match=r"mini\.yaml") as error:
+        write_table(tmp_path, **changes)
+    assert complaint in str(error.value)
+
+
+def test_a_missing_key_and_a_cell_given_twice_are_errors(tmp_path):
+    path = tmp_path / "t.yaml"
+    text = yaml.safe_dump(SPEC, sort_keys=False)
+    path.write_text(text.replace("title: A table\n", ""))
+    with pytest.raises(SpecError, match="the key 'title' is missing"):
+        load_table(str(path))
+    path.write_text(text.replace("  ed:\n", "  baseline:\n"))
+    with pytest.raises(SpecError, match=r"line 1[0-9]: 'baseline' stands there twice"):
+        load_table(str(path))
+
+
+def test_unknown_names_list_the_nearest(table):
+    with pytest.raises(SpecError, match="did you mean baseline"):
+        expand(table, cells=["basline"])
+    with pytest.raises(SpecError, match="did you mean mini"):
+        load_table("minni", table.path.parent)
+    with pytest.raises(SpecError, match="has seeds 0, 1"):
+        expand(table, seeds=[7])
+    with pytest.raises(SpecError, match="key=value"):
+        expand(table, sets=["task.epochs"])
+    with pytest.raises(SpecError, match="given twice"):
+        expand(table, sets=["task.epochs=1", "task.epochs=2"])
+
+
+# --- run folders
+
+
+def test_rows_tell_done_partial_failed_and_pending_runs_apart(table, tmp_path):
+    runs = expand(table, root=tmp_path)
+    fabricate(runs[0])
+    fabricate(runs[1], done=False, tail='{"step": 15, "eval/a')  # cut short by a kill
+    fabricate(runs[2], done=False)
+    (runs[2].folder / "FAILED").write_text("exit 1: error: too bad\n")
+    done, partial, failed, pending, *_ = (collect_run(run, table) for run in runs)
+    assert (done.status, done.last, done.best) == ("done", {"eval/acc": 80.0}, 81.0)
+    assert (done.steps, done.seconds, done.device, done.torch) == (20, 3.5, "cpu", "2.0")
+    assert (done.commit, done.dirty) == ("abcdef0123", False)
+    assert (partial.status, partial.steps, partial.total_steps) == ("partial", 10, 20)
+    assert (failed.status, failed.error) == ("failed", "exit 1: error: too bad")
+    assert pending.status == "pending"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("hello", "line 2 is not JSON"),
+        ("[1]", "line 2 is not a row of metrics"),
+        ('{"loss": 1}', "line 2 is not a row of metrics"),
+        ('{"step": 9, "loss": "low"}', "line 2 is not a row of metrics"),
+        ('{"step": 2}', "line 2: step 2 after step 5"),
+    ],
+)
+def test_a_foreign_line_is_an_error_with_file_and_line(tmp_path, line, complaint):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 5}}\n{line}\n{{"step": 10}}\n')
+    with pytest.raises(CollectError, match=r"metrics\.jsonl") as error:
+        read_metrics(path)
+    assert complaint in str(error.value)
+
+
+def test_only_a_last_line_without_its_end_counts_as_cut_short(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 5}\n{"step": 1')
+    assert read_metrics(path) == [{"step": 5}]
+    path.write_text('{"step": 5}\n{"step": 1\n')
+    with pytest.raises(CollectError, match="line 2"):
+        read_metrics(path)
+
+
+def test_a_folder_with_another_run_is_refused(table, tmp_path):
+    run = expand(table, cells=["ed"], root=tmp_path)[0]
+    fabricate(run)
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    config["task"]["epochs"] = 20
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(CollectError, match=r"task\.epochs=20, but the table says 300"):
+        collect_run(run, table)
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 5}))
+    with pytest.raises(CollectError, match="another run"):
+        collect_run(run, table)
+
+
+def test_two_runs_claiming_the_same_cell_are_an_error_that_names_both(table, tmp_path):
+    for root, accuracy in (("a", 80.0), ("b", 81.0)):
+        fabricate(expand(table, root=tmp_path / root)[0], accuracy)
+    with pytest.raises(CollectError, match="two runs claiming the same cell") as error:
+        merge(collect(table, [tmp_path / "a", tmp_path / "b"]))
+    assert all(str(tmp_path / root / "mini/baseline/seed0") in str(error.value) for root in "ab")
+
+
+def test_merging_prefers_done_then_the_later_source():
+    def row(status, steps=None, **more):
+        return Row("t", "c", 0, status=status, steps=steps, **more)
+
+    assert merge([row("partial", 5), row("done", 9)]) == [row("done", 9)]
+    assert merge([row("done", 9), row("failed", 3)]) == [row("done", 9)]
+    assert merge([row("partial", 5), row("partial", 7), row("pending")]) == [row("partial", 7)]
+    assert merge([row("done", 9, device="a"), row("done", 9)]) == [row("done", 9, device="a")]
+    with pytest.raises(CollectError):
+        merge([row("done", 9), row("done", 8)])
+
+
+# --- statistics
+
+
+def test_mean_and_std_agree_with_numpy():
+    values = list(np.random.default_rng(0).normal(87, 1.2, size=9))
+    ours = summarise(values)
+    assert ours.count == 9
+    assert ours.mean == pytest.approx(np.mean(values), rel=1e-14)
+    assert ours.std == pytest.approx(np.std(values, ddof=1), rel=1e-13)
+    assert summarise([3.0]) == Ours(3.0, None, 1)
+    assert summarise([]) == Ours(None, None, 0)
+
+
+def test_verdict_uses_two_standard_errors_or_two_stds_of_the_one_known():
+    both = tolerance(Ours(0.0, 3.0, 9), Paper(0.0, 2.0), 4)
+    assert both == pytest.approx(2 * np.sqrt(9 / 9 + 4 / 4))
+    assert tolerance(Ours(0.0, 3.0, 9), Paper(0.0), 1) == 6.0
+    assert tolerance(Ours(0.0, None, 1), Paper(0.0, 2.0), 4) == 4.0
+    assert tolerance(Ours(0.0, None, 1), Paper(0.0), 1) is None
+    done = {"paper_count": 4, "done": 9, "planned": 9}
+    assert verdict(Ours(10.0, 3.0, 9), Paper(10.0 + both * 0.999, 2.0), **done) == "match"
+    assert verdict(Ours(10.0, 3.0, 9), Paper(10.0 - both * 1.001, 2.0), **done) == "differs"
+    assert verdict(Ours(10.0, None, 1), Paper(10.0), **done) == "undecided"
+    assert verdict(Ours(1.0, None, 1), Paper(), **done) == "not in paper"
+    assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done, comparable=False) == "reference only"
+    assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done | {"done": 2}) == "pending 2 of 9"
+
+
+# --- rendering
+
+
+def full_rows(table: Table) -> list[Row]:
+    values = {
+        "baseline": (79.5, 80.1),
+        "ed": (85.0, 85.1),
+        "rho-0.1": (1.0, 3.0),
+        "rho-0.5": (5, 7),
+    }
+    return [
+        Row("mini", cell, seed, status="done", last={"eval/acc": value}, steps=1, seconds=1800.0)
+        for cell, pair in values.items()
+        for seed, value in enumerate(pair)
+    ]
+
+
+def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
+    text = to_markdown(table, full_rows(table))
+    assert r"| baseline | 80.00 ± 1.00 | 79.80 ± 0.42 (2) | -0.20 | match | [^1] |" in text
+    assert r"| ed | 90.00 | 85.05 ± 0.07 (2) | -4.95 | differs |  |" in text
+    assert "| sam | - | 6.00 ± 1.41 (2) |  | not in paper | [^2] |" in text
+    assert "[^1]: a | note\n[^2]: rho-0.5: the best of 2 of 2 grid points" in text
+    assert "8 runs are done, 4.00 hours in all" in text
+    latex = to_latex(table, full_rows(table))
+    assert r"baseline & $80.00 \pm 1.00$ & $79.80 \pm 0.42$ & 2 & match \\" in latex
+
+
+def test_a_grid_is_pending_until_all_its_points_are_done(table):
+    rows = full_rows(table)[:-1]
+    line = table_lines(table, rows)[-1]
+    assert line.verdict == "pending 3 of 4"
+    assert line.ours.mean == 2.0
+    assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points"]
+
+
+def test_reduced_runs_are_shown_apart_and_never_judged(table):
+    rows = [Row(**vars(r) | {"deviations": "task.epochs=2"}) for r in full_rows(table)]
+    text = to_markdown(table, rows)
+    assert "| baseline | 80.00 ± 1.00 | - |  | pending 0 of 2 | [^1] |" in text
+    reduced = text.split("## Reduced: task.epochs=2")[1]
+    assert (
+        "| baseline | 80.00 ± 1.00 | 79.80 ± 0.42 (2) | -0.20 | reference only | [^1] |" in reduced
+    )
+
+
+def test_the_same_rows_in_any_order_give_the_same_text(table):
+    rows = full_rows(table)
+    assert to_csv(table, rows) == to_csv(table, rows[::-1])
+    assert to_markdown(table, rows) == to_markdown(table, rows[::-1])
+
+
+# --- scripts/table.py
+
+
+def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, capsys):
+    main = table_script()
+    runs, results = expand(table, root=tmp_path / "runs"), tmp_path / "results"
+    fabricate(runs[0], 79.0)
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    assert main(here) == 0
+    assert main([*here, "--check"]) == 0
+    # the folder is gone, another run has come: both stay in the table
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    fabricate(runs[1], 81.0)
+    assert main(here) == 0
+    assert main([*here, "--check"]) == 0
+    text = (results / "mini.md").read_text()
+    assert "80.00 ± 1.41 (2)" in text
+    before = (results / "mini.csv").read_bytes(), text
+    assert main([*here, str(tmp_path / "elsewhere")]) == 0
+    assert before == ((results / "mini.csv").read_bytes(), (results / "mini.md").read_text())
+    # the same cell with other numbers: refused, nothing written
+    fabricate(runs[0], 70.0)
+    assert main(here) == 1
+    assert "two runs claiming the same cell mini/baseline/seed0" in capsys.readouterr().err
+    assert before == ((results / "mini.csv").read_bytes(), (results / "mini.md").read_text())
+
+
+def test_reduced_runs_are_found_by_what_the_launcher_noted(table, tmp_path):
+    run = expand(table, sets=["task.epochs=2"], root=tmp_path / "runs")[0]
+    fabricate(run, 60.0)
+    (run.folder.parents[1] / "deviations.json").write_text('["task.epochs=2"]')
+    assert table_script()([str(table.path), "--runs", str(tmp_path / "runs")]) == 0
+    text = (tmp_path / "results" / "mini.md").read_text()
+    assert "## Reduced: task.epochs=2" in text
+    assert "60.00 (1)" in text
+    assert "| ed |" not in text.split("## Reduced")[1]  # only what was begun
+
+
+def test_lines_of_another_file_are_added(table, tmp_path):
+    main = table_script()
+    fabricate(expand(table, root=tmp_path / "far")[0], 79.0)
+    main([str(table.path), "--runs", str(tmp_path / "far")])
+    far = tmp_path / "far.csv"
+    (tmp_path / "results" / "mini.csv").rename(far)
+    assert main([str(table.path), "--runs", str(tmp_path / "none"), "--add", str(far)]) == 0
+    assert (tmp_path / "results" / "mini.csv").read_text() == far.read_text()
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda text: text[:-4], "line 2"),
+        (lambda text: text + "hello\n", "line 3: 1 fields"),
+        (lambda text: text.replace("mini,baseline", "mini,foreign"), "no cell mini/foreign"),
+        (lambda text: text.replace(",79.0,", ",high,"), "line 2: could not convert"),
+        (lambda text: text.replace("done", "great"), "line 2: status 'great'"),
+        (lambda text: "a" + text, "line 1: not the header"),
+        (lambda text: text + text.splitlines()[1].replace("79.0", "12.0") + "\n", "two runs"),
+    ],
+)
+def test_a_damaged_results_file_is_an_error_and_stays(table, tmp_path, damage, complaint, capsys):
+    main = table_script()
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    main(here)
+    path = tmp_path / "results" / "mini.csv"
+    path.write_text(damage(path.read_text()))
+    before = path.read_bytes()
+    assert main(here) == 1
+    assert main([*here, "--check"]) == 1
+    errors = capsys.readouterr().err
+    assert complaint in errors
+    assert "mini.csv" in errors
+    assert path.read_bytes() == before
+
+
+def test_check_notices_an_edited_table(table, tmp_path, capsys):
+    main = table_script()
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
+    main([str(table.path), "--runs", str(tmp_path / "runs")])
+    path = tmp_path / "results" / "mini.md"
+    path.write_text(path.read_text().replace("79.00", "89.00"))
+    assert main([str(table.path), "--check"]) == 1
+    assert "run python scripts/table.py" in capsys.readouterr().err
+
+
+def test_committed_tables_equal_regenerated_ones():
+    assert table_script()(["all", "--check"]) == 0
+
+
+def test_reading_tables_does_not_load_torch():
+    code = (
+        "import sys, ed.analysis.spec, ed.analysis.collect, ed.analysis.render, ed.analysis.stats\n"
+        "assert not {'torch', 'hydra'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

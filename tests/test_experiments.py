@@ -1,0 +1,77 @@
+"""Every cell of every experiment file composes, builds, and passes the checks."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hydra.utils import instantiate
+
+from ed.analysis.spec import Run, expand, load_table, nested, parse_value, table_names
+from ed.engine.check import check
+from ed.engine.compose import CONFIGS, GROUPS, compose_config
+
+
+def all_cells() -> list[Run]:
+    """One run per cell, the first seed's; cells that are another table's runs come there."""
+    runs = []
+    for name in table_names():
+        table = load_table(name)
+        runs += [run for run in expand(table, seeds=table.seeds[:1]) if run.table == name]
+    return runs
+
+
+def missing_leaf(run: Run) -> str | None:
+    """The first part of the config that the cell names and that does not exist yet."""
+    for override in run.overrides:
+        group, _, choice = override.partition("=")
+        if group in GROUPS and not (CONFIGS / group / f"{choice}.yaml").exists():
+            return f"configs/{group}/{choice}.yaml"
+    return None
+
+
+@cache
+def statuses() -> dict[str, str]:
+    return {name: load_table(name).status for name in table_names()}
+
+
+@pytest.mark.parametrize("run", all_cells(), ids=lambda run: f"{run.table}/{run.cell}")
+def test_cell_composes_and_passes_check(run):
+    missing = missing_leaf(run)
+    if missing is not None:
+        pytest.skip(f"{missing} does not exist yet ({run.table} is {statuses()[run.table]})")
+    cfg = compose_config(list(run.overrides))
+    for key, text in dict(override.split("=", 1) for override in run.overrides).items():
+        if key not in GROUPS:
+            assert nested(cfg, key) == parse_value(text), f"{key} is not what the cell says"
+    if "sampler" in cfg.regularizer:  # a regularizer that brings its own nodes must not hide these
+        assert cfg.regularizer.sampler == cfg.sampler
+    task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
+    instantiate(cfg.optimizer)
+    check(cfg, task, regularizer)
+
+
+def test_every_file_states_command_cost_and_status():
+    for name in table_names():
+        path = load_table(name).path
+        header = re.match(r"(#.*\n)+", path.read_text())
+        assert header, f"{path} has no header"
+        for needed in (f"python scripts/launch.py {name}", "runs, ", "Status: "):
+            assert needed in header.group(), f"{path}: the header lacks {needed!r}"
+        assert max(map(len, path.read_text().splitlines())) <= 100
+
+
+def test_headers_count_their_runs():
+    for name in table_names():
+        table = load_table(name)
+        count = int(re.search(r"# (\d+) runs", table.path.read_text()).group(1))
+        assert count == len(expand(table)), name
+
+
+def test_tables_without_a_task_are_marked_as_planned():
+    """A file that cannot run and does not say so would look like work forgotten."""
+    waiting = {"mixup", "sam", "asam", "jacobian", "mnist_cifar"}  # in other hands, not planned
+    for run in all_cells():
+        missing = missing_leaf(run)
+        if missing is not None and Path(missing).stem not in waiting:
+            assert statuses()[run.table] == "planned", f"{run.table} needs {missing}"

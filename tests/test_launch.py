@@ -1,0 +1,325 @@
+"""The launcher: a table killed in the middle ends like an undisturbed one; nothing runs twice."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ed.analysis.collect import collect, columns, merge
+from ed.analysis.render import to_csv, to_markdown
+from ed.analysis.spec import expand, load_table
+
+ROOT = Path(__file__).parents[1]
+STEPS = 8
+SPEC = {
+    "title": "Six small runs",
+    "place": "A test",
+    "metric": "eval/acc",
+    "seeds": [0, 1, 2],
+    "fixed": [
+        "task=cifar10_mini",
+        "debug=tiny",
+        "task.batch_size=250",
+        "model=vit_micro",
+        "model.width=16",
+        "model.depth=1",
+        "system.log_every=1",
+        "system.save_seconds=0",
+    ],
+    "cells": {
+        "ed": {
+            "overrides": ["regularizer=ed", "regularizer.weight=7", "regularizer.pairs=50"],
+            "paper": None,
+        },
+        "none": {"overrides": ["regularizer=none"], "paper": None},
+    },
+}
+
+
+def write_table(folder: Path, **changes) -> str:
+    path = folder / "six.yaml"
+    path.write_text(yaml.safe_dump(SPEC | changes, sort_keys=False))
+    return str(path)
+
+
+@pytest.fixture
+def launch():
+    """The launcher as a module, so that its parts can be called and replaced."""
+    spec = importlib.util.spec_from_file_location("launch", ROOT / "scripts" / "launch.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wait_for(condition, what: str, seconds: float = 60.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def logged(folder: Path) -> list[int]:
+    """Steps whose training metrics were logged."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [row["step"] for row in map(json.loads, lines) if "train/loss" in row]
+
+
+def steps_of(run) -> int:
+    return len(logged(run.folder))
+
+
+def train_undisturbed(runs) -> None:
+    from ed.engine.compose import compose_config
+    from ed.engine.main import run as train
+
+    for run in runs:
+        train(compose_config([*run.overrides, f"system.run_dir={run.folder}"]), ["six"])
+
+
+def rendered(table, root: Path) -> tuple[str, list[str]]:
+    """The table, and its CSV lines but for the time each run took."""
+    rows = merge(collect(table, [root]))
+    lines = to_csv(table, rows).splitlines()
+    place = columns(table).index("seconds")
+    fields = [line.split(",") for line in lines]
+    return to_markdown(table, rows), [",".join(f[:place] + f[place + 1 :]) for f in fields]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
+def test_killed_launcher_and_runs_end_like_undisturbed_ones(tmp_path, launch, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the same sums in the same order
+    path, root = write_table(tmp_path), tmp_path / "runs"
+    table = load_table(path)
+    runs = expand(table, root=root)
+    arguments = [path, "--runs", str(root), "--jobs", "2"]
+    first = subprocess.Popen([sys.executable, "scripts/launch.py", *arguments], cwd=ROOT)
+    active = wait_for(lambda: c if len(c := children(first.pid)) == 2 else None, "two runs")
+    first.kill()
+    first.wait()
+    # the two go on without their launcher, and are not started again, though they hold no lock of
+    # the engine's yet
+    assert launch.main([path, "--runs", str(root), "--status"]) == 75
+    assert "6 runs: 2 running, 4 pending" in capsys.readouterr().out
+    wait_for(lambda: any(2 <= n < STEPS for n in map(steps_of, runs)), "a run in the middle")
+    for pid in active:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(launch.is_locked(run, launch.CLAIM) for run in runs), "their end")
+    assert not all(map(launch.is_done, runs[:2])), "killed too late to show anything"
+
+    second = subprocess.run(
+        [sys.executable, "scripts/launch.py", *arguments], cwd=ROOT, check=False
+    )
+    assert second.returncode == 0
+    capsys.readouterr()
+    assert launch.main(arguments) == 0  # a third time there is nothing to do
+    output = capsys.readouterr().out
+    assert "6 runs: 6 done" in output
+    assert "start" not in output
+    for index, run in enumerate(runs):
+        sessions = json.loads((run.folder / "meta.json").read_text())["sessions"]
+        assert len(sessions) <= (2 if index < 2 else 1)
+        assert logged(run.folder) == list(range(1, STEPS + 1))  # none missing, none twice
+
+    train_undisturbed(expand(table, root=tmp_path / "undisturbed"))
+    assert rendered(table, root) == rendered(table, tmp_path / "undisturbed")
+
+
+# --- with stand-ins for the training, so that the launcher alone is tested
+
+
+def stand_in(code: str):
+    return lambda run: [sys.executable, "-c", code, str(run.folder)]
+
+
+def test_failures_keep_their_last_line_and_run_again_only_when_asked(
+    tmp_path, launch, capsys, monkeypatch
+):
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    monkeypatch.setattr(launch, "command", stand_in("import sys; sys.exit('error: too bad')"))
+    assert launch.main(arguments) == 1
+    assert "seed 0  failed   exit 1: error: too bad" in capsys.readouterr().out
+    finishing = "import sys, pathlib; pathlib.Path(sys.argv[1], 'DONE').write_text(sys.argv[2])"
+    summary = {"last": {"eval/acc": 1.0}, "best": {"eval/acc": 1.0}, "steps": 1, "seconds": 1.0}
+    done = stand_in(finishing)
+    monkeypatch.setattr(launch, "command", lambda run: [*done(run), json.dumps(summary)])
+    assert launch.main(arguments) == 1
+    assert "start" not in capsys.readouterr().out
+    assert launch.main([*arguments, "--rerun-failed"]) == 0
+    assert not (tmp_path / "six/ed/seed0/FAILED").exists()
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(75)", "import os; os.kill(os.getpid(), 9)"])
+def test_interrupted_runs_are_not_failures(tmp_path, launch, capsys, monkeypatch, code):
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    for _ in range(2):  # and are started again by the same command
+        assert launch.main(arguments) == 75
+        output = capsys.readouterr().out
+        assert "start   six/ed/seed0" in output
+        assert "1 runs: 1 pending" in output
+
+
+def test_stopping_the_launcher_lets_its_runs_save(tmp_path, launch, capsys, monkeypatch):
+    code = (
+        "import signal, sys, time, pathlib\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "pathlib.Path(sys.argv[1], 'ready').touch()\n"
+        "time.sleep(60)"
+    )
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    ready = tmp_path / "six/ed/seed0/ready"
+
+    def stop():
+        wait_for(ready.exists, "the run")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    assert launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"]) == 75
+    output = capsys.readouterr().out
+    assert "stopped six/ed/seed0" in output
+    assert output.count("start") == 1
+    assert "6 runs: 6 pending" in output
+
+
+def test_one_gpu_each_where_there_are_several(tmp_path, launch, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    code = (
+        "import os, sys; open(sys.argv[1] + '/gpu', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    monkeypatch.setattr(launch, "command", stand_in(code + "; import time; time.sleep(0.5)"))
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed"]
+    launch.main([*arguments, "--seeds", "0", "1"])
+    assert [(tmp_path / f"six/ed/seed{k}/gpu").read_text() for k in (0, 1)] == ["3", "5"]
+
+
+def test_configs_are_frozen_at_launch_and_disagreement_is_refused(
+    tmp_path, launch, capsys, monkeypatch
+):
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = ["--runs", str(tmp_path / "runs"), "--cells", "ed", "--seeds", "0"]
+    launch.main([write_table(tmp_path), *arguments])
+    frozen = tmp_path / "runs/six/ed/seed0/config.yaml"
+    assert yaml.safe_load(frozen.read_text())["regularizer"]["weight"] == 7
+    before = frozen.read_bytes()
+    cells = {"ed": {"overrides": ["regularizer=ed", "regularizer.degree=2"], "paper": None}}
+    assert launch.main([write_table(tmp_path, cells=cells), *arguments]) == 1
+    assert "regularizer.degree=3, but the table says 2" in capsys.readouterr().err
+    cells = {"ed": {"overrides": ["regularizer=none"], "paper": None}}
+    assert launch.main([write_table(tmp_path, cells=cells), *arguments]) == 1
+    assert "holds a run with another config" in capsys.readouterr().err
+    assert frozen.read_bytes() == before
+
+
+def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, launch, monkeypatch):
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    launch.main([*arguments, "--set", "task.epochs=1", "system.log_every=2"])
+    (note,) = tmp_path.glob("six@*/deviations.json")
+    assert json.loads(note.read_text()) == ["task.epochs=1"]
+    assert (note.parent / "ed/seed0/config.yaml").exists()
+    assert not (tmp_path / "six").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["tabel1"], "unknown table 'tabel1'; did you mean table1"),
+        (["table1", "--cells", "basline"], "table1 has no cell 'basline'; did you mean baseline"),
+        (
+            ["basis", "--set", "task.epoch=1"],
+            "cell efficiency does not compose: Could not override",
+        ),
+        (["basis", "--where", "slurm"], "no sbatch on this machine"),
+    ],
+)
+def test_mistakes_get_one_line_and_leave_nothing(
+    tmp_path, launch, capsys, monkeypatch, arguments, complaint
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    root = tmp_path / "runs"
+    assert launch.main([*arguments, "--runs", str(root)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert complaint in error
+    assert not root.exists()
+
+
+def test_print_shows_commands_and_runs_nothing(tmp_path, launch, capsys):
+    assert (
+        launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", str(tmp_path)]) == 0
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 18
+    assert "train.py task=cifar10" in lines[0]
+    assert f"seed=0 system.run_dir={tmp_path}/table1/sam_rho-0.01/seed0" in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+# --- SLURM's commands replaced by small scripts; the real one has its own test
+
+
+def fake(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(
+    tmp_path, launch, capsys, monkeypatch
+):
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    monkeypatch.setenv("PATH", f"{binaries}:{os.environ['PATH']}")
+    fake(binaries, "sbatch", "echo 42")
+    fake(binaries, "squeue", "echo 42_0 PENDING")
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
+    assert launch.main([*arguments, "--jobs", "3", "--partition", "ci"]) == 0
+    assert "job 42: 6 runs" in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs/.slurm").iterdir()
+    script = (folder / "array.sh").read_text()
+    assert "--array=0-5%3" in script
+    assert "#SBATCH --partition=ci" in script
+    assert len((folder / "jobs.txt").read_text().splitlines()) == 6
+    assert launch.main(arguments) == 0  # all are queued: nothing is submitted again
+    assert "nothing to submit" in capsys.readouterr().out
+
+    fake(binaries, "srun", 'exec "$@"')
+    fake(binaries, "scontrol", f'echo "$@" > {tmp_path}/requeued')
+    task = os.environ | {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "43"}
+    assert subprocess.run(["bash", folder / "array.sh"], env=task, check=False).returncode == 75
+    assert (tmp_path / "requeued").read_text() == "requeue 43\n"
+    jobs = folder / "jobs.txt"
+    jobs.write_text(
+        jobs.read_text().replace("raise SystemExit(75)", 'raise SystemExit("error: x")')
+    )
+    assert subprocess.run(["bash", folder / "array.sh"], env=task, check=False).returncode == 1
+    assert (tmp_path / "runs/six/ed/seed1/FAILED").read_text() == "exit 1: error: x\n"
+
+
+def test_what_sbatch_says_is_shown(tmp_path, launch, capsys, monkeypatch):
+    fake(tmp_path, "sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--partition", "nope"]
+    assert launch.main([*arguments, "--where", "slurm"]) == 1
+    assert "invalid partition specified: nope" in capsys.readouterr().err
