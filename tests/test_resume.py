@@ -160,7 +160,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
 def test_a_folder_with_another_config_is_refused_untouched(tmp_path):
     small_run(tmp_path / "run")
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
-    with pytest.raises(RunError, match=r"optimizer\.lr is 0\.005 there, 0\.001 here"):
+    with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there, 0\.001 here"):
         small_run(tmp_path / "run", "optimizer.lr=0.001")
     after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
     assert before == after

@@ -17,9 +17,8 @@ EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted")  # by name: their modu
 def explain(error: BaseException) -> int:
     """Prints what went wrong, and returns the exit code."""
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
-        cause = error.__cause__
-        own = isinstance(cause, EXPECTED) and "instantiat" in str(error)
-        print(f"error: {cause if own else _composition(error)}", file=sys.stderr)
+        refused = isinstance(error.__cause__, EXPECTED)  # by a constructor that Hydra called
+        print(f"error: {error.__cause__ if refused else _composition(error)}", file=sys.stderr)
         return 1
     if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
         print(f"error: {error}", file=sys.stderr)

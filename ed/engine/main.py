@@ -1,5 +1,6 @@
 """From a composed config to a finished run."""
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ed.core.streams import stream_seed
 from ed.engine.check import check
+from ed.engine.checkpoint import load_checkpoint
 from ed.engine.loop import Cadence, describe, train
 from ed.engine.metrics import Wandb
 from ed.engine.run import RunFolder, default_folder
@@ -31,19 +33,27 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
     torch.use_deterministic_algorithms(cfg.system.deterministic)
     torch.manual_seed(stream_seed(cfg.seed, "init"))
     model = instantiate(cfg.model).to(device)
-    task.prepare(device, cfg.seed)
     task.check_model(model)
+    task.prepare(device, cfg.seed)
     torch.manual_seed(stream_seed(cfg.seed, "dropout"))
 
-    folder = cfg.system.run_dir or default_folder(cfg, names)
-    run_folder = RunFolder(Path(folder), cfg)
-    log_to(run_folder.path / "train.log")
-    summary = run_folder.done
-    if summary is not None:
-        logger.info("already done: %s  %s", folder, describe(summary))
+    path = Path(cfg.system.run_dir or default_folder(cfg, names))
+    with contextlib.closing(RunFolder(path, cfg)) as folder:
+        log_to(path / "train.log")
+        summary = folder.done
+        if summary is not None:
+            logger.info("already done: %s  %s", path, describe(summary))
+            return summary
+        step = make_step(cfg, task, model, regularizer, recipe, device)
+        summary = train_in(folder, cfg, task, model, step)
+        logger.info("done: %s  %s", path, describe(summary))
         return summary
+
+
+def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> TrainStep:
+    """The training step; on a GPU with static shapes compiled and captured unless told not to."""
     fast = device.type == "cuda" and task.static_shapes
-    step = TrainStep(
+    return TrainStep(
         task,
         model,
         regularizer,
@@ -55,27 +65,41 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
         compile_model=fast if cfg.system.compile == "auto" else cfg.system.compile,
         capture=fast if cfg.system.capture == "auto" else cfg.system.capture,
     )
+
+
+def train_in(folder: RunFolder, cfg: DictConfig, task, model, step: TrainStep) -> dict:
+    """Trains in an open folder, and notes there what ran and how it ended."""
     minutes = cfg.system.max_minutes
     cadence = Cadence(
         log_steps=cfg.system.log_every,
         save_seconds=cfg.system.save_seconds,
         max_seconds=None if minutes is None else 60 * minutes,
     )
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    run_folder.open_session(name, task.total_steps)
-    logger.info("%s on %s: %d steps", folder, name, task.total_steps)
-    tracker = start_tracker(cfg, run_folder.path)
+    name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
+    folder.open_session(name, task.total_steps)
+    logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)
+    tracker = start_tracker(cfg, folder.path)
     try:
-        summary = train(task, model, step, run_folder, cadence, tracker)
+        return train(task, model, step, folder, cadence, tracker)
     except BaseException as error:
         logger.error("stopped: %s", error)
         raise
     finally:
         if tracker is not None:
             tracker.close()
-        run_folder.close()
-    logger.info("done: %s  %s", folder, describe(summary))
-    return summary
+
+
+def trained_model(folder: Path, device: str = "auto"):
+    """The task and the model, in eval mode, of a run: (config, task, model)."""
+    cfg = OmegaConf.load(folder / "config.yaml")
+    state = load_checkpoint(folder, logger.warning)
+    if state is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint: train there first")
+    task, where = instantiate(cfg.task), choose_device(device)
+    task.prepare(where, cfg.seed)
+    model = instantiate(cfg.model)
+    model.load_state_dict(state["training"]["model"])
+    return cfg, task, model.to(where).eval()
 
 
 def choose_device(name: str) -> torch.device:
@@ -100,6 +124,7 @@ def log_to(path: Path) -> None:
         handler.close()
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    logger.disabled = False  # Hydra's logging setup, which runs before every job, switches it off
     for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(path)):
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)

@@ -5,6 +5,7 @@ import logging
 import math
 import sys
 import time
+import uuid
 from pathlib import Path
 
 from ed.files import write_atomic
@@ -77,7 +78,7 @@ def check_finite(values: dict[str, float], after: int, step: int, folder: Path) 
     if bad:
         raise FloatingPointError(
             f"{', '.join(bad)} between steps {after + 1} and {step} of {folder}: nothing of this "
-            "was saved. Try a smaller optimizer.lr or regularizer.weight, or optimizer.clip=1"
+            "was saved. Try a smaller optimizer.lr, optimizer.clip=1, or a weaker regularizer"
         )
 
 
@@ -103,7 +104,7 @@ class Wandb:
 
         identifier = folder / "wandb_id"
         if not identifier.exists():
-            write_atomic(identifier, wandb.util.generate_id())
+            write_atomic(identifier, uuid.uuid4().hex[:8])
         self.run = wandb.init(
             project=project,
             mode=mode,

@@ -74,8 +74,8 @@ class EffectiveDegree(Regularizer):
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
-                f"regularizer.endpoints=noise: {type(task).__name__} has no random inputs; "
-                "set regularizer.endpoints=batch"
+                "regularizer.endpoints=noise: random inputs are pixels, so they need a task on "
+                "pictures with task.space=input; or set regularizer.endpoints=batch"
             )
 
     def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class PictureTask(Task):
     """
 
     metric = "eval/acc"
-    has_labels = has_noise = True
+    has_labels = True
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
@@ -75,6 +76,10 @@ class PictureTask(Task):
         self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
         self.batch_size, self.augment, self.space = batch_size, augment, space
         self.eval_every, self.classes, self.image_size = eval_every, classes, tuple(image_size)
+
+    @property
+    def has_noise(self) -> bool:
+        return self.space == "input"
 
     def load(self, split: str) -> Pictures:
         """The pictures of "train" or "test"."""
@@ -150,8 +155,6 @@ class PictureTask(Task):
 
     def noise_like(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Uniform pixels in [0, 1] before normalisation: the paper's random-pixel ablation."""
-        if self.space != "input":
-            raise ValueError("regularizer.endpoints=noise makes pixels: set task.space=input")
         pixels = torch.rand(x.shape, generator=generator, device=x.device)
         return (pixels - self.shift) / self.scale
 
@@ -213,8 +216,10 @@ def _load_table(source: str, split: str, key: str):
 
 
 def _decode(table, image: str, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:
+    from datasets import Image
     from tqdm import tqdm
 
+    table = table.cast_column(image, Image())  # files written without the hub's metadata
     pixels = np.empty((len(table), 3, *size), dtype=np.uint8)
     rows = tqdm(table, desc=f"decoding {what}", unit="picture", disable=None, leave=False)
     for index, row in enumerate(rows):
@@ -238,7 +243,7 @@ def _read_cache(path: Path):
     try:
         with np.load(path, allow_pickle=False) as file:
             return file["pixels"], file["labels"]
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None  # absent or damaged: decode again
 
 

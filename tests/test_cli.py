@@ -1,0 +1,133 @@
+"""What a user types: help, sweeps, and mistakes that end in one line."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.small import SMALL, small_run
+
+ROOT = Path(__file__).parents[1]
+
+
+def train(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.parametrize("argument", [("--cfg", "job"), ("--help",)], ids=lambda a: a[0])
+def test_help_and_config_answer_in_two_seconds(argument):
+    start = time.monotonic()
+    result = train(*argument)
+    seconds = time.monotonic() - start
+    assert result.returncode == 0
+    assert "regularizer" in result.stdout
+    assert seconds < 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "regularizer.weigth=3",
+            "unknown key 'regularizer.weigth'; did you mean regularizer.weight",
+        ),
+        ("optimiser.lr=3", "unknown key 'optimiser.lr'; did you mean optimizer.lr"),
+        ("sede=1", "unknown key 'sede'; did you mean seed"),
+        ("regularizer=edd", "Available options in 'regularizer': asam ed"),
+    ],
+)
+def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
+    result = train("regularizer=ed", override, f"system.runs={tmp_path}")
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1  # one line, no traceback
+    assert not list(tmp_path.iterdir())
+
+
+MISTAKES = {
+    "task.data=/no/such/folder": "task.data=/no/such/folder: no such folder",
+    "task.batch_size=0": "task.batch_size=0: must be at least 1",
+    "task.batch_size=1": "task.batch_size=1: paths need at least 2 examples",
+    "task.batch_size=5000": "task.batch_size=5000: task.data=embedded has only 2000",
+    "task.epochs=0": "task.epochs=0",
+    "task.classes=5": "labels of split 'train' run from 0 to 9, but 5 classes",
+    "task.space=nowhere": "task.space=nowhere: use one of input, embedding, block1",
+    "accumulate=3": "accumulate=3: must divide task.batch_size=200",
+    "precision=fp16": "precision=fp16: use bf16 or float32",
+    "optimizer.lr=0": "optimizer.lr=0.*: must be positive",
+    "optimizer.schedule=step": "optimizer.schedule=step: use one of cosine",
+    "model.heads=3": "model.width=32 is not a multiple of model.heads=3",
+    "model.patch=5": "model.patch=5 does not divide task.image_size",
+    "regularizer.pairs=50000": "regularizer.pairs=50000: 200 examples .* form 40000 pairs",
+    "regularizer.components=4": "4 principal components of 4 points",
+    "regularizer.basis=fourier": "basis must be one of chebyshev, legendre; got 'fourier'",
+    "regularizer.ramp=2": "regularizer.ramp=2: a fraction of training",
+    "regularizer.endpoints=dust": "regularizer.endpoints=dust: use batch or noise",
+    "regularizer.resolution=2": "regularizer.resolution=2: with label anchoring",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_impossible_settings_are_refused_before_anything_is_written(override, tmp_path):
+    from hydra.errors import InstantiationException
+
+    from ed.engine.errors import EXPECTED
+
+    with pytest.raises((*EXPECTED, InstantiationException)) as caught:
+        small_run(tmp_path / "run", "regularizer=ed", override)
+    cause = caught.value.__cause__ if isinstance(caught.value, InstantiationException) else None
+    assert isinstance(cause or caught.value, EXPECTED)
+    message = str(cause or caught.value)
+    assert re.search(MISTAKES[override], message), message
+    assert "\n" not in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_nodes_without_damping_are_refused(tmp_path):
+    result = train(
+        *SMALL, "regularizer=ed", "regularizer.degree=4", "regularizer.damping=0",
+        f"system.runs={tmp_path}",
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: resolution 4 is too small for degree 4 without damping")
+    assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_gives_every_run_its_own_folder(tmp_path):
+    """The README's sweep, at a small size."""
+    result = train(
+        "-m", *SMALL, "seed=0,1", "regularizer=none,ed", f"system.runs={tmp_path}"
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    done = sorted(path.parent for path in tmp_path.rglob("DONE"))
+    assert len(done) == 4
+    assert {path.name for path in done} == {"seed0", "seed1"}
+    assert len({path.parent for path in done}) == 2
+    again = train("-m", *SMALL, "seed=0,1", "regularizer=none,ed", f"system.runs={tmp_path}")
+    assert again.stdout.count("already done") == 4
+
+
+def test_wandb_offline_logs_and_a_resumed_run_stays_one(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    from ed.engine.loop import Interrupted
+
+    extra = ["logger=wandb", "logger.mode=offline"]
+    with pytest.raises(Interrupted):
+        small_run(tmp_path / "run", *extra, "system.max_minutes=0")
+    identifier = (tmp_path / "run" / "wandb_id").read_text()
+    assert small_run(tmp_path / "run", *extra)["steps"] == 10
+    folders = list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+    assert len(folders) == 2
+    assert all(folder.name.endswith(identifier) for folder in folders)

@@ -1,0 +1,130 @@
+"""Schedules, streams, models and the parts of a step."""
+
+import math
+
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from ed.core.streams import stream_seed
+from ed.engine.compose import compose_config, flat_keys
+from ed.engine.schedule import learning_rate_factor
+from ed.engine.step import TrainStep
+from ed.models.spaces import split
+from ed.regularizers.base import Moment
+
+
+def test_warmup_then_cosine_to_zero():
+    factors = [learning_rate_factor(s, 100, warmup=10) for s in range(100)]
+    assert factors[:10] == pytest.approx([0.1 * (s + 1) for s in range(10)])
+    assert factors[10] == 1
+    assert factors[55] == pytest.approx(0.5)
+    assert factors[-1] == pytest.approx((1 + math.cos(math.pi * 89 / 90)) / 2)
+
+
+def test_other_schedules():
+    def at(step, **settings):
+        return learning_rate_factor(step, 200, **settings)
+
+    steps = [at(s, schedule="multistep", milestones=(0.25, 0.5, 0.75)) for s in (49, 50, 100, 199)]
+    assert steps == pytest.approx([1, 0.1, 0.01, 0.001])
+    assert at(150, schedule="linear") == pytest.approx(0.25)
+    assert at(150, schedule="constant") == 1
+
+
+def test_streams_differ_in_seed_name_and_counter():
+    seeds = {
+        stream_seed(seed, name, counter)
+        for seed in range(20)
+        for name in ("init", "order", "regularizer")
+        for counter in range(20)
+    }
+    assert len(seeds) == 20 * 3 * 20
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("vit_tiny", 5.36e6), ("resnet18", 11.17e6), ("vit_micro", 0.214e6)]
+)
+def test_models_have_their_known_sizes(name, parameters):
+    model = instantiate(compose_config([f"model={name}"]).model)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=0.01)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("space", ["embedding", "block1"])
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_a_vit_cut_in_two_is_the_whole(space, pool):
+    model = instantiate(compose_config([f"model.pool={pool}"]).model).eval()
+    before, after = split(model, space)
+    x = torch.randn(3, 3, 32, 32)
+    torch.testing.assert_close(after(before(x)), model(x))
+
+
+def test_only_models_with_inner_spaces_can_be_cut():
+    model = instantiate(compose_config(["model=resnet18"]).model)
+    with pytest.raises(ValueError, match=r"task\.space=block1: ResNet has no inner spaces"):
+        split(model, "block1")
+
+
+@pytest.mark.parametrize(("shape", "middle"), [("sine", math.sin(math.pi / 4)), ("cosine", 0.5)])
+def test_ramp_rises_from_zero_to_one(shape, middle):
+    overrides = ["regularizer=ed", f"regularizer.ramp_shape={shape}", "regularizer.ramp=0.5"]
+    regularizer = instantiate(compose_config(overrides).regularizer)
+    strengths = [regularizer.strength(torch.tensor(p)).item() for p in (0.0, 0.25, 0.5, 0.9)]
+    assert strengths == pytest.approx([0, middle, 1, 1])
+
+
+def test_no_ramp_is_full_strength_from_the_start():
+    regularizer = instantiate(compose_config(["regularizer=ed", "regularizer.ramp=0"]).regularizer)
+    assert regularizer.strength(torch.tensor(0.0)).item() == 1
+
+
+def make_step(*overrides: str, **how) -> TrainStep:
+    cfg = compose_config(["debug=tiny", "task.batch_size=40", *overrides])
+    torch.manual_seed(0)
+    task, model = instantiate(cfg.task), instantiate(cfg.model)
+    task.prepare(torch.device("cpu"), seed=0)
+    regularizer, recipe = instantiate(cfg.regularizer), instantiate(cfg.optimizer)
+    return TrainStep(task, model, regularizer, recipe, device=torch.device("cpu"), seed=0, **how)
+
+
+def test_path_points_leave_batch_norm_statistics_alone():
+    """One ED step and one plain step see the same batch, so the statistics agree bitwise."""
+    statistics = {}
+    for name in ("none", "ed"):
+        step = make_step("model=resnet18", "task.batch_size=8", f"regularizer={name}")
+        step(next(iter(step.task.batches(step.model, 0))), 0)
+        statistics[name] = {k: v for k, v in step.model.state_dict().items() if "running" in k}
+    for key, value in statistics["none"].items():
+        assert torch.equal(value, statistics["ed"][key]), key
+
+
+def test_optional_compile_gives_the_same_losses():
+    eager, compiled = (make_step("model.depth=1", compile_model=c) for c in (False, True))
+    for number, batch in zip(range(2), eager.task.batches(eager.model, 0), strict=False):
+        eager(batch, number)
+        compiled(batch, number)
+    assert compiled.means()["train/loss"] == pytest.approx(eager.means()["train/loss"], rel=1e-4)
+
+
+def test_clipping_bounds_the_gradient():
+    step = make_step("optimizer.clip=1e-3")
+    step(next(iter(step.task.batches(step.model, 0))), 0)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in step.model.parameters()])
+    assert norm.item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_pairs_are_shared_by_the_parts_of_a_batch():
+    regularizer = instantiate(
+        compose_config(["regularizer=ed", "regularizer.pairs=64"]).regularizer
+    )
+    assert regularizer._pairs(100, parts=1) == 64
+    assert regularizer._pairs(50, parts=2) == 32
+    assert Moment(torch.tensor(0.0), torch.Generator()).parts == 1
+
+
+def test_config_stays_within_its_budget_of_keys():
+    """Sixty keys in all is what a newcomer can still read; adding one needs a reason."""
+    keys = [k for k in flat_keys(compose_config(["regularizer=ed"])) if "_target_" not in k]
+    assert len(keys) <= 70, keys

@@ -1,0 +1,60 @@
+"""The import direction of the architecture, and that nothing heavy loads before it is needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ALLOWED = {
+    "core": (),
+    "models": ("core",),
+    "regularizers": ("core",),
+    "measures": ("core",),
+    "tasks": ("core", "models"),
+    "engine": ("core", "files", "tasks.base", "regularizers.base"),
+    "analysis": ("files",),
+}
+SHARED_TASK_MODULES = {"base", "images"}
+
+
+def imported_modules(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "ed").glob("*/*.py")), ids=lambda p: f"{p.parent.name}/{p.name}"
+)
+def test_layers_import_only_what_lies_below(path):
+    layer = path.parent.name
+    for name in imported_modules(path):
+        if name.startswith("ed.") and not name.startswith(f"ed.{layer}."):
+            below = tuple(f"ed.{module}." for module in ALLOWED[layer])
+            assert f"{name}.".startswith(below), f"{path} may not import {name}"
+
+
+def test_core_imports_torch_alone():
+    standard = set(sys.stdlib_module_names)
+    for path in (ROOT / "ed" / "core").glob("*.py"):
+        roots = {name.split(".")[0] for name in imported_modules(path)} - standard
+        assert roots <= {"torch", "ed", "tqdm"}, path  # tqdm: the optional progress bar
+
+
+def test_no_concrete_task_imports_another():
+    for path in (ROOT / "ed" / "tasks").glob("*.py"):
+        others = {n.split(".")[2] for n in imported_modules(path) if n.startswith("ed.tasks.")}
+        assert others <= SHARED_TASK_MODULES, path
+
+
+@pytest.mark.parametrize("module", ["ed", "ed.analysis.spec", "ed.engine.errors"])
+def test_light_modules_do_not_load_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

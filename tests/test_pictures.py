@@ -1,0 +1,132 @@
+"""Data: the embedded pictures, foreign folders, augmentation."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from ed.tasks.images import EMBEDDED, crop_and_flip, load_pictures
+
+SIZE = {"classes": 10, "size": (32, 32)}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
+
+
+def write_folder(folder, columns: dict) -> str:
+    folder.mkdir()
+    for split in ("train", "test"):
+        pq.write_table(pa.table(columns), folder / f"{split}-00000-of-00001.parquet")
+    return str(folder)
+
+
+def png(size=(32, 32), value=7) -> dict:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((*size, 3), value, np.uint8)).save(buffer, "PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def test_embedded_pictures_are_balanced_and_small():
+    for split, count in (("train", 200), ("test", 50)):
+        pictures = load_pictures("embedded", split, **SIZE)
+        assert pictures.pixels.shape == (10 * count, 3, 32, 32)
+        assert pictures.labels.bincount().tolist() == [count] * 10
+    assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 5e6
+
+
+def test_embedded_pictures_are_rows_of_the_complete_set(full_data):
+    small = load_pictures("embedded", "test", **SIZE)
+    whole = load_pictures(str(full_data / "cifar10"), "test", **SIZE)
+    assert len(whole) == 10000
+    assert whole.labels.bincount().tolist() == [1000] * 10
+    known = {row.numpy().tobytes() for row in whole.pixels}
+    assert all(row.numpy().tobytes() in known for row in small.pixels)
+
+
+def test_complete_training_set_has_the_known_statistics(full_data):
+    whole = load_pictures(str(full_data / "cifar10"), "train", **SIZE)
+    assert whole.labels.bincount().tolist() == [5000] * 10
+    mean = whole.pixels.double().mean((0, 2, 3)) / 255
+    torch.testing.assert_close(
+        mean, torch.tensor([0.49139968, 0.48215841, 0.44653091], dtype=torch.float64)
+    )
+
+
+def test_pictures_are_decoded_once(tmp_path, monkeypatch):
+    first = load_pictures("embedded", "test", **SIZE)
+    monkeypatch.setattr("ed.tasks.images._decode", lambda *_: pytest.fail("decoded again"))
+    second = load_pictures("embedded", "test", **SIZE)
+    assert torch.equal(first.pixels, second.pixels)
+
+
+def test_a_damaged_cache_is_made_again(tmp_path):
+    first = load_pictures("embedded", "test", **SIZE)
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    assert torch.equal(load_pictures("embedded", "test", **SIZE).pixels, first.pixels)
+
+
+def test_a_folder_with_the_hubs_columns_is_read(tmp_path):
+    folder = write_folder(tmp_path / "data", {"img": [png(), png(value=9)], "label": [0, 9]})
+    pictures = load_pictures(folder, "train", **SIZE)
+    assert pictures.pixels.unique().tolist() == [7, 9]
+    assert pictures.labels.tolist() == [0, 9]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"picture": [png()], "label": [1]},
+            r"has columns \['label', 'picture'\]; needed are 'img'",
+        ),
+        ({"img": [png()], "class": [1]}, "needed are 'img' .* and 'label'"),
+        ({"img": [png()], "label": [12]}, "run from 12 to 12, but 10 classes are expected"),
+        ({"img": [png((28, 28))], "label": [1]}, "picture 0 is 28x28, but 32x32 is expected"),
+    ],
+)
+def test_wrong_data_is_refused(tmp_path, columns, message):
+    folder = write_folder(tmp_path / "data", columns)
+    with pytest.raises(ValueError, match=message):
+        load_pictures(folder, "train", **SIZE)
+
+
+def test_missing_folders_and_splits_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"task\.data=\./nothing: no such folder"):
+        load_pictures("./nothing", "train", **SIZE)
+    folder = write_folder(tmp_path / "data", {"img": [png()], "label": [1]})
+    with pytest.raises(ValueError, match="split 'validation' could not be read"):
+        load_pictures(folder, "validation", **SIZE)
+
+
+def test_crops_and_flips_are_windows_of_the_padded_picture():
+    pixels = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
+    padded = torch.nn.functional.pad(pixels, [2] * 4)
+    index = torch.tensor([1] * 200)
+    crops = crop_and_flip(padded, index, 2, torch.Generator().manual_seed(0))
+    windows = {
+        variant.numpy().tobytes()
+        for top in range(5)
+        for left in range(5)
+        for window in [padded[1, :, top : top + 8, left : left + 8]]
+        for variant in (window.contiguous(), window.flip(-1).contiguous())
+    }
+    seen = {crop.contiguous().numpy().tobytes() for crop in crops}
+    assert seen <= windows
+    assert len(seen) > 40  # of 50 windows, 200 draws reach nearly all
+
+
+def test_augmentation_is_a_function_of_the_seed():
+    padded = torch.randint(256, (10, 3, 40, 40), dtype=torch.uint8)
+    index = torch.arange(10)
+    first, again, other = (
+        crop_and_flip(padded, index, 4, torch.Generator().manual_seed(s)) for s in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
