@@ -247,7 +247,7 @@ def _provenance(table: Table, rows: Sequence[Row]) -> str:
     versions = sorted({row.torch for row in done if row.torch})
     commits = sorted({row.commit[:8] for row in done if row.commit})
     return (
-        f"{len(done)} runs are done, {hours:.2f} hours in all, on {', '.join(devices)} with torch "
+        f"{len(done)} run{'s are' if len(done) > 1 else ' is'} done, {hours:.2f} hours in all, on {', '.join(devices)} with torch "
         f"{', '.join(versions)}, commit {', '.join(commits)}. The last step is reported. {made}"
     )
 

@@ -6,7 +6,6 @@ directions and, for 4 x 1000 outputs, dozens of times cheaper than a batched SVD
 """
 
 import functools
-import math
 
 import torch
 from torch import Tensor
@@ -103,21 +102,18 @@ def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigen-decomposition by parallel Jacobi rotations: no host sync, a fixed number of steps.
 
     Each round zeroes the entries (p, q) of floor(r / 2) disjoint index pairs at once; the
-    round-robin order meets every pair once a sweep.
+    round-robin order meets every pair once a sweep. Few kernels a round, as their launches are the
+    whole cost.
     """
-    identity, rounds = _jacobi_plan(matrix.shape[-1], matrix.dtype, matrix.device)
-    tiny = torch.finfo(matrix.dtype).tiny
+    size = matrix.shape[-1]
+    identity, rounds = _jacobi_plan(size, matrix.dtype, matrix.device)
     vectors = identity.expand_as(matrix)
-    for _ in range(3 + math.ceil(math.log2(matrix.shape[-1]))):  # 5 at r = 4: float64 rounding
-        for p, q, spread, swap in rounds:
-            off = matrix[..., p, q]
-            half = (matrix[..., q, q] - matrix[..., p, p]) / 2
-            # t = sign(h) o / (|h| + sqrt(h^2 + o^2)): the smaller of the two rotation angles
-            bottom = half.abs() + torch.sqrt(half.square() + off.square())
-            tangent = torch.where(half < 0, -off, off) / bottom.clamp_min(tiny)
-            cosine = torch.rsqrt(1 + tangent.square())
-            diagonal = identity + ((cosine - 1) @ spread)[..., None, :] * identity
-            rotation = diagonal + ((tangent * cosine) @ spread)[..., None, :] * swap
+    for _ in range(3 + size // 2):  # 5 at r = 4, 11 at 16: down to float64 rounding
+        for entries, generator, rest in rounds:
+            difference, off = (matrix.flatten(-2) @ entries).chunk(2, dim=-1)
+            angle = torch.atan2(off, difference) / 2  # 0 for a pair that is diagonal already
+            rotation = torch.cat([angle.cos(), angle.sin()], dim=-1) @ generator + rest
+            rotation = rotation.unflatten(-1, (size, size))
             matrix = rotation.mT @ matrix @ rotation
             vectors = vectors @ rotation
     return matrix.diagonal(dim1=-2, dim2=-1), vectors
@@ -127,17 +123,23 @@ def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
     """Constants of `jacobi_eigen`, kept on the device: an upload at each call would stall it.
 
-    A round is (p, q, spread, swap): its index pairs, the 0/1 matrix (pairs, size) that hands each
-    index the value of its pair, and the matrix with +1 at (p, q) and -1 at (q, p).
+    A round is three matrices that act on flattened (size, size) ones: `entries` reads a_qq - a_pp
+    and 2 a_pq off for each pair, `generator` turns their cosines and sines into a rotation, and
+    `rest` has ones for an index that sits the round out.
     """
     rounds = []
     for pairs in _round_robin(size):
-        p, q = (torch.tensor(index, device=device) for index in zip(*pairs, strict=True))
-        spread = torch.zeros(len(pairs), size, dtype=dtype, device=device)
-        spread[range(len(pairs)), p] = spread[range(len(pairs)), q] = 1
-        swap = torch.zeros(size, size, dtype=dtype, device=device)
-        swap[p, q], swap[q, p] = 1, -1
-        rounds.append((p, q, spread, swap))
+        count = len(pairs)
+        entries = torch.zeros(size, size, 2 * count)
+        generator = torch.zeros(2 * count, size, size)
+        rest = torch.eye(size)
+        for i, (p, q) in enumerate(pairs):
+            entries[q, q, i], entries[p, p, i], entries[p, q, count + i] = 1, -1, 2
+            generator[i, p, p] = generator[i, q, q] = generator[count + i, p, q] = 1
+            generator[count + i, q, p] = -1
+            rest[p, p] = rest[q, q] = 0
+        constants = (entries.flatten(0, 1), generator.flatten(1), rest.flatten())
+        rounds.append([constant.to(device, dtype) for constant in constants])
     return torch.eye(size, dtype=dtype, device=device), rounds
 
 

@@ -1,0 +1,49 @@
+"""The IMPALA convolutional network, as PPO on Procgen uses it."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Impala(nn.Module):
+    """Pictures in [0, 1], (N, 3, 64, 64) -> (N, actions + 1): the action logits, then the value.
+
+    Three stages (convolution, max-pool, two residual blocks), one hidden layer, and an actor and a
+    critic head on the shared trunk.
+    """
+
+    def __init__(self, *, actions: int, channels: list[int], hidden: int, image_size: list[int]):
+        super().__init__()
+        widths = [3, *channels]
+        self.stages = nn.Sequential(*(Stage(a, b) for a, b in zip(widths, channels, strict=False)))
+        with torch.no_grad():
+            features = self.stages(torch.zeros(1, 3, *image_size)).numel()
+        self.hidden = nn.Linear(features, hidden)
+        self.actor, self.critic = nn.Linear(hidden, actions), nn.Linear(hidden, 1)
+        for head, gain in ((self.actor, 0.01), (self.critic, 1.0)):
+            nn.init.orthogonal_(head.weight, gain)
+            nn.init.zeros_(head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.hidden(self.stages(x).flatten(1).relu()).relu()
+        return torch.cat([self.actor(features), self.critic(features)], dim=-1)
+
+
+class Stage(nn.Module):
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.blocks = nn.Sequential(Residual(outputs), Residual(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(F.max_pool2d(self.convolution(x), 3, stride=2, padding=1))
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(self.first(x.relu()).relu())

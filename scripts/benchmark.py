@@ -1,0 +1,441 @@
+"""What a training step costs, side by side in one run: python scripts/benchmark.py [--out FILE]
+
+For each network: the ordinary eager loop, the plain step at B inputs and at as many inputs as the
+ED step has, and every regularizer's step; then the estimator against the forward passes it needs.
+On a CPU the same table at small sizes.
+"""
+
+import argparse
+import gc
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import ed
+from ed.core.field import Field
+from ed.core.modes import batch_norms, frozen_statistics
+from ed.engine.errors import explain
+from ed.engine.optimizer import AdamW
+from ed.engine.step import TrainStep
+from ed.files import write_atomic
+from ed.regularizers.base import Regularizer
+from ed.regularizers.ed import EffectiveDegree
+from ed.regularizers.jacobian import Jacobian
+from ed.regularizers.mixup import Mixup
+from ed.regularizers.sam import Asam, Sam
+from ed.tasks.base import Batch, Task
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+BLOCKS, STEPS = (5, 20) if CUDA else (3, 2)  # timed blocks, of which the median; steps in each
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network at a batch size, and what is timed on it.
+
+    Attributes:
+        build: makes the model. inputs: makes a batch of n inputs.
+        extra: inputs that ED adds to a batch.
+        epoch: examples in an epoch, where seconds per epoch mean something.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], Tensor]
+    classes: int
+    batch: int
+    pairs: int
+    components: int | None = None
+    anchored: bool = True
+    value_head: bool = False
+    epoch: int | None = None
+    rivals: tuple[str, ...] = ()
+
+    @property
+    def extra(self) -> int:
+        return self.pairs * (2 if self.anchored else 4)
+
+
+class Synthetic(Task):
+    """Random inputs and labels: only the time of a step is of interest."""
+
+    has_labels, total_steps = True, 10**6
+
+    def __init__(self, case: Case, batch_size: int):
+        self.case, self.batch_size = case, batch_size
+        self.penalised = slice(case.classes)
+        labels = torch.randint(case.classes, (batch_size,), device=DEVICE)
+        self.batch = {"x": case.inputs(batch_size), "label": labels}
+
+    def field(self, model: nn.Module, batch: Batch) -> Field:
+        aside = partial(frozen_statistics, model) if batch_norms(model) else None
+        x = model.embed(batch["x"]) if hasattr(model, "embed") else batch["x"]
+        return Field.of(model, x, aside=aside)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = F.cross_entropy(outputs[:, self.penalised].float(), batch["label"])
+        if self.case.value_head:
+            loss = loss + outputs[:, -1].float().square().mean()
+        return loss, {"loss": loss.detach()}
+
+
+class Bert(nn.Module):
+    """BERT with random weights, from word embeddings (N, L, D) to class logits."""
+
+    def __init__(self, *, layers: int, width: int, length: int):
+        super().__init__()
+        from transformers import BertConfig, BertForSequenceClassification
+
+        self.length = length
+        self.model = BertForSequenceClassification(
+            BertConfig(
+                hidden_size=width,
+                num_hidden_layers=layers,
+                num_attention_heads=width // 64,
+                intermediate_size=4 * width,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+                num_labels=2,
+            )
+        )
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.model.get_input_embeddings()(ids)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        mask = embeddings.new_ones(embeddings.shape[:2], dtype=torch.long)
+        return self.model(inputs_embeds=embeddings, attention_mask=mask).logits
+
+
+def vit(size: int, patch: int, width: int, depth: int, classes: int) -> nn.Module:
+    from ed.models.vit import ViT
+
+    shape = {"image_size": [size, size], "patch": patch, "width": width, "depth": depth}
+    return ViT(
+        **shape, heads=width // 64, classes=classes, pool="token", dropout=0.0, activation="gelu"
+    )
+
+
+def resnet(classes: int) -> nn.Module:
+    from ed.models.resnet import cifar_resnet18
+
+    return cifar_resnet18(classes=classes)
+
+
+def impala(channels: list[int]) -> nn.Module:
+    from ed.models.impala import Impala
+
+    return Impala(actions=15, channels=channels, hidden=256, image_size=[64, 64])
+
+
+def pictures(size: int) -> Callable[[int], Tensor]:
+    return lambda count: torch.randn(count, 3, size, size, device=DEVICE)
+
+
+def tokens(length: int) -> Callable[[int], Tensor]:
+    return lambda count: torch.randint(30000, (count, length), device=DEVICE)
+
+
+ALL_RIVALS = ("mixup", "sam", "asam", "jacobian")
+GPU_CASES = {
+    "vit_tiny": Case(
+        "ViT-Tiny, 32x32", partial(vit, 32, 4, 192, 12, 10), pictures(32), 10, 256, 128,
+        epoch=50000, rivals=ALL_RIVALS,
+    ),
+    "resnet18": Case(
+        "ResNet18, 32x32", partial(resnet, 10), pictures(32), 10, 256, 128, epoch=50000
+    ),
+    "vit_b32": Case(
+        "ViT-B/32, 224x224, 1000 classes", partial(vit, 224, 32, 768, 12, 1000), pictures(224),
+        1000, 512, 256, components=3,
+    ),
+    "bert": Case(
+        "BERT-base, length 128", partial(Bert, layers=12, width=768, length=128), tokens(128),
+        2, 32, 16,
+    ),
+    "procgen": Case(
+        "Procgen update, IMPALA", partial(impala, [16, 32, 32]), pictures(64), 15, 4096, 2048,
+        components=3, anchored=False, value_head=True,
+    ),
+}  # fmt: skip
+CPU_CASES = {
+    "vit_tiny": Case(
+        "micro ViT, 32x32", partial(vit, 32, 8, 64, 4, 10), pictures(32), 10, 100, 50,
+        epoch=2000, rivals=ALL_RIVALS,
+    ),
+    "resnet18": Case("ResNet18, 32x32", partial(resnet, 10), pictures(32), 10, 8, 4),
+    "vit_b32": Case(
+        "small ViT, 64x64, 1000 classes", partial(vit, 64, 32, 192, 2, 1000), pictures(64),
+        1000, 32, 16, components=3,
+    ),
+    "bert": Case(
+        "small BERT, length 32", partial(Bert, layers=2, width=128, length=32), tokens(32), 2, 8, 4
+    ),
+    "procgen": Case(
+        "Procgen update, small IMPALA", partial(impala, [4, 8, 8]), pictures(64), 15, 32, 16,
+        components=3, anchored=False, value_head=True,
+    ),
+}  # fmt: skip
+
+
+def penalty(case: Case, components: int | None) -> EffectiveDegree:
+    return EffectiveDegree(
+        7.0, ed.RandomizedCosine(), pairs=case.pairs, resolution=4, degree=3, basis="chebyshev",
+        anchored=case.anchored, components=components, weighting="raw", damping=1e-6,
+        detach_pca=False, ramp=0.3, ramp_shape="sine", endpoints="batch",
+    )  # fmt: skip
+
+
+RIVALS: dict[str, Callable[[], Regularizer]] = {
+    "mixup": lambda: Mixup(1.0, per_example=False),
+    "sam": lambda: Sam(0.05),
+    "asam": lambda: Asam(0.5, eta=0.01, scope="weights"),
+    "jacobian": lambda: Jacobian(0.1, projections=1),
+}
+
+
+def measure(advance: Callable[[], None]) -> tuple[float, float]:
+    """Median seconds per call, and peak memory in GiB (CUDA only), after a warm-up."""
+    for _ in range(6 if CUDA else 1):
+        advance()
+    if CUDA:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(BLOCKS):
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            advance()
+        if CUDA:
+            torch.cuda.synchronize()
+        seconds.append((time.perf_counter() - start) / STEPS)
+    memory = torch.cuda.max_memory_reserved() / 2**30 if CUDA else float("nan")
+    return statistics.median(seconds), memory
+
+
+def our_step(case: Case, batch_size: int, regularizer: Regularizer) -> tuple[float, float]:
+    """A step of the engine, with everything that a run on this machine has by default."""
+    clear()
+    task, model = Synthetic(case, batch_size), case.build().to(DEVICE)
+    step = TrainStep(
+        task, model, regularizer, AdamW(lr=1e-4, weight_decay=0.1), device=DEVICE, seed=0,
+        bf16=CUDA, compile_model=CUDA, capture=CUDA,
+    )  # fmt: skip
+    counter = iter(range(10**6))
+    return measure(lambda: step(task.batch, next(counter)))
+
+
+def ordinary_loop(case: Case) -> tuple[float, float]:
+    """The peer: what most training scripts do. Eager, autocast, AdamW as it comes."""
+    clear()
+    task, model = Synthetic(case, case.batch), case.build().to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)
+
+    def advance() -> None:
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA):
+            loss, _ = task.loss(task.field(model, task.batch)(), task.batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return measure(advance)
+
+
+def flops_per_input(case: Case) -> float:
+    """Floating-point operations of forward and backward for one input."""
+    clear()
+    small = 8
+    task, model = Synthetic(case, small), case.build().to(DEVICE)
+    with FlopCounterMode(display=False) as counter:
+        task.loss(task.field(model, task.batch)(), task.batch)[0].backward()
+    return counter.get_total_flops() / small
+
+
+def clear() -> None:
+    torch._dynamo.reset()
+    gc.collect()
+    if CUDA:
+        torch.cuda.empty_cache()
+
+
+def peak_flops() -> float:
+    """What a large bf16 matrix product reaches here, in FLOP/s."""
+    size = 8192 if CUDA else 1024
+    a, b = (torch.randn(size, size, device=DEVICE) for _ in range(2))
+    if CUDA:
+        a, b = a.bfloat16(), b.bfloat16()
+    return 2 * size**3 / measure(lambda: a @ b)[0]
+
+
+def bench_case(case: Case, peak: float) -> list[str]:
+    """The rows of one network."""
+    ideal = flops_per_input(case) / peak  # seconds per input at peak
+    total = case.batch + case.extra
+    timed: list[tuple[str, int, int, Regularizer | None]] = [  # label, batch, inputs per step
+        ("ordinary eager loop", case.batch, case.batch, None),
+        ("plain", case.batch, case.batch, Regularizer()),
+        ("plain", total, total, Regularizer()),
+        ("ED", case.batch, total, penalty(case, case.components)),
+    ]
+    if case.rivals:
+        timed.append(("ED with PCA 3", case.batch, total, penalty(case, 3)))
+    for name in case.rivals:
+        passes = 2 if name in ("sam", "asam") else 1
+        timed.append((name, case.batch, passes * case.batch, RIVALS[name]()))
+    spent: dict[tuple[str, int], float] = {}
+    rows = []
+    for label, batch_size, inputs, regularizer in timed:
+        seconds, memory = (
+            ordinary_loop(case) if regularizer is None else our_step(case, batch_size, regularizer)
+        )
+        spent[label, batch_size] = seconds
+        rows.append(row(case, label, batch_size, inputs, seconds, memory, ideal, spent))
+    return rows
+
+
+def row(case, label, batch_size, inputs, seconds, memory, ideal, spent) -> str:
+    """One line: times, and ratios to the steps measured before it in the same run."""
+    plain, same = spent.get(("plain", case.batch)), spent.get(("plain", inputs))
+    epoch = seconds * (case.epoch // batch_size) if case.epoch else None
+    cells = [
+        f"{label}, {batch_size}" + (f" + {inputs - batch_size}" if "ED" in label else ""),
+        f"{1000 * seconds:.2f}",
+        f"{seconds / plain:.2f}" if plain else "",
+        f"{seconds / same:.3f}" if same else "",
+        f"{spent['ordinary eager loop', case.batch] / seconds:.2f}",
+        f"{batch_size / seconds:,.0f}",
+        f"{epoch:.2f}" if epoch else "",
+        f"{100 * ideal * inputs / seconds:.1f} %" if label != "jacobian" else "",
+        f"{memory:.1f}" if CUDA else "",
+    ]
+    line = "| " + " | ".join(cells) + " |"
+    print(line, flush=True)
+    return line
+
+
+HEADER = (
+    "step, inputs",
+    "ms",
+    "x plain",
+    "x plain at the same inputs",
+    "x faster than eager",
+    "examples/s",
+    "s/epoch",
+    "of peak",
+    "GiB",
+)
+
+
+@torch.no_grad()
+def bench_estimator(case: Case) -> list[str]:
+    """The paper's protocol against the bare forward passes it needs, in chunks of one size."""
+    clear()
+    model, images = case.build().to(DEVICE).eval(), case.inputs(512)
+    pairs = 400 if CUDA else 10
+    budget = 8.0 if CUDA else 0.5
+    points = pairs * 200
+    chunk = 4000 if CUDA else 500
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA):
+            return model(x)
+
+    batch = images.repeat(chunk // len(images) + 1, 1, 1, 1)[:chunk]
+
+    def bare() -> None:
+        for _ in range(points // chunk):
+            forward(batch)
+
+    def estimate() -> None:
+        ed.estimate(forward, images, pairs=pairs, memory_gib=budget)
+
+    times = {}
+    for name, function in (("bare", bare), ("estimate", estimate)):
+        if CUDA:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        function()
+        start = time.perf_counter()
+        function()
+        if CUDA:
+            torch.cuda.synchronize()
+        times[name] = time.perf_counter() - start
+    used = (torch.cuda.max_memory_allocated() - before) / 2**30 if CUDA else float("nan")
+    line = (
+        f"Estimator on {case.name}: {pairs} paths x 200 nodes, K = 40 in {times['estimate']:.2f} "
+        f"s, the bare forward passes in {times['bare']:.2f} s: "
+        f"{100 * times['bare'] / times['estimate']:.0f} % of their throughput"
+        + (f"; {used:.2f} GiB used of a budget of {budget:.0f}." if CUDA else ".")
+    )
+    print(line, flush=True)
+    return [line]
+
+
+def bench_fit(case: Case) -> list[str]:
+    """The share of softmax, PCA and fit in an ED step."""
+    clear()
+    model, task = case.build().to(DEVICE), Synthetic(case, case.batch)
+    field = task.field(model, task.batch)
+    lines = []
+    for components in (None, 3):
+        regularizer = penalty(case, components)
+        paths = ed.Paths.draw(
+            field, regularizer.representation, case.pairs, labels=task.batch["label"]
+        )
+        logits = torch.randn(len(paths.field.x), case.classes, device=DEVICE, requires_grad=True)
+        fit, _ = measure(lambda p=paths, x=logits: p.degrees(x).mean().backward())
+        step, _ = our_step(case, case.batch, regularizer)
+        lines.append(
+            f"Fit of {case.name}{' with PCA 3' if components else ''}: {1000 * fit:.2f} ms of a "
+            f"step of {1000 * step:.1f} ms, {100 * fit / step:.1f} %."
+        )
+        print(lines[-1], flush=True)
+    return lines
+
+
+def machine() -> str:
+    name = torch.cuda.get_device_name() if CUDA else f"{torch.get_num_threads()} CPU threads"
+    python = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{name} ({platform.machine()}), {python}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    cases = GPU_CASES if CUDA else CPU_CASES
+    parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
+    parser.add_argument("--out", type=Path, help="write the tables as Markdown")
+    options = parser.parse_args()
+    peak = peak_flops()
+    kind = "bf16" if CUDA else "float32"
+    text = [
+        "# Benchmark",
+        f"{machine()}. Peak of a large {kind} product: {peak / 1e12:.1f} TFLOP/s.",
+    ]
+    print(*text, sep="\n")
+    for name in options.cases:
+        case = cases[name]
+        header = "| " + " | ".join(HEADER) + " |\n|" + " --- |" * len(HEADER)
+        print(f"\n## {case.name}\n{header}")
+        text.append(f"## {case.name}\n\n{header}\n" + "\n".join(bench_case(case, peak)))
+        if name == "vit_tiny":
+            text += bench_estimator(case) + ([] if CUDA else bench_fit(case))
+        if options.out:  # after every network: a run cut short keeps what it has
+            write_atomic(options.out, "\n\n".join(text) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        sys.exit(explain(error))
