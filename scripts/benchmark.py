@@ -26,6 +26,7 @@ from ed.core.field import Field
 from ed.core.modes import batch_norms, frozen_statistics
 from ed.engine.errors import explain
 from ed.engine.optimizer import AdamW
+from ed.engine.run import commit
 from ed.engine.step import TrainStep
 from ed.files import write_atomic
 from ed.regularizers.base import Regularizer
@@ -407,7 +408,7 @@ def bench_fit(case: Case) -> list[str]:
 def machine() -> str:
     name = torch.cuda.get_device_name() if CUDA else f"{torch.get_num_threads()} CPU threads"
     python = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{name} ({platform.machine()}), {python}"
+    return f"{name} ({platform.machine()}), {python}, commit {(commit() or 'unknown')[:8]}"
 
 
 def main() -> None:

@@ -246,8 +246,9 @@ def _provenance(table: Table, rows: Sequence[Row]) -> str:
     devices = sorted({row.device for row in done if row.device})
     versions = sorted({row.torch for row in done if row.torch})
     commits = sorted({row.commit[:8] for row in done if row.commit})
+    count = "1 run is" if len(done) == 1 else f"{len(done)} runs are"
     return (
-        f"{len(done)} run{'s are' if len(done) > 1 else ' is'} done, {hours:.2f} hours in all, on {', '.join(devices)} with torch "
+        f"{count} done, {hours:.2f} hours in all, on {', '.join(devices)} with torch "
         f"{', '.join(versions)}, commit {', '.join(commits)}. The last step is reported. {made}"
     )
 

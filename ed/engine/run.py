@@ -97,7 +97,7 @@ class RunFolder:
             sessions = []
         session = {
             "command": " ".join(sys.argv),
-            "commit": os.environ.get("ED_COMMIT") or _git("rev-parse", "HEAD"),
+            "commit": commit(),
             "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
             "device": device,
             "host": platform.machine(),
@@ -120,8 +120,13 @@ def _differences(before: dict, now: dict, prefix: str = "") -> list[str]:
     return rows
 
 
+def commit() -> str | None:
+    """The commit of the code that runs; ED_COMMIT says it for a copy without its repository."""
+    return os.environ.get("ED_COMMIT") or _git("rev-parse", "HEAD")
+
+
 def _git(*arguments: str) -> str | None:
-    """Git's answer about the code that runs; None where it is no repository (set ED_COMMIT)."""
+    """Git's answer about the code that runs; None where it is no repository."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)
