@@ -60,6 +60,7 @@ MISTAKES = {
     "task.batch_size=1": "task.batch_size=1: paths need at least 2 examples",
     "task.batch_size=5000": "task.batch_size=5000: task.data=embedded has only 2000",
     "task.epochs=0": "task.epochs=0",
+    "task.eval_every=0": "task.eval_every=0: must be at least 1 epoch",
     "task.classes=5": "labels of split 'train' run from 0 to 9, but 5 classes",
     "task.space=nowhere": "task.space=nowhere: use one of input, embedding, block1",
     "accumulate=3": "accumulate=3: must divide task.batch_size=200",

@@ -48,10 +48,12 @@ class Field:
         Returns:
             A field at P * n points, the nodes of a path side by side.
         """
-        alpha = alpha.expand(len(first), alpha.shape[-1]).to(self.x.dtype)
+        # not in bf16, even where features are: rounded nodes would not be the ones that are fitted
+        dtype = torch.promote_types(self.x.dtype, torch.float32)
+        alpha = alpha.expand(len(first), alpha.shape[-1]).to(dtype)
         weight = alpha.reshape(*alpha.shape, *[1] * (self.x.dim() - 1))
-        x1, x2 = self.x[first].unsqueeze(1), self.x[second].unsqueeze(1)
-        points = torch.lerp(x2, x1, weight)  # exact at both ends
+        x1, x2 = (self.x[index].unsqueeze(1).to(dtype) for index in (first, second))
+        points = torch.lerp(x2, x1, weight).to(self.x.dtype)  # exact at both ends
         context = {
             name: torch.maximum(value[first], value[second])
             .unsqueeze(1)

@@ -13,7 +13,7 @@ from ed.core.streams import stream_seed
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.loop import Cadence, describe, train
-from ed.engine.metrics import Wandb
+from ed.engine.metrics import TerminalHandler, Wandb
 from ed.engine.run import RunFolder, default_folder
 from ed.engine.step import TrainStep
 
@@ -122,9 +122,11 @@ def log_to(path: Path) -> None:
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     logger.propagate = False
     logger.disabled = False  # Hydra's logging setup, which runs before every job, switches it off
-    for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(path)):
+    terminal, file = TerminalHandler(sys.stdout), logging.FileHandler(path)
+    terminal.setLevel(logging.INFO)
+    for handler in (terminal, file):
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)

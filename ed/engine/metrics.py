@@ -32,10 +32,12 @@ class Metrics:
         if self.tracker is not None:
             self.tracker.log(values, step=step)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        if self.bar is None:
-            logger.info("step %d/%d  %s  eta %s", step, self.total, shown, self.eta(step))
-        else:
+        training = all(name.startswith(("train/", "time/")) for name in values)
+        if self.bar is not None and training:
             self.bar.set_postfix_str(shown)
+        # beside a bar the terminal shows evaluations alone; the log file has every line
+        level = logging.DEBUG if self.bar is not None and training else logging.INFO
+        logger.log(level, "step %d/%d  %s  eta %s", step, self.total, shown, self.eta(step))
 
     def advance(self, step: int) -> None:
         if self.bar is not None:
@@ -86,6 +88,18 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+class TerminalHandler(logging.StreamHandler):
+    """Lines on standard output, above a progress bar where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            tqdm.write(self.format(record), file=sys.stdout)
+        else:
+            super().emit(record)
 
 
 def _bar(total: int, start: int):

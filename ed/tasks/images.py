@@ -73,6 +73,8 @@ class PictureTask(Task):
                 f"task.epochs={epochs}, task.warmup_epochs={warmup_epochs}: need at least one "
                 "epoch and a warm-up within them"
             )
+        if eval_every < 1:
+            raise ValueError(f"task.eval_every={eval_every}: must be at least 1 epoch")
         self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
         self.batch_size, self.augment, self.space = batch_size, augment, space
         self.eval_every, self.classes, self.image_size = eval_every, classes, tuple(image_size)
@@ -93,8 +95,8 @@ class PictureTask(Task):
                 f"task.batch_size={self.batch_size}: task.data={self.data} has only "
                 f"{len(self.train)} training pictures"
             )
-        pad = [PADDING] * 4 if self.augment else [0] * 4
-        self.padded = F.pad(self.train.pixels, pad)  # black borders, as padding before scaling
+        if self.augment:  # black borders: padding comes before scaling
+            self.padded = F.pad(self.train.pixels, [PADDING] * 4)
         self.shift = torch.tensor(self.mean, device=device).view(3, 1, 1)
         self.scale = torch.tensor(self.std, device=device).view(3, 1, 1)
         # the last incomplete batch is dropped, so that all steps have one shape
@@ -117,10 +119,11 @@ class PictureTask(Task):
                 )
                 order = order.to(self.device, non_blocking=True)
             index = order[place * self.batch_size : (place + 1) * self.batch_size]
-            pixels = self.train.pixels[index]
             if self.augment:
                 reseed(augmentation, self.seed, "augmentation", step)
                 pixels = crop_and_flip(self.padded, index, PADDING, augmentation)
+            else:
+                pixels = self.train.pixels[index]
             yield {"x": self.normalise(pixels), "label": self.train.labels[index]}
 
     def normalise(self, pixels: Tensor) -> Tensor:
