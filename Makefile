@@ -13,7 +13,7 @@ demo: .venv/ready
 test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 benchmark: .venv/ready
 	$(BIN)/python scripts/benchmark.py

@@ -81,18 +81,25 @@ def start_training(folder: Path, *extra: str) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 
 
-def test_kill_9_loses_only_what_came_after_the_last_checkpoint(tmp_path):
-    folder, extra = tmp_path / "killed", ["task.epochs=8", "system.save_seconds=0"]
-    process = start_training(folder, *extra)
+# the seven methods of Table 1
+METHODS = {name: [f"regularizer={name}"] for name in ("none", "mixup", "sam", "asam", "jacobian")}
+METHODS |= {"ed_without_anchors": ["regularizer=ed", "regularizer.anchored=false"]}
+METHODS |= {"ed": ["regularizer=ed"]}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path):
+    folder, extra = tmp_path / "killed", ["task.epochs=4", *METHODS[method]]
+    process = start_training(folder, *extra, "system.save_seconds=0")
     deadline = time.monotonic() + 120
-    while len(_lines(folder / "metrics.jsonl")) < 20 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while len(_lines(folder / "metrics.jsonl")) < 9 and time.monotonic() < deadline:
+        time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (folder / "DONE").exists()
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 99')  # as if killed in the middle of a line
-    assert start_training(folder, *extra).wait() == 0
+    small_run(folder, *extra)
     small_run(tmp_path / "whole", *extra)
     assert_same_run(tmp_path / "whole", folder)
     assert len(json.loads((folder / "meta.json").read_text())["sessions"]) == 2
