@@ -99,11 +99,12 @@ def test_paths_run_from_the_second_to_the_first():
     torch.testing.assert_close(along[:, 1], 0.25 * x[first] + 0.75 * x[second])
 
 
-def test_context_is_merged_by_union():
+def test_context_is_the_union_inside_a_path_and_each_ends_own_there():
     mask = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]])
     field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": mask})
-    merged = field.between(torch.tensor([0]), torch.tensor([1]), torch.tensor([0.1, 0.9]))()
-    assert merged.tolist() == [[1, 1, 0, 1]] * 2
+    alpha = torch.tensor([0.0, 0.1, 0.9, 1.0])
+    merged = field.between(torch.tensor([0]), torch.tensor([1]), alpha)()
+    assert merged.tolist() == [[1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 0, 1], [1, 1, 0, 0]]
 
 
 def test_joined_field_equals_both_parts():

@@ -20,7 +20,8 @@ class Field:
         forward: points (N, ...), context -> outputs (N, C).
         x: (B, ...), the batch in that space.
         context: per-example tensors (B, ...) that travel along, e.g. the attention mask. On a path
-            they are merged by maximum, which for a 0/1 mask is the union of both ends.
+            they are merged by the maximum of those ends that take part, which for a 0/1 mask is
+            the union inside the path and each end's own at that end.
         aside: for models with batch normalisation, a context that keeps a pass at points which are
             no data out of the running statistics. None: the model has no such state, and batch and
             paths may share one forward pass.
@@ -55,10 +56,7 @@ class Field:
         x1, x2 = (self.x[index].unsqueeze(1).to(dtype) for index in (first, second))
         points = torch.lerp(x2, x1, weight).to(self.x.dtype)  # exact at both ends
         context = {
-            name: torch.maximum(value[first], value[second])
-            .unsqueeze(1)
-            .expand(-1, alpha.shape[1], *value.shape[1:])
-            .flatten(0, 1)
+            name: _merge(value[first], value[second], alpha).flatten(0, 1)
             for name, value in self.context.items()
         }
         return replace(self, x=points.flatten(0, 1), context=context)
@@ -84,3 +82,9 @@ class Field:
     def at(self, x: Tensor) -> Field:
         """The same function and context at other points."""
         return replace(self, x=x)
+
+
+def _merge(first: Tensor, second: Tensor, alpha: Tensor) -> Tensor:
+    """Per-example tensors (P, ...) of both ends, at nodes (P, n): (P, n, ...)."""
+    alpha = alpha.reshape(*alpha.shape, *[1] * (first.dim() - 1))
+    return torch.maximum(first.unsqueeze(1) * (alpha > 0), second.unsqueeze(1) * (alpha < 1))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ed.core.field import Field
+from ed.core.streams import generator
 
 Batch = dict[str, Tensor]
 
@@ -58,3 +59,19 @@ class Task:
 
     def load_state_dict(self, state: dict) -> None:
         pass
+
+
+def shuffled_batches(
+    count: int, batch_size: int, steps: range, *, seed: int, device: torch.device | str
+) -> Iterator[tuple[int, Tensor]]:
+    """(step, indices (B,)) of a data set that is shuffled anew every epoch.
+
+    The order of an epoch is a function of the seed and the epoch, so a run may start anywhere; it
+    moves to the device once an epoch. The last incomplete batch is dropped: all steps have one
+    shape.
+    """
+    for step in steps:
+        epoch, place = divmod(step, count // batch_size)
+        if step == steps.start or place == 0:
+            order = torch.randperm(count, generator=generator(seed, "order", epoch)).to(device)
+        yield step, order[place * batch_size : (place + 1) * batch_size]

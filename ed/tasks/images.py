@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from ed.core.field import Field
 from ed.core.modes import batch_norms, frozen_statistics
-from ed.core.streams import generator, reseed
+from ed.core.streams import reseed
 from ed.models import spaces
-from ed.tasks.base import Batch, Task
+from ed.tasks.base import Batch, Task, shuffled_batches
 
 EMBEDDED = Path(__file__).parents[1] / "data" / "cifar10_mini"
 PADDING = 4
@@ -99,7 +99,6 @@ class PictureTask(Task):
             self.padded = F.pad(self.train.pixels, [PADDING] * 4)
         self.shift = torch.tensor(self.mean, device=device).view(3, 1, 1)
         self.scale = torch.tensor(self.std, device=device).view(3, 1, 1)
-        # the last incomplete batch is dropped, so that all steps have one shape
         self.steps_per_epoch = len(self.train) // self.batch_size
         self.total_steps = self.epochs * self.steps_per_epoch
         self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
@@ -111,14 +110,9 @@ class PictureTask(Task):
 
     def batches(self, model, start: int) -> Iterator[Batch]:
         augmentation = torch.Generator(self.device)
-        for step in range(start, self.total_steps):
-            epoch, place = divmod(step, self.steps_per_epoch)
-            if step == start or place == 0:
-                order = torch.randperm(
-                    len(self.train), generator=generator(self.seed, "order", epoch)
-                )
-                order = order.to(self.device, non_blocking=True)
-            index = order[place * self.batch_size : (place + 1) * self.batch_size]
+        steps = range(start, self.total_steps)
+        how = {"seed": self.seed, "device": self.device}
+        for step, index in shuffled_batches(len(self.train), self.batch_size, steps, **how):
             if self.augment:
                 reseed(augmentation, self.seed, "augmentation", step)
                 pixels = crop_and_flip(self.padded, index, PADDING, augmentation)

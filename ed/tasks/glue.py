@@ -1,0 +1,208 @@
+"""GLUE sentence classification (RTE, MRPC, CoLA), with paths in embedding space."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ed.core.field import Field
+from ed.core.modes import evaluating
+from ed.tasks.base import Batch, Task, shuffled_batches
+
+COLUMNS = {"rte": ("sentence1", "sentence2"), "mrpc": ("sentence1", "sentence2")}
+COLUMNS |= {"cola": ("sentence",)}
+METRICS = {"rte": "eval/acc", "mrpc": "eval/acc", "cola": "eval/matthews"}
+PADDINGS = ("fixed", "dynamic")
+EVAL_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Tokenised sentences: ids, segments and mask (N, L), labels (N,), lengths on the host."""
+
+    ids: Tensor
+    segments: Tensor
+    mask: Tensor
+    labels: Tensor
+    lengths: Tensor
+
+    def batch(self, index: Tensor, length: int | None) -> Batch:
+        """The rows of `index`, cut to `length` tokens where one is given."""
+        width = slice(length)
+        return {
+            "ids": self.ids[index, width],
+            "segments": self.segments[index, width],
+            "mask": self.mask[index, width],
+            "label": self.labels[index],
+        }
+
+
+class Glue(Task):
+    """Fine-tunes a text encoder; evaluates on the validation split, as test labels are hidden."""
+
+    has_labels = True
+
+    def __init__(
+        self,
+        data: str,
+        name: str,
+        *,
+        tokenizer: str,
+        epochs: int,
+        warmup_epochs: float,
+        batch_size: int,
+        length: int,
+        padding: str,
+        path_dropout: bool,
+        eval_every: int,
+        classes: int,
+    ):
+        if name not in COLUMNS:
+            raise ValueError(f"task.name={name}: use one of {', '.join(COLUMNS)}")
+        if padding not in PADDINGS:
+            raise ValueError(f"task.padding={padding}: use {' or '.join(PADDINGS)}")
+        if epochs < 1 or batch_size < 1 or eval_every < 1:
+            raise ValueError(
+                f"task.epochs={epochs}, task.batch_size={batch_size}, task.eval_every="
+                f"{eval_every}: each must be at least 1"
+            )
+        self.data, self.name, self.tokenizer = data, name, tokenizer
+        self.epochs, self.warmup_epochs, self.batch_size = epochs, warmup_epochs, batch_size
+        self.length, self.padding, self.path_dropout = length, padding, path_dropout
+        self.eval_every, self.classes = eval_every, classes
+        self.metric, self.static_shapes = METRICS[name], padding == "fixed"
+
+    def check_model(self, model: nn.Module) -> None:
+        longest = getattr(model, "longest", None)
+        if longest is None:
+            raise ValueError(
+                f"task=glue needs a text model such as model=bert_base, not {type(model).__name__}"
+            )
+        if self.length > longest:
+            raise ValueError(
+                f"task.length={self.length}: the model has positions for {longest} tokens only; "
+                f"set task.length={longest} or less"
+            )
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        self.seed, self.device = seed, device
+        tokenizer = load_tokenizer(self.tokenizer)
+        self.train, self.validation = (
+            self._tokenise(load_split(self.data, self.name, split), tokenizer, device)
+            for split in ("train", "validation")
+        )
+        if len(self.train.labels) < self.batch_size:
+            raise ValueError(
+                f"task.batch_size={self.batch_size}: task.name={self.name} has only "
+                f"{len(self.train.labels)} training sentences"
+            )
+        self.steps_per_epoch = len(self.train.labels) // self.batch_size
+        self.total_steps = self.epochs * self.steps_per_epoch
+        self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
+        self.eval_steps = self.eval_every * self.steps_per_epoch
+
+    def _tokenise(self, table, tokenizer, device) -> Sentences:
+        """All sentences padded to one length; the fast tokenizers take a second or two for it."""
+        missing = {*COLUMNS[self.name], "label"} - set(table.column_names)
+        if missing:
+            raise ValueError(
+                f"task.data={self.data}: no column {', '.join(sorted(missing))} for "
+                f"task.name={self.name}, only {', '.join(table.column_names)}"
+            )
+        texts = [list(table[column]) for column in COLUMNS[self.name]]
+        encoded = tokenizer(
+            *texts,
+            truncation=True,
+            max_length=self.length,
+            padding="max_length",
+            return_token_type_ids=True,
+            return_tensors="pt",
+        )
+        ids, mask = encoded["input_ids"], encoded["attention_mask"]
+        tensors = (ids, encoded["token_type_ids"], mask, torch.tensor(table["label"]))
+        return Sentences(*(tensor.to(device) for tensor in tensors), lengths=mask.sum(1))
+
+    def batches(self, model, start: int) -> Iterator[Batch]:
+        count, steps = len(self.train.labels), range(start, self.total_steps)
+        # with dynamic padding the host must know the lengths, so the order stays there
+        how = {"seed": self.seed, "device": self.device if self.static_shapes else "cpu"}
+        for _, index in shuffled_batches(count, self.batch_size, steps, **how):
+            yield self.train.batch(index.to(self.device), self._longest(self.train, index))
+
+    def _longest(self, sentences: Sentences, index: Tensor) -> int | None:
+        """Tokens of the longest sentence of a batch; None where all have one length anyway."""
+        return None if self.padding == "fixed" else int(sentences.lengths[index].max())
+
+    def field(self, model: nn.Module, batch: Batch) -> Field:
+        return Field(
+            forward=lambda embeddings, context: model(embeddings, context["mask"]),
+            x=model.embed(batch["ids"], batch["segments"]),
+            context={"mask": batch["mask"]},
+            # without dropout on the paths they need a pass of their own
+            aside=None if self.path_dropout else partial(evaluating, model),
+        )
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = F.cross_entropy(outputs.float(), batch["label"])
+        accuracy = (outputs.argmax(-1) == batch["label"]).float().mean()
+        return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        outputs = []
+        for index in torch.arange(len(self.validation.labels)).split(EVAL_BATCH):
+            length = self._longest(self.validation, index)
+            batch = self.validation.batch(index.to(self.device), length)
+            outputs.append(self.field(model, batch)())
+        logits, labels = torch.cat(outputs).float(), self.validation.labels
+        return {
+            "eval/acc": 100 * (logits.argmax(-1) == labels).float().mean().item(),
+            "eval/matthews": 100 * matthews(logits.argmax(-1), labels),
+            "eval/loss": F.cross_entropy(logits, labels).item(),
+        }
+
+
+def matthews(predictions: Tensor, labels: Tensor) -> float:
+    """Matthews correlation of binary predictions; 0 where one side never varies."""
+    p, t = predictions.double(), labels.double()
+    covariance = (p * t).mean() - p.mean() * t.mean()
+    scale = (p.mean() * (1 - p.mean()) * t.mean() * (1 - t.mean())).sqrt()
+    return (covariance / scale).item() if scale > 0 else 0.0
+
+
+def load_split(data: str, name: str, split: str):
+    """One split of a GLUE task from the hub, or from a folder laid out like it."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    folder = Path(data).expanduser()
+    if data.startswith((".", "/", "~")) and not folder.is_dir():
+        raise FileNotFoundError(
+            f"task.data={data}: no such folder. Give a folder with {name}/{split}-*.parquet, or "
+            "the hub's nyu-mll/glue"
+        )
+    try:
+        if folder.is_dir():
+            return datasets.load_dataset(str(folder / name), split=split)
+        return datasets.load_dataset(data, name, split=split)
+    except Exception as error:  # datasets raises a dozen kinds: offline, unknown id, bad files
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise ValueError(
+            f"task.data={data}: {name}, split {split!r}, could not be read ({reason}). Give a "
+            f"folder with {name}/{split}-*.parquet, or a reachable hub id such as nyu-mll/glue"
+        ) from error
+
+
+def load_tokenizer(name: str):
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, use_fast=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"task.tokenizer={name}: no tokenizer could be had ({str(error).splitlines()[0]}). "
+            "Give the name of a hub model, or a folder with its tokenizer files"
+        ) from error

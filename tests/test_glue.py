@@ -1,0 +1,234 @@
+"""Text: cutting encoders behind their embeddings, padding, metrics, the real data sets."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import ed
+from ed.models.text import TextClassifier
+from ed.tasks.glue import Glue, load_split, matthews
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "mat", "tree"]
+WORDS += [".", "not", "quickly", "it", "was", "seen", "by"]
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL |= {"intermediate_size": 48, "max_position_embeddings": 40}
+ARCHITECTURES = {
+    "bert": (transformers.BertConfig, transformers.BertForSequenceClassification, SMALL),
+    "roberta": (transformers.RobertaConfig, transformers.RobertaForSequenceClassification, SMALL),
+    "mpnet": (transformers.MPNetConfig, transformers.MPNetForSequenceClassification, SMALL),
+    "electra": (
+        transformers.ElectraConfig,
+        transformers.ElectraForSequenceClassification,
+        SMALL | {"embedding_size": 16},
+    ),
+    "distilbert": (
+        transformers.DistilBertConfig,
+        transformers.DistilBertForSequenceClassification,
+        {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": 40},
+    ),
+}
+
+
+def write_checkpoint(folder, architecture="bert"):
+    """A tiny random model with a tokenizer for WORDS, as a folder that transformers can load."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    config_class, model_class, sizes = ARCHITECTURES[architecture]
+    config = config_class(vocab_size=len(vocabulary), pad_token_id=0, **sizes)
+    torch.manual_seed(0)
+    model_class(config).save_pretrained(folder)
+    vocabulary_file = folder / "vocab.txt"
+    vocabulary_file.write_text("\n".join(vocabulary))
+    transformers.BertTokenizerFast(vocab=str(vocabulary_file)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """CoLA- and RTE-like sentences of different lengths."""
+    root, rng = tmp_path_factory.mktemp("glue"), np.random.default_rng(0)
+
+    def sentence():
+        return " ".join(rng.choice(WORDS, size=rng.integers(2, 9)))
+
+    for name in ("cola", "rte"):
+        (root / name).mkdir()
+        for split, count in (("train", 40), ("validation", 30)):
+            columns = {"sentence1": [sentence() for _ in range(count)]}
+            columns["sentence2"] = [sentence() for _ in range(count)]
+            if name == "cola":
+                columns = {"sentence": columns["sentence1"]}
+            columns["label"] = rng.integers(0, 2, size=count)
+            pq.write_table(pa.table(columns), root / name / f"{split}-00000-of-00001.parquet")
+    return str(root)
+
+
+def make_task(data, checkpoint, name="cola", **changes):
+    settings = {"tokenizer": checkpoint, "epochs": 1, "warmup_epochs": 0, "batch_size": 8}
+    settings |= {"length": 24, "padding": "fixed", "path_dropout": True, "eval_every": 1}
+    task = Glue(data, name, classes=2, **settings | changes)
+    task.prepare(torch.device("cpu"), seed=0)
+    return task
+
+
+def make_model(checkpoint):
+    torch.manual_seed(1)
+    return TextClassifier(checkpoint, classes=2).double().eval()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_cut_model_equals_the_ordinary_one(architecture, tmp_path):
+    """Embedding block, then the rest: the model's own outputs, whatever the padding."""
+    folder = write_checkpoint(tmp_path, architecture)
+    model = make_model(folder)
+    torch.manual_seed(1)
+    whole = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    whole.double().eval()
+    ids = torch.randint(5, 20, (3, 10))
+    mask = torch.ones_like(ids)
+    ids[0, 6:], mask[0, 6:] = 0, 0
+    ours = model(model.embed(ids, torch.zeros_like(ids)), mask)
+    theirs = whole(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_path_ends_are_the_models_outputs_on_the_two_sentences(data, checkpoint):
+    task, model = make_task(data, checkpoint), make_model(checkpoint)
+    batch = task.train.batch(torch.arange(8), None)
+    field = task.field(model, batch)
+    assert len(set(task.train.lengths[:8].tolist())) > 2  # sentences of different lengths
+    first, second = torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7])
+    ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    outputs = field.between(first, second, ends)().unflatten(0, (3, 2))
+    torch.testing.assert_close(outputs[:, 0], field()[second], rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(outputs[:, 1], field()[first], rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["cola", "rte"])
+def test_padding_never_changes_an_output(data, checkpoint, name):
+    model = make_model(checkpoint)
+    results = [
+        make_task(data, checkpoint, name, **changes).evaluate(model)
+        for changes in ({"length": 24}, {"length": 36}, {"padding": "dynamic", "length": 36})
+    ]
+    for other in results[1:]:
+        assert other["eval/loss"] == pytest.approx(results[0]["eval/loss"], abs=1e-9)
+
+
+def test_embedding_gradient_of_ed_equals_finite_differences(data, checkpoint):
+    task, model = make_task(data, checkpoint), make_model(checkpoint)
+    batch = task.train.batch(torch.arange(4), 8)
+    field = task.field(model, batch)
+
+    def degree(x):
+        generator = torch.Generator().manual_seed(0)
+        moved = field.at(x)
+        paths = ed.Paths.draw(
+            moved, ed.Representation(), 3, labels=batch["label"], generator=generator
+        )
+        return paths.degrees(paths.field()).mean()
+
+    x = field.x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(degree(x), x)
+    torch.manual_seed(2)
+    for _ in range(3):
+        direction = torch.randn_like(x)
+        step = 1e-6
+        with torch.no_grad():
+            difference = (degree(x + step * direction) - degree(x - step * direction)) / (2 * step)
+        torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-5, atol=1e-9)
+
+
+def test_paths_without_dropout_take_a_pass_of_their_own(data, checkpoint):
+    model = TextClassifier(checkpoint, classes=2).train()
+    with_dropout, without = (make_task(data, checkpoint, path_dropout=d) for d in (True, False))
+    batch = with_dropout.train.batch(torch.arange(8), None)
+    alpha = torch.full((4, 2), 0.5)
+    pairs = torch.arange(4), torch.arange(4, 8)
+
+    def twice(task):
+        field = task.field(model, batch)
+        paths = field.between(*pairs, alpha)
+        return [field.with_paths(paths)[1] for _ in range(2)]
+
+    first, second = twice(with_dropout)
+    assert not torch.equal(first, second)
+    first, second = twice(without)
+    assert torch.equal(first, second)
+    assert all(module.training for module in model.modules())
+
+
+def test_metrics_equal_those_of_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        predictions, labels = rng.integers(0, 2, (2, 50))
+        ours = matthews(torch.tensor(predictions), torch.tensor(labels))
+        assert ours == pytest.approx(metrics.matthews_corrcoef(labels, predictions), abs=1e-12)
+    assert matthews(torch.zeros(5), torch.tensor([0, 1, 0, 1, 1])) == 0
+
+
+@pytest.mark.parametrize("regularizer", ["none", "mixup", "ed"])
+@pytest.mark.parametrize("padding", ["fixed", "dynamic"])
+def test_every_method_trains(data, checkpoint, regularizer, padding, tmp_path):
+    from ed.engine.compose import compose_config
+    from ed.engine.main import run
+
+    overrides = ["task=glue", f"task.data={data}", "task.name=cola", "task.batch_size=8"]
+    overrides += ["task.epochs=1", "task.length=24", f"task.padding={padding}", "model=bert_base"]
+    overrides += [f"model.checkpoint={checkpoint}", "optimizer.schedule=linear"]
+    overrides += [f"regularizer={regularizer}", "system.device=cpu", f"system.run_dir={tmp_path}"]
+    summary = run(compose_config(overrides), ["glue"])
+    assert summary["steps"] == 5
+    assert {"eval/acc", "eval/matthews", "eval/loss"} <= set(summary["last"])
+    assert set(summary["best"]) == {"eval/matthews"}
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "validation"),
+    [("rte", 2490, 277), ("mrpc", 3668, 408), ("cola", 8551, 1043)],
+)
+def test_real_sets_have_their_known_sizes(full_data, name, train, validation):
+    folder = str(full_data / "glue")
+    assert len(load_split(folder, name, "train")) == train
+    assert len(load_split(folder, name, "validation")) == validation
+
+
+def test_bad_input_is_named(data, checkpoint, tmp_path):
+    with pytest.raises(ValueError, match=r"task\.name=sst2: use one of rte, mrpc, cola"):
+        make_task(data, checkpoint, "sst2")
+    with pytest.raises(ValueError, match=r"task\.tokenizer=.*: no tokenizer could be had"):
+        make_task(data, str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"task\.data=\./nothing: no such folder"):
+        make_task("./nothing", checkpoint)
+    with pytest.raises(ValueError, match=r"model\.checkpoint=.*: no weights could be had"):
+        TextClassifier(str(tmp_path), classes=2)
+    task, model = make_task(data, checkpoint, length=60), make_model(checkpoint)
+    with pytest.raises(ValueError, match=r"task\.length=60: the model has positions for 40 tokens"):
+        task.check_model(model)
+    with pytest.raises(ValueError, match="needs a text model such as model=bert_base, not Linear"):
+        task.check_model(torch.nn.Linear(2, 2))
+
+
+def test_a_missing_column_is_named(data, checkpoint, tmp_path):
+    (tmp_path / "rte").mkdir()
+    for split in ("train", "validation"):
+        table = pa.table({"sentence1": ["the cat"], "label": [0]})
+        pq.write_table(table, tmp_path / "rte" / f"{split}-00000-of-00001.parquet")
+    with pytest.raises(ValueError, match=r"no column sentence2 for task\.name=rte, only sentence1"):
+        make_task(str(tmp_path), checkpoint, "rte")
+
+
+def test_an_encoder_without_an_embedding_block_is_refused(tmp_path):
+    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50)
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="GPT2Model has no embedding block"):
+        TextClassifier(str(tmp_path), classes=2)
