@@ -127,10 +127,19 @@ class _Session:
 
 @contextlib.contextmanager
 def _stop_requests():
-    """A list that becomes true once someone asked us to stop: Ctrl-C, SIGTERM, SLURM's USR2."""
+    """A list that becomes true once someone asked us to stop: Ctrl-C, SIGTERM, SLURM's USR2.
+
+    A request is granted after the step, once saved; a second Ctrl-C stops at once.
+    """
     requests: list[int] = []
+
+    def ask(number: int, _) -> None:
+        if requests and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        requests.append(number)
+
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-    before = {number: signal.signal(number, lambda n, _: requests.append(n)) for number in signals}
+    before = {number: signal.signal(number, ask) for number in signals}
     try:
         yield requests
     finally:
