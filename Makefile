@@ -22,7 +22,7 @@ format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.venv/ready: requirements.txt pyproject.toml scripts/setup.sh
+.venv/ready: requirements.txt requirements-procgen.txt pyproject.toml scripts/setup.sh
 	PYTHON="$(PYTHON)" bash scripts/setup.sh
 
 clean:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv with everything in requirements.txt. Installs Debian's python3-venv where it is missing
-# and we may; otherwise says what to do.
+# Makes .venv with everything in requirements.txt and, where it can be had, EnvPool for Procgen.
+# Installs the Debian packages that are missing (python3-venv, libqt5gui5) where we may.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -11,16 +11,30 @@ command -v "$python" >/dev/null || fail "no $python here: install Python 3.11 or
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$("$python" --version) is too old: install Python 3.11 or newer, or run make PYTHON=/path/to/python"
 
+may_install() { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }
+debian() {  # installs a Debian package, as root or through sudo
+    local sudo=""
+    [ "$(id -u)" = 0 ] || sudo="sudo"
+    $sudo apt-get update -qq && $sudo apt-get install -y -qq --no-install-recommends "$1" >/dev/null
+}
+
 if ! "$python" -c 'import ensurepip' 2>/dev/null; then
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-    if [ "$(id -u)" = 0 ]; then sudo=""; elif sudo -n true 2>/dev/null; then sudo="sudo"; else
-        fail "Python's venv module is missing: run 'apt-get install python$version-venv' and try again"
-    fi
-    $sudo apt-get update -qq && $sudo apt-get install -y -qq "python$version-venv"
+    may_install || fail "Python's venv module is missing: run 'apt-get install python$version-venv' and try again"
+    debian "python$version-venv"
 fi
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 echo "installing packages into .venv (a few minutes the first time)"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+
+# EnvPool names the assets of all its families as dependencies (230 MB); Procgen needs these alone.
+# Its wheel for Python 3.11 uses the system's Qt.
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-procgen.txt
+if ! .venv/bin/python -c 'from ed.envs.procgen import load_envpool; load_envpool()' 2>/dev/null; then
+    if may_install && command -v apt-get >/dev/null; then debian libqt5gui5 || true; else
+        echo "note: EnvPool does not load, so the tests on Procgen are skipped: run 'apt-get install libqt5gui5'"
+    fi
+fi
 touch .venv/ready

@@ -13,7 +13,8 @@ ALLOWED = {
     "models": ("core",),
     "regularizers": ("core",),
     "measures": ("core",),
-    "tasks": ("core", "models"),
+    "envs": (),
+    "tasks": ("core", "models", "envs"),
     "engine": ("core", "files", "tasks.base", "regularizers.base"),
     "analysis": ("files",),
 }

@@ -53,7 +53,8 @@ class Metrics:
         for row in self.rows:
             last |= {k: v for k, v in row.items() if k.startswith(("eval/", "measure/"))}
         seen = [row[metric] for row in self.rows if metric in row]
-        return {"last": last, "best": {metric: (max if higher_is_better else min)(seen)}}
+        best = {metric: (max if higher_is_better else min)(seen)} if seen else {}
+        return {"last": last, "best": best}
 
     def close(self) -> None:
         self.file.close()

@@ -25,6 +25,7 @@ from ed.files import write_atomic, write_json
 
 INCIDENTAL = ("system", "logger")  # config groups that cannot change a result
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
+PACKAGES += ("envpool",)  # its releases draw games differently
 
 
 class RunError(RuntimeError):
