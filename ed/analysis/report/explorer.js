@@ -65,8 +65,8 @@ function degrees(coefficients) {
 // --- drawing
 
 const SVG = "http://www.w3.org/2000/svg";
-const PLOT = { width: 460, height: 230, left: 34, right: 8, top: 8, bottom: 30 };
-const BARS = { width: 460, height: 150, left: 34, right: 8, top: 8, bottom: 30 };
+const PLOT = { width: 460, height: 238, left: 34, right: 10, top: 8, bottom: 40 };
+const BARS = { width: 460, height: 160, left: 34, right: 10, top: 8, bottom: 40 };
 const SHOWN = 3; // outputs drawn per model; all of them count
 const MARKS = ["circle", "square", "diamond", "triangle", "cross", "ring"];
 
@@ -96,10 +96,10 @@ function axes(box, yTicks, xTicks, xLabel) {
     parts.push(svg("text", { x: box.left - 6, y: Number(y) + 4, "text-anchor": "end" }, text));
   }
   for (const [x, text] of xTicks) {
-    parts.push(svg("text", { x: short(x), y: box.height - 16, "text-anchor": "middle" }, text));
+    parts.push(svg("text", { x: short(x), y: box.height - 22, "text-anchor": "middle" }, text));
   }
   const middle = short(horizontal(box, 0.5));
-  parts.push(svg("text", { x: middle, y: box.height - 2, "text-anchor": "middle" }, xLabel));
+  parts.push(svg("text", { x: middle, y: box.height - 4, "text-anchor": "middle" }, xLabel));
   return parts;
 }
 
@@ -167,8 +167,8 @@ function number(label, sub, value) {
 
 function panel(state, model, values, coefficients, top) {
   const result = degrees(coefficients);
-  const about = `test accuracy ${model.accuracy.toFixed(1)} %, mean ED of 200 paths `
-    + `${model.degree.toFixed(3)} ± ${model.standard_error.toFixed(3)}`;
+  const about = `test accuracy ${model.accuracy.toFixed(1)} %; ED over 200 paths (Chebyshev, `
+    + `K = ${state.data.degree}) ${model.degree.toFixed(3)} ± ${model.standard_error.toFixed(3)}`;
   return html("article", { className: "panel" },
     html("h3", {}, model.label),
     html("p", { className: "quiet" }, about),

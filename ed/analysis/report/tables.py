@@ -148,7 +148,7 @@ def _references(table: Table, remarks: Sequence[str], footnotes: list[str]) -> H
     for remark in remarks:
         if remark not in footnotes:
             footnotes.append(remark)
-    numbers = [footnotes.index(remark) + 1 for remark in remarks]
+    numbers = sorted(footnotes.index(remark) + 1 for remark in remarks)
     links = [tag("a", str(n), href=f"#{section_id(table)}-note-{n}") for n in numbers]
     return tag("sup", *_separated(links)) if links else ""
 
