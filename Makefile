@@ -27,3 +27,12 @@ format: .venv/ready
 
 clean:
 	rm -rf .venv demo .pytest_cache .ruff_cache .hypothesis
+
+# the page with every table, run and figure of the committed results: report/index.html
+.PHONY: report test-browser
+report: .venv/ready
+	$(BIN)/python scripts/report.py
+
+test-browser: .venv/ready
+	bash scripts/setup_browser.sh
+	$(BIN)/python -m pytest tests/test_report.py -m browser

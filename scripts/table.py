@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import Row, collect, merge, read_results
+from ed.analysis.collect import borrowed, collect, merge, read_results, result_path
 from ed.analysis.render import to_csv, to_latex, to_markdown
 from ed.analysis.spec import SpecError, Table, load_table, table_names
 from ed.files import write_atomic
@@ -66,21 +66,6 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     if options.latex:
         print(to_latex(table, rows))
     return True
-
-
-def result_path(table: Table, suffix: str) -> Path:
-    return table.path.parent / "results" / f"{table.name}.{suffix}"
-
-
-def borrowed(table: Table) -> list[Row]:
-    """Committed rows of other tables whose runs this one shows, too."""
-    homes = {cell.home for cell in table.points.values() if cell.home[0] != table.name}
-    rows = []
-    for name in sorted({home[0] for home in homes}):
-        other = load_table(str(table.path.with_name(f"{name}.yaml")))
-        read = read_results(result_path(other, "csv"), other)
-        rows += [row for row in read if (row.table, row.cell) in homes and not row.deviations]
-    return [row for row in rows if row.seed in table.seeds]
 
 
 def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:

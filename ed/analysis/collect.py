@@ -11,12 +11,12 @@ import io
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
 
-from ed.analysis.spec import Run, Table, expand, nested, parse_value
+from ed.analysis.spec import Run, Table, expand, load_table, nested, parse_value
 
 STATUSES = ("done", "partial", "failed", "pending")
 COLUMNS = ("table", "cell", "seed", "deviations", "status", "steps", "total_steps")
@@ -152,6 +152,35 @@ def merge(rows: Iterable[Row]) -> list[Row]:
                 f"{_numbers(before)}, {row.source} has {_numbers(row)}; remove the wrong one"
             )
     return list(kept.values())
+
+
+def result_path(table: Table, suffix: str) -> Path:
+    return table.path.parent / "results" / f"{table.name}.{suffix}"
+
+
+def committed(table: Table) -> list[Row]:
+    """What the repository knows of a table: its CSV file, other tables' and committed records."""
+    records = table.path.parent / "results" / "runs"
+    rows = [*read_results(result_path(table, "csv"), table), *borrowed(table)]
+    return merge([*rows, *collect(table, [records])])
+
+
+def borrowed(table: Table) -> list[Row]:
+    """Committed rows of other tables whose runs this one shows, too."""
+    homes = {cell.home for cell in table.points.values() if cell.home[0] != table.name}
+    rows = []
+    for name in sorted({home[0] for home in homes}):
+        other = load_table(str(table.path.with_name(f"{name}.yaml")))
+        read = read_results(result_path(other, "csv"), other)
+        shared = [row for row in read if (row.table, row.cell) in homes and not row.deviations]
+        rows += [_seen_by(table, row, other) for row in shared if row.seed in table.seeds]
+    return rows
+
+
+def _seen_by(table: Table, row: Row, other: Table) -> Row:
+    """A row of another table with this table's metrics alone, as a folder of the run would give."""
+    last = {metric: row.last[metric] for metric in table.metrics if metric in row.last}
+    return replace(row, last=last, best=row.best if table.primary == other.primary else None)
 
 
 def _numbers(row: Row) -> tuple:

@@ -1,0 +1,262 @@
+"""One section per experiment file: the paper's numbers beside ours."""
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ed.analysis.collect import Row, committed
+from ed.analysis.render import Line, grid_lines, table_lines
+from ed.analysis.report.cells import anchor, cell_details
+from ed.analysis.report.charts import interval_strip
+from ed.analysis.report.markup import Html, code, join, plural, tag
+from ed.analysis.report.sortable import Field, number, sortable
+from ed.analysis.spec import Cell, Table, expand
+from ed.analysis.stats import difference
+
+KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment file with what is known of its runs."""
+
+    table: Table
+    rows: list[Row]
+
+    @classmethod
+    def read(cls, table: Table) -> "Experiment":
+        return cls(table, committed(table))
+
+    @property
+    def planned(self) -> set[tuple]:
+        return {(run.table, run.cell, run.seed) for run in expand(self.table)}
+
+    @property
+    def done(self) -> set[tuple]:
+        plain = (row for row in self.rows if row.status == "done" and not row.deviations)
+        return {(row.table, row.cell, row.seed) for row in plain} & self.planned
+
+    @property
+    def lines(self) -> list[Line]:
+        return table_lines(self.table, self.rows)
+
+
+def section_id(table: Table) -> str:
+    """Prefixed, so that no experiment's name meets an id of the page's own."""
+    return f"experiment-{table.name}"
+
+
+def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[Path]) -> Html:
+    """All of an experiment. `pool` has the rows of every table by key: a run that another table
+    has collected is shown with the cell it belongs to."""
+    table, rows = experiment.table, experiment.rows
+    footnotes: list[str] = []
+    cells = [(cell, metric) for cell in table.cells.values() for metric in cell.metrics]
+    main = comparison(table, cells, experiment.lines, footnotes)
+    folds = [*_tuning(table, rows, footnotes), *_reduced(table, rows, cells, footnotes)]
+    parts = [
+        tag("h3", table.title),
+        tag("p", f"{table.place}.", class_="place"),
+        main,
+        _footnotes(table, footnotes),
+        *(figure(path) for path in pictures),
+        _notes(table),
+        _pending(experiment),
+        *folds,
+        _all_cells(table, pool),
+    ]
+    return tag("section", *parts, id=section_id(table), class_="experiment")
+
+
+def comparison(
+    table: Table,
+    cells: Sequence[tuple[Cell, str]],
+    lines: Sequence[Line],
+    footnotes: list[str],
+) -> Html:
+    """The sortable table of the given lines; remarks become footnotes, numbered on."""
+    several = len(table.metrics) > 1
+    extents = {
+        metric: _extent([x for x in lines if x.metric == metric]) for metric in table.metrics
+    }
+    header = ["cell", *(["metric"] if several else []), "paper", "ours", "n", "difference"]
+    header += ["verdict", "paper ■ ours ●", "notes"]
+    body = []
+    for (cell, metric), line in zip(cells, lines, strict=True):
+        fields: list[Field] = [(_cell_link(table, cell), line.label)]
+        if several:
+            fields.append((table.metrics[metric], table.metrics[metric]))
+        body.append(fields + _line_fields(table, line, extents[metric], footnotes))
+    kept = [i for i in range(len(header)) if i == 0 or any(row[i][0] for row in body)]
+    return sortable([header[i] for i in kept], [[row[i] for i in kept] for row in body])
+
+
+def _line_fields(
+    table: Table, line: Line, extent: tuple[float, float] | None, footnotes: list[str]
+) -> list[Field]:
+    paper, ours = line.paper, line.ours
+    apart = difference(ours, paper)
+    strip = ""
+    if extent is not None:
+        strip = interval_strip((paper.mean, paper.std), (ours.mean, ours.std), extent)
+    return [
+        number(paper.mean, _mean_std(paper.mean, paper.std, table.digits)),
+        number(ours.mean, _mean_std(ours.mean, ours.std, table.digits)),
+        number(ours.count or None, str(ours.count or "")),
+        number(apart, "" if apart is None else _signed(apart, table.digits)),
+        (verdict_mark(line.verdict), line.verdict),
+        (strip, ours.mean if ours.mean is not None else paper.mean),
+        (_references(table, line.remarks, footnotes), None),
+    ]
+
+
+def _cell_link(table: Table, cell: Cell) -> Html:
+    if cell.best_of is not None:  # it has no runs of its own, its grid has
+        return tag("a", cell.label, href=f"#{table.name}--{cell.best_of}")
+    return tag("a", cell.label, href=f"#{anchor(cell.home)}")
+
+
+def _extent(lines: Sequence[Line]) -> tuple[float, float] | None:
+    """The range of all intervals of one metric, with room for the marks."""
+    ends = [
+        mean + sign * (std or 0)
+        for line in lines
+        for mean, std in ((line.paper.mean, line.paper.std), (line.ours.mean, line.ours.std))
+        if mean is not None
+        for sign in (-1, 1)
+    ]
+    return (min(ends), max(ends)) if ends else None
+
+
+def _mean_std(mean: float | None, std: float | None, digits: int) -> str:
+    if mean is None:
+        return ""
+    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def verdict_mark(text: str) -> Html:
+    return tag("span", text, class_=f"verdict {text.split()[0]}")
+
+
+def _references(table: Table, remarks: Sequence[str], footnotes: list[str]) -> Html | str:
+    for remark in remarks:
+        if remark not in footnotes:
+            footnotes.append(remark)
+    numbers = sorted(footnotes.index(remark) + 1 for remark in remarks)
+    links = [tag("a", str(n), href=f"#{section_id(table)}-note-{n}") for n in numbers]
+    return tag("sup", *_separated(links)) if links else ""
+
+
+def _separated(links: Sequence[Html]) -> list[Html]:
+    return [part for link in links for part in (Html(", "), link)][1:]
+
+
+def _tuning(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[Html]:
+    """Grids, each in a fold: the paper does not print their numbers."""
+    every = grid_lines(table, rows)
+    folds, place = [], 0
+    for grid in table.tuning.values():
+        lines = every[place : place + len(grid.points)]
+        place += len(grid.points)
+        begun = sum(line.begun for line in lines)
+        count = f"{begun} of {plural(len(lines), 'point')} begun"
+        title = tag("summary", f"Tuning: {grid.name} ", tag("span", count, class_="quiet"))
+        cells = [(point, table.primary) for point in grid.points]
+        shown = comparison(table, cells, lines, footnotes)
+        rule = tag("p", f"Chosen is {grid.rule}.")
+        folds.append(tag("details", title, rule, shown, id=f"{table.name}--{grid.name}"))
+    return folds
+
+
+def _reduced(
+    table: Table, rows: Sequence[Row], cells: Sequence[tuple[Cell, str]], footnotes: list[str]
+) -> list[Html]:
+    """Runs with other settings than the file's, one fold per set of them."""
+    points = [(p, table.primary) for grid in table.tuning.values() for p in grid.points]
+    folds = []
+    for deviations in sorted({row.deviations for row in rows} - {""}):
+        lines = table_lines(table, rows, deviations) + grid_lines(table, rows, deviations)
+        pairs = [p for p in zip([*cells, *points], lines, strict=True) if p[1].begun]
+        shown = comparison(table, [p[0] for p in pairs], [p[1] for p in pairs], footnotes)
+        folds.append(tag("details", tag("summary", "Reduced: ", code(deviations)), shown))
+    return folds
+
+
+def _footnotes(table: Table, footnotes: Sequence[str]) -> Html | None:
+    items = [
+        tag("li", note, id=f"{section_id(table)}-note-{i}")
+        for i, note in enumerate(footnotes, start=1)
+    ]
+    return tag("ol", *items, class_="footnotes") if items else None
+
+
+def _notes(table: Table) -> Html | None:
+    notes = [tag("li", note) for note in table.notes]
+    return tag("ul", *notes, class_="notes") if notes else None
+
+
+def _pending(experiment: Experiment) -> Html:
+    """What is done, what is left, what it costs."""
+    done, planned = len(experiment.done), len(experiment.planned)
+    if experiment.table.status == "planned":
+        state = "Planned"
+    elif done == planned:
+        state = f"Complete: {plural(done, 'run')}"
+    else:
+        state = f"Pending: {planned - done:,} of {plural(planned, 'run')}"
+    cost = header_comment(experiment.table.path)
+    command = code(f"python scripts/launch.py {experiment.table.name}")
+    return tag("p", tag("strong", state), " (", command, "). ", cost, class_="pending-note")
+
+
+def header_comment(path: Path) -> str:
+    """What the file's first comment says of cost and purpose; the command and the state, which
+    the page knows better, are left out."""
+    words = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        words.append(line.removeprefix("#").strip())
+    text = re.sub(r"Status:.*", "", " ".join(words[1:]))
+    return text.strip()
+
+
+def picture_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() in KINDS)
+
+
+def owner(path: Path, names: Sequence[str]) -> str | None:
+    """The experiment a figure belongs to: the longest name that its file name begins with."""
+    return max((name for name in names if path.stem.startswith(name)), key=len, default=None)
+
+
+def figure(path: Path) -> Html:
+    """A picture inside the page. SVG goes in as a picture, too: there it can run no script."""
+    content = base64.b64encode(path.read_bytes()).decode()
+    source = f"data:{KINDS[path.suffix.lower()]};base64,{content}"
+    title = path.stem.replace("_", " ")
+    caption = tag("figcaption", title)
+    return tag("figure", tag("img", src=source, alt=title), caption, class_="picture")
+
+
+def _all_cells(table: Table, pool: dict[tuple, Row]) -> Html | None:
+    """A fold with the cells whose runs belong to this table."""
+    own = [cell for cell in table.points.values() if cell.home[0] == table.name]
+    if not own:
+        return None
+    by_home: dict[tuple[str, str], list[Row]] = {}
+    for row in pool.values():
+        by_home.setdefault((row.table, row.cell), []).append(row)
+    records = table.path.parent / "results" / "runs"
+    entries = []
+    for cell in own:
+        rows = sorted(by_home.get(cell.home, []), key=lambda row: (row.deviations, row.seed))
+        entries.append(cell_details(table, cell, rows, records))
+    title = tag("summary", f"Settings and runs of {plural(len(own), 'cell')}")
+    return tag("details", title, join(*entries), class_="cells")

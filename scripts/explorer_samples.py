@@ -1,0 +1,107 @@
+# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+"""Samples for the report's explorer: python scripts/explorer_samples.py [--out FILE]
+
+Outputs of the demo's two models along paths between test pictures, as JSON. Trains the models
+first where `make demo` has not: the same runs, so it takes minutes once and seconds afterwards.
+"""
+
+import argparse
+import base64
+import io
+import json
+import sys
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ed.core.field import Field
+from ed.engine.errors import explain
+from ed.files import write_atomic
+from scripts.demo import CLASSES, MEASURE, MODELS, PATHS, train_and_measure
+
+OUT = ROOT / "experiments" / "results" / "explorer.json"
+MORE_PATHS = ((1, 12), (30, 77), (5, 90), (110, 64), (140, 201))  # beside those the demo draws
+DIGITS = 6  # of probabilities
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE")
+    options = parser.parse_args()
+    results = {name: train_and_measure(name) for name in MODELS}
+    text = to_text(samples(results, (*PATHS, *MORE_PATHS)))
+    write_atomic(options.out, text)
+    print(f"{options.out}: {len(text) / 1024:.0f} KiB")
+
+
+def samples(results: dict[str, dict], paths: tuple[tuple[int, int], ...]) -> dict:
+    """What the explorer shows: `values` of a path are (model, node, class)."""
+    task = next(iter(results.values()))["task"]
+    outputs = [outputs_on(result, paths) for result in results.values()]
+    return {
+        "degree": MEASURE.degree,
+        "damping": MEASURE.damping,
+        "classes": list(CLASSES),
+        "nodes": MEASURE.nodes(1, dtype=torch.float64).tolist(),
+        "models": [describe(MODELS[name], result) for name, result in results.items()],
+        "paths": [
+            {
+                "ends": [end(task, second), end(task, first)],  # alpha = 0, alpha = 1
+                "values": [rounded(values[place]) for values in outputs],
+            }
+            for place, (first, second) in enumerate(paths)
+        ],
+    }
+
+
+@torch.no_grad()
+def outputs_on(result: dict, paths: tuple[tuple[int, int], ...]) -> torch.Tensor:
+    """Probabilities at the nodes of each path: (paths, nodes, classes)."""
+    task, model = result["task"], result["model"]
+    first, second = (torch.tensor(ends, device=task.device) for ends in zip(*paths, strict=True))
+    nodes = MEASURE.nodes(len(paths), device=task.device)
+    field = Field.of(model, task.normalise(task.test.pixels)).between(first, second, nodes)
+    return field().softmax(-1).unflatten(0, (len(paths), -1)).double().cpu()
+
+
+def describe(label: str, result: dict) -> dict:
+    last, estimate = result["summary"]["last"], result["estimate"]
+    return {
+        "label": label,
+        "accuracy": round(last["eval/acc"], 2),
+        "degree": round(float(estimate.mean), 4),
+        "standard_error": round(float(estimate.standard_error), 4),
+    }
+
+
+def end(task, index: int) -> dict:
+    """A picture at the end of a path."""
+    pixels = task.test.pixels[index].permute(1, 2, 0).cpu().numpy()
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", optimize=True)
+    picture = base64.b64encode(file.getvalue()).decode()
+    label = CLASSES[int(task.test.labels[index])]
+    return {"label": label, "picture": f"data:image/png;base64,{picture}"}
+
+
+def rounded(values: torch.Tensor) -> list[list[float]]:
+    return [[round(value, DIGITS) for value in row] for row in values.tolist()]
+
+
+def to_text(content: dict) -> str:
+    """JSON with one line per path: compact, and a change shows where it is."""
+    lines = {key: json.dumps(value, separators=(",", ":")) for key, value in content.items()}
+    paths = [json.dumps(path, separators=(",", ":")) for path in content["paths"]]
+    lines["paths"] = "[\n" + ",\n".join(paths) + "\n]"
+    return "{\n" + ",\n".join(f'"{key}":{line}' for key, line in lines.items()) + "\n}\n"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        sys.exit(explain(error))

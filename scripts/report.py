@@ -1,0 +1,41 @@
+# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+"""The report page: python scripts/report.py [--out report/index.html]
+
+One HTML file with every experiment of the paper, what was measured so far, the benchmark and an
+explorer for effective degree, from experiments/ and experiments/results/. It loads nothing else.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ed.analysis.report.page import build_page
+from ed.analysis.spec import EXPERIMENTS
+from ed.files import write_atomic
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "report" / "index.html", metavar="FILE")
+    parser.add_argument(
+        "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help="another folder"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        page = build_page(options.experiments)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(options.out, page)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.out}: {len(page.encode()) / 1024:,.0f} KiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

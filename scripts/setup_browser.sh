@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Debian's chromium and chromium-driver for the test of the report page, where we may install them.
+set -euo pipefail
+
+if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi
+if [ "$(id -u)" = 0 ]; then sudo=""; elif sudo -n true 2>/dev/null; then sudo="sudo"; else
+    echo "error: no chromium here: run 'apt-get install chromium chromium-driver' and try again" >&2
+    exit 1
+fi
+$sudo apt-get update -qq
+$sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver
