@@ -99,6 +99,7 @@ class PictureTask(Task):
         self.scale = torch.tensor(self.std, device=device).view(3, 1, 1)
         # the last incomplete batch is dropped, so that all steps have one shape
         self.steps_per_epoch = len(self.train) // self.batch_size
+        self.num_examples = len(self.train)
         self.total_steps = self.epochs * self.steps_per_epoch
         self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
         self.eval_steps = self.eval_every * self.steps_per_epoch
@@ -122,6 +123,10 @@ class PictureTask(Task):
                 reseed(augmentation, self.seed, "augmentation", step)
                 pixels = crop_and_flip(self.padded, index, PADDING, augmentation)
             yield {"x": self.normalise(pixels), "label": self.train.labels[index]}
+
+    def examples(self, index: Tensor) -> Batch:
+        index = index.to(self.device)
+        return {"x": self.normalise(self.train.pixels[index]), "label": self.train.labels[index]}
 
     def normalise(self, pixels: Tensor) -> Tensor:
         return (pixels.float() / 255 - self.shift) / self.scale
