@@ -13,6 +13,7 @@ ALLOWED = {
     "models": ("core",),
     "regularizers": ("core",),
     "measures": ("core",),
+    "figures": ("core",),
     "tasks": ("core", "models"),
     "engine": ("core", "files", "tasks.base", "regularizers.base"),
     "analysis": ("files",),

@@ -172,7 +172,7 @@ def load_pictures(
     `embedded` names the small CIFAR-10 subset that ships with the package. `key` is the config key
     that gave `source`, for messages. Grey pictures become RGB.
     """
-    table = _load_table(str(EMBEDDED) if source == "embedded" else source, split, key)
+    table = load_table(str(EMBEDDED) if source == "embedded" else source, split, key)
     names = set(table.column_names)
     image = next((name for name in ("img", "image") if name in names), None)
     if image is None or "label" not in names:
@@ -196,7 +196,8 @@ def load_pictures(
     return Pictures(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
-def _load_table(source: str, split: str, key: str):
+def load_table(source: str, split: str, key: str):
+    """One split of a hub data set, or of a folder with parquet files, as `datasets` has it."""
     import datasets  # heavy: only where pictures are read
 
     if not sys.stderr.isatty():
