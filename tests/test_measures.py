@@ -2,16 +2,24 @@
 
 import json
 import math
+import os
+import signal
 
 import pytest
 import torch
+from hydra.utils import instantiate
 from torch import nn
 
 from ed.core.field import Field
+from ed.engine.check import check
+from ed.engine.compose import compose_config
+from ed.engine.loop import Interrupted
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
 from ed.measures.norm import ParameterNorm
 from ed.measures.sharpness import Sharpness
+from ed.regularizers.base import Regularizer
+from ed.tasks.base import Task
 from tests.small import small_run, weights
 
 ED = EffectiveDegree(pairs=20, resolution=16, degree=6)
@@ -234,6 +242,40 @@ def test_the_model_is_restored_when_a_measure_fails():
 def test_impossible_measures_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_tasks_without_examples_are_refused_before_training():
+    cfg = compose_config([])
+    task = Task()
+    task.batch_size = 10
+    check(cfg, task, Regularizer(), [ParameterNorm()])
+    with pytest.raises(ValueError, match="Task gives no training examples to EffectiveDegree"):
+        check(cfg, task, Regularizer(), [ED])
+    with pytest.raises(ValueError, match=r"system.measure_every=0: at least 1"):
+        check(compose_config(["system.measure_every=0"]), task, Regularizer())
+
+
+def test_random_pixels_need_pixels():
+    task = instantiate(compose_config(["task.space=embedding", "model.patch=8"]).task)
+    with pytest.raises(ValueError, match="endpoints=noise: random inputs are pixels"):
+        ALL["ed_noise"].check(task)
+
+
+def test_a_stopped_run_is_measured_when_it_goes_on(tmp_path, monkeypatch):
+    """A stop between measures, when all is trained and saved: the same command measures."""
+
+    def stop(self, model, task):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {"": 1.0}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParameterNorm, "__call__", stop)
+        with pytest.raises(Interrupted, match="stopped before measure sharpness"):
+            small_run(tmp_path / "run", "measures=[norm,sharpness]")
+    assert not (tmp_path / "run" / "DONE").exists()
+    last = small_run(tmp_path / "run", "measures=[norm,sharpness]")["last"]
+    assert {"measure/norm", "measure/sharpness_0.05"} < set(last)
+    assert last["measure/norm"] != 1.0
 
 
 MEASURED = [

@@ -22,4 +22,9 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
         raise ValueError(f"system.measure_every={every}: at least 1 evaluation, or null")
     regularizer.check(task)
     for measure in measures:
+        if measure.reads_examples and type(task).examples is Task.examples:
+            raise ValueError(
+                f"measures: {type(task).__name__} gives no training examples to "
+                f"{type(measure).__name__}; leave it out of measures"
+            )
         measure.check(task)

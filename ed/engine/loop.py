@@ -5,6 +5,7 @@ import logging
 import math
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,7 +79,7 @@ def train(
             if done % task.eval_steps == 0 or last:
                 metrics.log(done, session.evaluate())
                 if not last and cadence.measures_at(done // task.eval_steps):
-                    metrics.log(done, session.measure(stop))
+                    metrics.log(done, session.measure())
             if save and task.can_save(done):
                 check_finite(step.peek(), checked, done, run.path)
                 session.save(done)
@@ -143,11 +144,12 @@ class _Session:
         with evaluating(self.model), self.step.autocast, torch.compiler.set_stance("force_eager"):
             return self.task.evaluate(self.model)
 
-    def measure(self, stop: list) -> dict[str, float]:
+    def measure(self, stop: Sequence = ()) -> dict[str, float]:
         """Every measure of the model as it stands, which it leaves exactly so.
 
         In the weights' own precision: a polynomial of degree 40 or a rise of the loss at a small
-        radius would drown in the rounding of bf16.
+        radius would drown in the rounding of bf16. `stop` is heeded between measures: only where
+        everything is saved, as after training.
         """
         values = {}
         for name, measure in self.measures.items():

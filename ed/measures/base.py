@@ -17,6 +17,8 @@ class Measure:
     examples without augmentation), `field`, `loss`, `noise_like`.
     """
 
+    reads_examples = True  # false where the weights alone are looked at
+
     def check(self, task) -> None:
         """Raises ValueError where this measure cannot be taken on this task."""
 

@@ -12,6 +12,8 @@ from ed.measures.base import Measure
 class ParameterNorm(Measure):
     """||w||, over all parameters: weights, biases and those of the normalisations."""
 
+    reads_examples = False
+
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         # float64: millions of squares add up
