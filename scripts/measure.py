@@ -299,7 +299,7 @@ def bars(spectrum: Tensor) -> list[str]:
 
 def draw(subject: Subject, result: Estimate, path: Path, *, softmax: bool, **budget) -> None:
     pairs = [pair for pair in DRAWN if max(pair) < len(subject.field.x)]
-    title = subject.name.split(" (")[0]
+    title = "/".join(subject.name.split(" (")[0].split("/")[-2:])
     portrait = Portrait.of(title, subject.field, pairs, result, softmax=softmax, **budget)
     ends = None
     if subject.pictures is not None:
