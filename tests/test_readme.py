@@ -42,6 +42,11 @@ def test_commands_run(command, tmp_path):
     words = [sys.executable, *shlex.split(command)[1:]]
     if "train.py" in command:
         words += [*SMALL, f"system.runs={tmp_path}"]
+    elif "measure.py" in command:
+        words += ["--pairs", "3", "--resolution", "8", "--degree", "4"]
+        words += ["--out", str(tmp_path / "paths.png")]
+    elif "theory.py" in command:
+        words += ["--paths", "500", "--out", str(tmp_path / "theory.png")]
     elif "launch.py" in command:
         words += ["--runs", str(tmp_path)]
     else:

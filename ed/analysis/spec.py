@@ -30,7 +30,11 @@ from pathlib import Path
 import yaml
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-INCIDENTAL = ("system", "logger")  # settings that cannot change a result, so no deviations
+INCIDENTAL = (
+    "system",
+    "logger",
+    "measures",
+)  # settings that cannot change a result, so no deviations
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REQUIRED = ("title", "place", "seeds", "fixed", "cells")
 OPTIONAL = ("metric", "metrics", "status", "paper_seeds", "digits", "comparable", "notes", "tuning")

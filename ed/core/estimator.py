@@ -82,13 +82,13 @@ def estimate(
     degrees, spectra = [], []
     mode = evaluating(model) if isinstance(model, nn.Module) else contextlib.nullcontext()
     with mode, _reporter(progress, pairs) as report:
-        points = _points_per_chunk(source, memory_gib)
+        points = points_per_chunk(source, memory_gib)
         group = max(1, points // representation.resolution)  # whole paths, so that a fit is whole
         for start in range(0, pairs, group):
             paths = slice(start, start + group)
             own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
             along = source.between(first[paths], second[paths], own_nodes)
-            values = _forward_in_chunks(along, points).to(dtype)
+            values = forward_in_chunks(along, points).to(dtype)
             values = values.softmax(-1) if softmax else values
             values = values.unflatten(0, (-1, representation.resolution))
             coefficients = representation.coefficients(values, own_nodes)
@@ -100,7 +100,8 @@ def estimate(
     return Estimate(values, (torch.stack(spectra).sum(0) / pairs).cpu(), representation)
 
 
-def _forward_in_chunks(along: Field, points: int) -> Tensor:
+def forward_in_chunks(along: Field, points: int) -> Tensor:
+    """Outputs of a field, at most `points` of its points at a time."""
     parts = []
     for start in range(0, len(along.x), points):
         part = slice(start, start + points)
@@ -109,7 +110,7 @@ def _forward_in_chunks(along: Field, points: int) -> Tensor:
     return torch.cat(parts)
 
 
-def _points_per_chunk(source: Field, memory_gib: float) -> int:
+def points_per_chunk(source: Field, memory_gib: float) -> int:
     """How many points fit the budget, from the largest tensor that one point makes on its way."""
     probe = _LargestOutput()
     context = {name: value[:1] for name, value in source.context.items()}

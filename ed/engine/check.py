@@ -1,12 +1,14 @@
 """Impossible combinations, found before data or device is touched. Each message names its key."""
 
+from collections.abc import Iterable
+
 from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
 
 PRECISIONS = ("bf16", "float32")
 
 
-def check(cfg, task: Task, regularizer: Regularizer) -> None:
+def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
     if cfg.precision not in PRECISIONS:
         raise ValueError(f"precision={cfg.precision}: use {' or '.join(PRECISIONS)}")
     if cfg.accumulate < 1 or task.batch_size % cfg.accumulate:
@@ -15,4 +17,14 @@ def check(cfg, task: Task, regularizer: Regularizer) -> None:
         )
     if cfg.system.log_every < 1:
         raise ValueError(f"system.log_every={cfg.system.log_every}: must be at least 1 step")
+    every = cfg.system.measure_every
+    if every is not None and every < 1:
+        raise ValueError(f"system.measure_every={every}: at least 1 evaluation, or null")
     regularizer.check(task)
+    for measure in measures:
+        if measure.reads_examples and type(task).examples is Task.examples:
+            raise ValueError(
+                f"measures: {type(task).__name__} gives no training examples to "
+                f"{type(measure).__name__}; leave it out of measures"
+            )
+        measure.check(task)

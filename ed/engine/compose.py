@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "logger")
+GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "measures", "logger")
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 

@@ -48,5 +48,5 @@ def _valid_keys() -> list[str]:
     """All keys of the config composed from the group choices on the command line alone."""
     from ed.engine.compose import GROUPS, compose_config, flat_keys
 
-    choice = re.compile(rf"({'|'.join(GROUPS)})=\w+")
+    choice = re.compile(rf"({'|'.join(GROUPS)})=[\w\[\],]+")
     return flat_keys(compose_config([a for a in sys.argv[1:] if choice.fullmatch(a)]))

@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import math
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,18 +33,29 @@ class Cadence:
         log_steps: steps between rows of training metrics.
         save_seconds: least time between checkpoints.
         max_seconds: save and stop after this long; None: never.
+        measure_evals: evaluations between measurements; None: at the end only.
     """
 
     log_steps: int
     save_seconds: float
     max_seconds: float | None = None
+    measure_evals: int | None = None
+
+    def measures_at(self, evaluation: int) -> bool:
+        return self.measure_evals is not None and evaluation % self.measure_evals == 0
 
 
 def train(
-    task: Task, model: nn.Module, step: TrainStep, run: RunFolder, cadence: Cadence, tracker=None
+    task: Task,
+    model: nn.Module,
+    step: TrainStep,
+    run: RunFolder,
+    cadence: Cadence,
+    tracker=None,
+    measures: dict | None = None,
 ) -> dict:
     """Trains to the end, or raises `Interrupted` once saved. Returns the summary of the run."""
-    session = _Session(task, model, step, run)
+    session = _Session(task, model, step, run, measures or {})
     start = session.resume()
     metrics = Metrics(run.path, total=task.total_steps, start=start, tracker=tracker)
     saved_at = began = time.monotonic()
@@ -65,12 +78,16 @@ def train(
                 metrics.log(done, values | {"time/step_s": pace})
             if done % task.eval_steps == 0 or last:
                 metrics.log(done, session.evaluate())
+                if not last and cadence.measures_at(done // task.eval_steps):
+                    metrics.log(done, session.measure())
             if save and task.can_save(done):
                 check_finite(step.peek(), checked, done, run.path)
                 session.save(done)
                 saved_at = time.monotonic()
                 if (stop or late) and not last:
                     raise Interrupted(f"stopped and saved at step {done} of {task.total_steps}")
+        # after the last save: measuring may take long, and what is trained is safe by then
+        metrics.log(task.total_steps, session.measure(stop))
     summary = metrics.summary(task.metric, task.higher_is_better)
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
     run.finish(summary)
@@ -80,8 +97,11 @@ def train(
 class _Session:
     """What belongs together in a checkpoint, and the clock of the whole run."""
 
-    def __init__(self, task: Task, model: nn.Module, step: TrainStep, run: RunFolder):
+    def __init__(
+        self, task: Task, model: nn.Module, step: TrainStep, run: RunFolder, measures: dict
+    ):
         self.task, self.model, self.step, self.run = task, model, step, run
+        self.measures = measures
         self.earlier_seconds, self.began = 0.0, time.monotonic()
 
     @property
@@ -123,6 +143,25 @@ class _Session:
         # eager: the shapes differ from training's, and compiling for them costs more than it saves
         with evaluating(self.model), self.step.autocast, torch.compiler.set_stance("force_eager"):
             return self.task.evaluate(self.model)
+
+    def measure(self, stop: Sequence = ()) -> dict[str, float]:
+        """Every measure of the model as it stands, which it leaves exactly so.
+
+        In the weights' own precision: a polynomial of degree 40 or a rise of the loss at a small
+        radius would drown in the rounding of bf16. `stop` is heeded between measures: only where
+        everything is saved, as after training.
+        """
+        values = {}
+        for name, measure in self.measures.items():
+            if stop:
+                raise Interrupted(f"stopped before measure {name}; what is trained is saved")
+            with torch.compiler.set_stance("force_eager"):
+                found = measure(self.model, self.task)
+            values |= {f"measure/{name}{suffix}": value for suffix, value in found.items()}
+        wild = [name for name, value in values.items() if not math.isfinite(value)]
+        for name in wild:  # a radius may be too large for a model; the others still count
+            logger.warning("%s is %s: left out", name, values.pop(name))
+        return values
 
 
 @contextlib.contextmanager

@@ -27,8 +27,8 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
         names: what the folder is called by, e.g. ["cifar10", "vit_tiny", "ed"].
     """
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
-    recipe = instantiate(cfg.optimizer)
-    check(cfg, task, regularizer)
+    recipe, measures = instantiate(cfg.optimizer), build_measures(cfg)
+    check(cfg, task, regularizer, measures.values())
     device = choose_device(cfg.system.device)
     torch.use_deterministic_algorithms(cfg.system.deterministic)
     torch.manual_seed(stream_seed(cfg.seed, "init"))
@@ -43,9 +43,10 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
         summary = folder.done
         if summary is not None:
             logger.info("already done: %s  %s", path, describe(summary))
+            warn_of_missing(measures, path)
             return summary
         step = make_step(cfg, task, model, regularizer, recipe, device)
-        summary = train_in(folder, cfg, task, model, step)
+        summary = train_in(folder, cfg, task, model, step, measures)
         logger.info("done: %s  %s", path, describe(summary))
         return summary
 
@@ -67,20 +68,40 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
     )
 
 
-def train_in(folder: RunFolder, cfg: DictConfig, task, model, step: TrainStep) -> dict:
+def build_measures(cfg: DictConfig) -> dict:
+    """The measures of a config, by their names."""
+    return {name: instantiate(leaf, _convert_="all") for name, leaf in cfg.measures.items()}
+
+
+def warn_of_missing(measures: dict, path: Path) -> None:
+    """A finished run is not measured again; whoever asks for more must learn it."""
+    taken = OmegaConf.load(path / "config.yaml").get("measures", {})
+    missing = [name for name in measures if name not in taken]
+    if missing:
+        logger.warning(
+            "it was finished without the measures %s: see python scripts/measure.py --run %s",
+            ", ".join(missing),
+            path,
+        )
+
+
+def train_in(
+    folder: RunFolder, cfg: DictConfig, task, model, step: TrainStep, measures: dict | None = None
+) -> dict:
     """Trains in an open folder, and notes there what ran and how it ended."""
     minutes = cfg.system.max_minutes
     cadence = Cadence(
         log_steps=cfg.system.log_every,
         save_seconds=cfg.system.save_seconds,
         max_seconds=None if minutes is None else 60 * minutes,
+        measure_evals=cfg.system.measure_every,
     )
     name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
     folder.open_session(name, task.total_steps)
     logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)
     tracker = start_tracker(cfg, folder.path)
     try:
-        return train(task, model, step, folder, cadence, tracker)
+        return train(task, model, step, folder, cadence, tracker, measures)
     except BaseException as error:
         logger.error("stopped: %s", error)
         raise

@@ -25,6 +25,8 @@ class Metrics:
         self.bar = _bar(total, start)
 
     def log(self, step: int, values: dict[str, float]) -> None:
+        if not values:
+            return
         row = {"step": step, **values}
         self.rows.append(row)
         self.file.write(json.dumps(row) + "\n")

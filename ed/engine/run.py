@@ -23,7 +23,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ed.files import write_atomic, write_json
 
-INCIDENTAL = ("system", "logger")  # config groups that cannot change a result
+# config groups that cannot change a result; measures only read a model, so a run is the same run
+# with others, or with none
+INCIDENTAL = ("system", "logger", "measures")
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
 PACKAGES += ("envpool",)  # its releases draw games differently
 

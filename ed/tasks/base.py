@@ -24,6 +24,7 @@ class Task:
     has_noise = False  # `noise_like` makes random inputs
     static_shapes = True  # every batch has the same shapes, so a step can be captured
     penalised = slice(None)  # which outputs a penalty sees; PPO: the action logits
+    num_examples = 0  # training examples that `examples` can give; 0: measures find none
 
     def prepare(self, device: torch.device, seed: int) -> None:
         """Loads the data. Until then only settings are known, which is enough to check them."""
@@ -43,6 +44,14 @@ class Task:
         raise NotImplementedError
 
     def evaluate(self, model) -> dict[str, float]:
+        raise NotImplementedError
+
+    def examples(self, index: Tensor) -> Batch:
+        """Training examples as they are, without augmentation: what measures look at.
+
+        Args:
+            index: (N,) on the CPU, below `num_examples`.
+        """
         raise NotImplementedError
 
     def noise_like(self, x: Tensor, generator: torch.Generator) -> Tensor:

@@ -100,6 +100,7 @@ class PictureTask(Task):
         self.shift = torch.tensor(self.mean, device=device).view(3, 1, 1)
         self.scale = torch.tensor(self.std, device=device).view(3, 1, 1)
         self.steps_per_epoch = len(self.train) // self.batch_size
+        self.num_examples = len(self.train)
         self.total_steps = self.epochs * self.steps_per_epoch
         self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
         self.eval_steps = self.eval_every * self.steps_per_epoch
@@ -119,6 +120,10 @@ class PictureTask(Task):
             else:
                 pixels = self.train.pixels[index]
             yield {"x": self.normalise(pixels), "label": self.train.labels[index]}
+
+    def examples(self, index: Tensor) -> Batch:
+        index = index.to(self.device)
+        return {"x": self.normalise(self.train.pixels[index]), "label": self.train.labels[index]}
 
     def normalise(self, pixels: Tensor) -> Tensor:
         return (pixels.float() / 255 - self.shift) / self.scale
@@ -164,7 +169,7 @@ def load_pictures(
     `embedded` names the small CIFAR-10 subset that ships with the package. `key` is the config key
     that gave `source`, for messages. Grey pictures become RGB.
     """
-    table = _load_table(str(EMBEDDED) if source == "embedded" else source, split, key)
+    table = load_table(str(EMBEDDED) if source == "embedded" else source, split, key)
     names = set(table.column_names)
     image = next((name for name in ("img", "image") if name in names), None)
     if image is None or "label" not in names:
@@ -188,7 +193,8 @@ def load_pictures(
     return Pictures(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
-def _load_table(source: str, split: str, key: str):
+def load_table(source: str, split: str, key: str):
+    """One split of a hub data set, or of a folder with parquet files, as `datasets` has it."""
     import datasets  # heavy: only where pictures are read
 
     if not sys.stderr.isatty():

@@ -1,0 +1,52 @@
+"""What a measure is: (model, task) -> numbers, and the promise to leave the model as it was."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ed.core.modes import evaluating
+from ed.core.streams import generator
+
+
+class Measure:
+    """A frozen set of settings that turns a model into numbers.
+
+    Tasks are known by what measures ask of them: `num_examples`, `examples(index)` (training
+    examples without augmentation), `field`, `loss`, `noise_like`.
+    """
+
+    reads_examples = True  # false where the weights alone are looked at
+
+    def check(self, task) -> None:
+        """Raises ValueError where this measure cannot be taken on this task."""
+
+    def __call__(self, model: nn.Module, task) -> dict[str, float]:
+        """Values by suffix of the measure's name; the suffix of a single value is empty."""
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Eval mode, and afterwards modes, weights, statistics and random streams as before, bitwise.
+
+    Gradients need no care: measures ask autograd for theirs and never write to `.grad`.
+    """
+    state = [*model.parameters(), *model.buffers()]
+    before = [tensor.detach().clone() for tensor in state]
+    devices = {tensor.device.index for tensor in state if tensor.device.type == "cuda"}
+    try:
+        with evaluating(model), torch.random.fork_rng(sorted(devices)):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, old in zip(state, before, strict=True):
+                tensor.copy_(old)  # (w + e) - e would not be w in floats
+
+
+def fixed_subset(size: int, count: int | None, seed: int) -> Tensor:
+    """Indices of `count` of `size` examples, the same at every call; None: all, in their order."""
+    if count is None or count >= size:
+        return torch.arange(size)
+    return torch.randperm(size, generator=generator(seed, "measure"))[:count].sort().values

@@ -1,0 +1,96 @@
+"""Effective degree of a model along paths between training examples."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ed.core.estimator import estimate
+from ed.core.field import Field
+from ed.core.nodes import ChebyshevNodes
+from ed.core.representation import Representation
+from ed.measures.base import Measure, fixed_subset, untouched
+
+OUTPUTS = ("softmax", "raw")
+ENDPOINTS = ("examples", "noise")
+
+
+@dataclass(frozen=True)
+class EffectiveDegree(Measure):
+    """ED over random paths; the defaults are the paper's protocol for trained models.
+
+    Attributes:
+        pairs: number of paths.
+        resolution, degree, basis, components, weighting: of the representation; fixed Chebyshev
+            nodes. The paper's two variants are outputs="softmax" with weighting="raw" (ED), and
+            outputs="raw", the logits, with weighting="normalised" (ED_norm).
+        endpoints: between which paths run: training examples, or noise (uniform pixels).
+        memory_gib: bound on what a chunk of the forward passes may hold.
+        seed: of the examples and of the pairs among them.
+    """
+
+    pairs: int = 400
+    resolution: int = 200
+    degree: int = 40
+    basis: str = "chebyshev"
+    components: int | None = None
+    weighting: str = "raw"
+    outputs: str = "softmax"
+    endpoints: str = "examples"
+    memory_gib: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in (("outputs", OUTPUTS), ("endpoints", ENDPOINTS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"measures: {name}={getattr(self, name)}: use {' or '.join(choices)}"
+                )
+        if self.pairs < 1:
+            raise ValueError(f"measures: pairs={self.pairs}: at least one path")
+        _ = self.representation  # refuses impossible settings now rather than after training
+
+    @property
+    def representation(self) -> Representation:
+        return Representation(
+            resolution=self.resolution,
+            degree=self.degree,
+            sampler=ChebyshevNodes(),
+            basis=self.basis,
+            components=self.components,
+            weighting=self.weighting,
+        )
+
+    def check(self, task) -> None:
+        if self.endpoints == "noise" and not task.has_noise:
+            raise ValueError(
+                "measures: endpoints=noise: random inputs are pixels, so they need a task on "
+                "pictures with task.space=input; or set endpoints=examples"
+            )
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, task) -> dict[str, float]:
+        """{"": mean over paths, "_se": its standard error}."""
+        with untouched(model):
+            result = estimate(
+                self.field(model, task),
+                pairs=self.pairs,
+                representation=self.representation,
+                softmax=self.outputs == "softmax",
+                memory_gib=self.memory_gib,
+                seed=self.seed,
+            )
+        return {"": result.mean, "_se": result.standard_error}
+
+    def field(self, model: nn.Module, task) -> Field:
+        """The model at a pool of end points: two per path where there are as many examples."""
+        batch = task.examples(fixed_subset(task.num_examples, 2 * self.pairs, self.seed))
+        field = task.field(model, batch)
+        if self.endpoints == "noise":
+            draw = torch.Generator(field.x.device).manual_seed(self.seed)
+            field = field.at(task.noise_like(field.x, draw))
+
+        def forward(points, context):
+            return field.forward(points, context)[:, task.penalised]
+
+        return replace(field, forward=forward)

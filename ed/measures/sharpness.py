@@ -1,0 +1,171 @@
+"""Sharpness: how much the training loss rises within a ball of radius rho around the weights.
+
+The ball is ||e / T|| <= rho with T = 1 (plain) or T = |w|, elementwise over all parameters
+(adaptive, which rescaling one layer against the next leaves as it is). Both searches move in
+u = e / T, where the ball is a sphere and the gradient is T g:
+
+    step   one SAM step (Foret et al.; Kwon et al.): u = rho T g / ||T g||, so that
+           e = rho g / ||g||, or adaptive e = rho w^2 g / || |w| g ||
+    worst  projected gradient ascent with the step rule of Auto-PGD (Croce & Hein), as
+           Andriushchenko et al. measure worst-case sharpness; its first iterate is `step`
+
+Eval mode, training examples without augmentation, the loss of the task. The rise is that of the
+loss over all chosen examples together, not a mean over small batches.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ed.measures.base import Measure, fixed_subset, untouched
+
+METHODS = ("step", "worst")
+MOMENTUM = 0.75  # weight of the new direction against the last one; also the success threshold
+TINY = 1e-12  # beside the gradient norm: a zero gradient climbs nowhere
+
+Tensors = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Sharpness(Measure):
+    """L(w + e) - L(w) for every radius.
+
+    Attributes:
+        radii: the values of rho.
+        adaptive: T = |w| rather than 1.
+        method: "step" or "worst".
+        steps: gradient passes of the worst-case search, for each radius.
+        examples: size of a fixed subset of the training examples; None: all of them.
+        batch_size: examples per pass; bounds the memory, not the result.
+        seed: of the subset.
+    """
+
+    radii: tuple[float, ...]
+    adaptive: bool = False
+    method: str = "step"
+    steps: int = 20
+    examples: int | None = None
+    batch_size: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"measures: method={self.method}: use {' or '.join(METHODS)}")
+        if not self.radii or not all(rho > 0 for rho in self.radii):
+            raise ValueError(f"measures: radii={list(self.radii)}: positive radii are needed")
+        for name in ("steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"measures: {name}={getattr(self, name)}: must be at least 1")
+
+    def __call__(self, model: nn.Module, task) -> dict[str, float]:
+        """{"_<rho>": rise of the loss}."""
+        with untouched(model):
+            surface = Surface(model, task, self)
+            if self.method == "step":
+                return {f"_{rho:g}": one_step(surface, rho) for rho in self.radii}
+            return {f"_{rho:g}": worst_case(surface, rho, self.steps) for rho in self.radii}
+
+
+class Surface:
+    """The loss as a function of u, where the weights are w + T u."""
+
+    def __init__(self, model: nn.Module, task, settings: Sharpness):
+        self.model, self.task = model, task
+        self.index = fixed_subset(task.num_examples, settings.examples, settings.seed)
+        self.batch_size = settings.batch_size
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self.centre = [weight.detach().clone() for weight in self.weights]
+        self.scales = [w.abs() if settings.adaptive else torch.ones_like(w) for w in self.centre]
+        self.loss, self.slope = self.gradient([torch.zeros_like(w) for w in self.centre])
+
+    def value(self, u: Tensors) -> float:
+        self._move(u)
+        with torch.no_grad():
+            return sum(loss.double().item() for loss in self._parts())
+
+    def gradient(self, u: Tensors) -> tuple[float, Tensors]:
+        """The loss and its gradient with respect to u, summed over chunks."""
+        self._move(u)
+        total, sums = 0.0, [torch.zeros_like(weight) for weight in self.weights]
+        with torch.enable_grad():
+            for loss in self._parts():
+                slopes = torch.autograd.grad(loss, self.weights, allow_unused=True)
+                total += loss.double().item()
+                for own, slope in zip(sums, slopes, strict=True):
+                    if slope is not None:
+                        own += slope
+        return total, torch._foreach_mul(sums, self.scales)
+
+    def _parts(self) -> Iterator[Tensor]:
+        """Shares of the mean loss, chunk by chunk."""
+        for part in self.index.split(self.batch_size):
+            batch = self.task.examples(part)
+            loss, _ = self.task.loss(self.task.field(self.model, batch)(), batch)
+            yield loss * (len(part) / len(self.index))
+
+    def _move(self, u: Tensors) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(self.weights, self.centre)
+            torch._foreach_add_(self.weights, torch._foreach_mul(self.scales, u))
+
+
+def one_step(surface: Surface, rho: float) -> float:
+    return surface.value(_of_length(surface.slope, rho)) - surface.loss
+
+
+def worst_case(surface: Surface, rho: float, steps: int) -> float:
+    """Largest rise found by ascent in the ball ||u|| <= rho.
+
+    Steps of length 2 rho with momentum, from the centre; at check points the length is halved, and
+    the search goes on from the best point, unless three quarters of the steps since the last check
+    point went up, or length and best loss have both just changed.
+    """
+    checkpoints, length = _checkpoints(steps), 2 * rho
+    point = before = best = [torch.zeros_like(w) for w in surface.centre]
+    loss = highest = surface.loss
+    slope = best_slope = surface.slope
+    ups, last_check, highest_then, halved = 0, 0, loss, False
+    for step in range(1, steps + 1):
+        ahead = _into_ball(_sum(point, _of_length(slope, length)), rho)
+        if step > 1:
+            drift = torch._foreach_sub(point, before)
+            ahead = torch._foreach_lerp(_sum(point, drift), ahead, MOMENTUM)
+            ahead = _into_ball(ahead, rho)
+        before, point = point, ahead
+        earlier, (loss, slope) = loss, surface.gradient(point)
+        ups += loss > earlier
+        if loss > highest:
+            highest, best, best_slope = loss, point, slope
+        if step in checkpoints:
+            stuck = not halved and highest == highest_then
+            halved = ups < MOMENTUM * (step - last_check) or stuck
+            if halved:
+                length, point, before, loss, slope = length / 2, best, best, highest, best_slope
+            ups, last_check, highest_then = 0, step, highest
+    return highest - surface.loss
+
+
+def _checkpoints(steps: int) -> set[int]:
+    """Auto-PGD's: after 22 % of the steps, then at intervals shrinking by 3 % down to 6 %."""
+    places, gap = [0.22], 0.22
+    while places[-1] < 1:
+        gap = max(gap - 0.03, 0.06)
+        places.append(places[-1] + gap)
+    return {math.ceil(place * steps) for place in places}
+
+
+def _of_length(direction: Tensors, length: float) -> Tensors:
+    norm = nn.utils.get_total_norm(direction)
+    return torch._foreach_mul(direction, length / (norm + TINY))
+
+
+def _into_ball(u: Tensors, rho: float) -> Tensors:
+    norm = nn.utils.get_total_norm(u)
+    return torch._foreach_mul(u, (rho / (norm + TINY)).clamp(max=1))
+
+
+def _sum(first: Tensors, second: Tensors) -> Tensors:
+    return torch._foreach_add(first, second)

@@ -1,0 +1,317 @@
+"""Effective degree of a model you have: python scripts/measure.py --timm resnet50 --data PICTURES
+
+The model: a finished run (--run), a timm or transformers model by name, each with --weights FILE
+for a state dict of your own. The pictures: a folder of them, a data set (hub id, or folder with
+parquet files), or `embedded`, the CIFAR-10 subset that ships with ed; a run brings its own.
+Prints ED with its 95 % confidence interval and its coefficients, and draws a few of the paths.
+The defaults are the paper's protocol: 400 paths, r = 200, K = 40.
+"""
+
+import argparse
+import difflib
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ed.core.estimator import Estimate, estimate
+from ed.core.field import Field
+from ed.core.modes import evaluating
+from ed.engine.errors import explain
+from ed.engine.main import choose_device, trained_model
+from ed.figures.paths import Portrait, draw_portraits
+from ed.measures.base import fixed_subset
+from ed.measures.degree import EffectiveDegree
+from ed.tasks.images import EMBEDDED, load_table
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
+DRAWN = ((0, 1), (2, 3), (4, 5))  # examples between which the drawn paths run
+BAR_WIDTH, BAR_DECADES = 40, 5
+NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors; paths are many
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        field: the model at the examples between which paths run.
+        pictures: (N, 3, H, W) in [0, 1], those examples; None where they are none.
+        titles: one per example.
+    """
+
+    name: str
+    model: nn.Module
+    field: Field
+    pictures: Tensor | None
+    titles: list[str]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    measure = EffectiveDegree(
+        pairs=options.pairs,
+        resolution=options.resolution,
+        degree=options.degree,
+        basis=options.basis,
+        components=options.components,
+        weighting="normalised" if options.normalised else "raw",
+        outputs="raw" if options.normalised or options.raw_outputs else "softmax",
+        memory_gib=options.memory_gib,
+        seed=options.seed,
+    )
+    device = choose_device(options.device)
+    subject = of_run(options, measure, device) if options.run else of_name(options, device)
+    softmax = measure.outputs == "softmax"
+    with evaluating(subject.model):
+        result = estimate(
+            subject.field,
+            pairs=measure.pairs,
+            representation=measure.representation,
+            softmax=softmax,
+            memory_gib=measure.memory_gib,
+            seed=measure.seed,
+            progress=sys.stderr.isatty(),
+        )
+        report(subject, result)
+        draw(subject, result, options.out, softmax=softmax, memory_gib=measure.memory_gib)
+    print(f"picture: {options.out}")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    models = parser.add_argument_group("model").add_mutually_exclusive_group(required=True)
+    models.add_argument("--run", type=Path, metavar="DIR", help="a run folder: runs/...")
+    models.add_argument("--timm", metavar="NAME", help="a timm model, e.g. resnet50")
+    models.add_argument("--transformers", metavar="NAME", help="hub id or folder of a classifier")
+    add = parser.add_argument
+    add("--weights", type=Path, metavar="FILE", help="a state dict instead of the model's own")
+    add("--random-weights", action="store_true", help="measure the untrained model")
+    add("--data", metavar="WHERE", help="pictures: folder, hub id, or embedded")
+    add("--split", default="train", help="of a data set (default: train)")
+    protocol = parser.add_argument_group("protocol")
+    add = protocol.add_argument
+    add("--pairs", type=int, default=400, help="paths (default: 400)")
+    add("--resolution", type=int, default=200, metavar="R", help="nodes per path (default: 200)")
+    add("--degree", type=int, default=40, metavar="K", help="maximum degree (default: 40)")
+    add("--basis", default="chebyshev", help="chebyshev or legendre")
+    add("--components", type=int, metavar="M", help="principal components instead of all outputs")
+    add("--normalised", action="store_true", help="ED_norm on the logits, the paper's variant")
+    add("--raw-outputs", action="store_true", help="fit the outputs as they are, without softmax")
+    add("--seed", type=int, default=0)
+    add("--memory-gib", type=float, default=1.0, help="bound on a chunk of the passes (default: 1)")
+    add("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("paths.png"), metavar="PNG")
+    options = parser.parse_args(arguments)
+    if options.random_weights and (options.weights or options.run):
+        parser.error("--random-weights: not with --weights or --run, which bring weights")
+    return options
+
+
+def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Subject:
+    if not (options.run / "config.yaml").exists():
+        raise FileNotFoundError(f"--run {options.run}: no run folder (it holds no config.yaml)")
+    if options.data:
+        raise ValueError("--data: a run is measured on its own training set; leave it out")
+    _, task, model = trained_model(options.run, str(device))
+    if options.weights:
+        load_weights(model, options.weights)
+    with torch.no_grad():
+        field = measure.field(model, task)
+    batch = task.examples(fixed_subset(task.num_examples, 2 * measure.pairs, measure.seed))
+    pictures = None
+    if hasattr(task, "scale"):
+        pictures = (batch["x"] * task.scale + task.shift).clamp(0, 1).cpu()
+    titles = [f"class {label}" for label in batch["label"].tolist()] if task.has_labels else []
+    return Subject(str(options.run), model, field, pictures, titles)
+
+
+def of_name(options: argparse.Namespace, device) -> Subject:
+    """A model by its name on pictures in the form it was made for."""
+    if not options.data:
+        raise ValueError("--data: give pictures (a folder, a hub id, or embedded)")
+    files = list_pictures(options.data, options.split)  # before weights are fetched
+    build = timm_model if options.timm else transformers_model
+    model, transform, (mean, std) = build(options)
+    if options.weights:
+        load_weights(model, options.weights)
+    model = model.to(device).eval()
+    chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
+    inputs = torch.stack([transform(files[i]().convert("RGB")) for i in chosen])
+    pictures = inputs * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
+    kind = "random weights" if options.random_weights else options.weights or "its own weights"
+    name = f"{options.timm or options.transformers} ({kind})"
+    titles = [f"picture {i}" for i in chosen]
+    field = Field.of(model, inputs.to(device))
+    return Subject(name, model, field, pictures.clamp(0, 1), titles)
+
+
+def list_pictures(source: str, split: str) -> list[Callable]:
+    """Functions that open the pictures of a folder or of a data set."""
+    from PIL import Image
+
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not any(folder.rglob("*.parquet")):
+        files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+        if len(files) < 2:
+            raise ValueError(
+                f"--data {source}: {len(files)} pictures there ({' '.join(SUFFIXES)}); paths run "
+                "between at least 2"
+            )
+        return [lambda path=path: Image.open(path) for path in files]
+    if source.startswith((".", "/", "~")) and not folder.is_dir():
+        raise FileNotFoundError(f"--data {source}: no such folder")
+    table = load_table(str(EMBEDDED) if source == "embedded" else source, split, "--data")
+    column = next((name for name in ("img", "image") if name in table.column_names), None)
+    if column is None:
+        raise ValueError(f"--data {source}: no column img or image among {table.column_names}")
+    from datasets import Image as Decoded
+
+    table = table.cast_column(column, Decoded())
+    return [lambda index=index: table[index][column] for index in range(len(table))]
+
+
+def timm_model(options: argparse.Namespace):
+    """The model, its transform of pictures, and the mean and std of that transform."""
+    import timm
+
+    name = options.timm
+    architecture = name.split(".")[0]
+    if ":" not in name and not timm.is_model(architecture):
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.4)
+        raise ValueError(f"--timm {name}: no such model; {nearest(near)}")
+    own = not (options.random_weights or options.weights)
+    # timm itself would go on with random weights where a model has none
+    if own and ":" not in name and not timm.models.is_model_pretrained(name):
+        raise ValueError(f"--timm {name}: timm has no weights for it; {OTHER_WEIGHTS}")
+    torch.manual_seed(options.seed)
+    try:
+        model = timm.create_model(name, pretrained=own)
+    except Exception as error:  # the hub raises a dozen kinds: offline, unknown tag, gated
+        raise unreachable(f"--timm {name}", error) from error
+    settings = timm.data.resolve_data_config({}, model=model)
+    transform = timm.data.create_transform(**settings)
+    return model, transform, (settings["mean"], settings["std"])
+
+
+def transformers_model(options: argparse.Namespace):
+    """As `timm_model`, for an image classifier of transformers."""
+    from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
+
+    name = options.transformers
+    torch.manual_seed(options.seed)
+    try:
+        processor = AutoImageProcessor.from_pretrained(name)
+        if options.random_weights or options.weights:
+            config = AutoConfig.from_pretrained(name)
+            model = AutoModelForImageClassification.from_config(config)
+        else:
+            model = AutoModelForImageClassification.from_pretrained(name)
+    except Exception as error:
+        raise unreachable(f"--transformers {name}", error) from error
+
+    def transform(picture) -> Tensor:
+        return processor(picture, return_tensors="pt")["pixel_values"][0]
+
+    return Logits(model), transform, (processor.image_mean, processor.image_std)
+
+
+class Logits(nn.Module):
+    """A transformers classifier as an ordinary module: pixels -> logits."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(pixel_values=x).logits
+
+
+OTHER_WEIGHTS = "give --weights FILE, or --random-weights to measure the untrained model"
+
+
+def unreachable(what: str, error: Exception) -> ValueError:
+    reason = " ".join(str(error).split())[:160]
+    return ValueError(
+        f"{what}: could not be had ({type(error).__name__}: {reason}); {OTHER_WEIGHTS}"
+    )
+
+
+def nearest(names: list[str]) -> str:
+    return f"did you mean {', '.join(names)}?" if names else "see timm.list_models()"
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """A state dict, also one that is wrapped as {"state_dict": ...} or {"model": ...}."""
+    if not path.exists():
+        raise FileNotFoundError(f"--weights {path}: no such file")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        state = load_file(path)
+    else:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise ValueError(
+                f"--weights {path}: not a file of tensors ({type(error).__name__})"
+            ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(state.get(key), dict):
+            state = state[key]
+    inner = model.model if isinstance(model, Logits) else model
+    try:
+        inner.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"--weights {path}: does not fit the model ({reason} ...)") from error
+
+
+def report(subject: Subject, result: Estimate) -> None:
+    half = NORMAL_95 * result.standard_error
+    settings = result.representation
+    kind = "ED_norm" if settings.weighting == "normalised" else "ED"
+    print(f"{subject.name}, r = {settings.resolution}, K = {settings.degree}")
+    print(
+        f"{kind} {result.mean:.4g}, 95 % confidence interval "
+        f"[{result.mean - half:.4g}, {result.mean + half:.4g}] ({len(result.values)} paths)"
+    )
+    print(f"\n  k  mean |c_k| (bars: logarithmic, {BAR_DECADES} decades)")
+    print("\n".join(bars(result.spectrum)))
+
+
+def bars(spectrum: Tensor) -> list[str]:
+    """One line per degree; a bar loses a fifth of its length for every factor of ten."""
+    highest = spectrum.max().item() or 1.0
+    lines = []
+    for degree, value in enumerate(spectrum.tolist()):
+        decades = math.log10(value / highest) if value > 0 else -math.inf
+        length = max(0, round(BAR_WIDTH * (1 + decades / BAR_DECADES))) if value > 0 else 0
+        lines.append(f"{degree:3d}  {value:.3e}  {'#' * length}".rstrip())
+    return lines
+
+
+def draw(subject: Subject, result: Estimate, path: Path, *, softmax: bool, **budget) -> None:
+    pairs = [pair for pair in DRAWN if max(pair) < len(subject.field.x)]
+    title = "/".join(subject.name.split(" (")[0].split("/")[-2:])
+    portrait = Portrait.of(title, subject.field, pairs, result, softmax=softmax, **budget)
+    ends = None
+    if subject.pictures is not None:
+        order = [index for first, second in pairs for index in (second, first)]
+        ends = [(subject.pictures[i], subject.titles[i]) for i in order]
+    reduced = result.representation.components is not None
+    label = "component {}" if reduced else "class {}" if softmax else "output {}"
+    draw_portraits(path, [portrait], name=label.format, ends=ends)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        sys.exit(explain(error))

@@ -1,0 +1,166 @@
+"""The theory, to look at: ED against the number of paths, and degrees that paths preserve.
+
+For the exact maps of the paper's study on polynomial networks (inputs uniform in [-2, 2]^3, no
+network, no training) it draws
+
+    top      ED against the number of paths with its standard error, and that error, which falls as
+             one over the square root of their number
+    bottom   the lemma of degree preservation: on random paths nothing is left above the degree of
+             the map, and the leading coefficient is 2 P_D(x1 - x2) / 4^D, zero with probability 0
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import ed
+from ed.core.field import Field
+from ed.core.representation import distinct_pairs
+from ed.engine.errors import explain
+from ed.tasks.pnn import target_map, uniform_inputs
+
+MAPS = {1: "map 1, degree 1", 2: "map 2, degree 2", 3: "map 3, degree 5"}
+DEGREES = {1: (1, 1, 1), 2: (2, 2, 2), 3: (3, 5, 4)}  # of every output
+SETTINGS = ed.Representation(resolution=32, degree=8, sampler=ed.ChebyshevNodes(), damping=0.0)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--paths", type=int, default=20_000, help="most paths (default: 20000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("theory.png"), metavar="PNG")
+    options = parser.parse_args(arguments)
+    if options.paths < 100:
+        raise ValueError(f"--paths {options.paths}: at least 100, to show a trend")
+    inputs = uniform_inputs(2 * options.paths, torch.Generator().manual_seed(options.seed))
+    coefficients = {number: on_paths(number, inputs, options) for number in MAPS}
+    for number, found in coefficients.items():
+        values = SETTINGS.degrees(found)
+        error = values.std() / len(values) ** 0.5
+        print(f"{MAPS[number]}: ED {values.mean():.4f} +- {error:.4f} ({len(values)} paths)")
+    draw(coefficients, leading_parts(inputs, options), options.out)
+    print(f"picture: {options.out}")
+
+
+def on_paths(number: int, inputs: Tensor, options: argparse.Namespace) -> Tensor:
+    """Coefficients of a map on random paths: (P, 3, K + 1)."""
+    first, second = ends(inputs, options)
+    nodes = SETTINGS.nodes(1, dtype=inputs.dtype)
+    field = Field.of(lambda x: target_map(number, x), inputs).between(first, second, nodes)
+    return SETTINGS.coefficients(field().unflatten(0, (len(first), -1)), nodes)
+
+
+def leading_parts(inputs: Tensor, options: argparse.Namespace) -> dict[int, Tensor]:
+    """2 |P_D(x1 - x2)| / 4^D of every map, (P, 3): what the lemma says the c_D are."""
+    first, second = ends(inputs, options)
+    v1, v2, v3 = direction = (inputs[first] - inputs[second]).unbind(-1)
+    parts = {
+        1: direction[::-1],
+        2: (v1 * v2, v2 * v3, v1 * v3),
+        3: (v1 * v2 * v3, v1**2 * v2 * v3**2, v1**2 * v2 * v3),
+    }
+    scales = {number: torch.tensor([2 / 4.0**d for d in DEGREES[number]]) for number in MAPS}
+    return {number: torch.stack(parts[number], -1).abs() * scales[number] for number in MAPS}
+
+
+def ends(inputs: Tensor, options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(options.seed)
+    return distinct_pairs(len(inputs), options.paths, generator=draw)
+
+
+def draw(coefficients: dict[int, Tensor], leading: dict[int, Tensor], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(2, 3, figsize=(12, 7), layout="constrained")
+    draw_convergence(axes[0, 0], axes[0, 1], coefficients)
+    draw_distribution(axes[0, 2], coefficients)
+    draw_spectra(axes[1, 0], coefficients)
+    draw_leading(axes[1, 1], coefficients, leading)
+    draw_least(axes[1, 2], leading)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_convergence(mean_axis, error_axis, coefficients: dict[int, Tensor]) -> None:
+    for number, found in coefficients.items():
+        values = SETTINGS.degrees(found)
+        counts = torch.logspace(1, torch.tensor(len(values)).log10().item(), 40).long()
+        means = torch.stack([values[:count].mean() for count in counts])
+        errors = torch.stack([values[:count].std() / count**0.5 for count in counts])
+        color = f"C{number - 1}"
+        mean_axis.fill_between(counts, means - errors, means + errors, color=color, alpha=0.25)
+        mean_axis.plot(counts, means, color=color, label=MAPS[number])
+        mean_axis.axhline(values.mean(), color=color, linewidth=0.6, linestyle=":")
+        error_axis.plot(counts, errors, ".", color=color, markersize=4)
+        error_axis.plot(counts, values.std() / counts**0.5, color=color, linewidth=1)
+    mean_axis.set(xscale="log", xlabel="paths", ylabel="ED ± standard error", ylim=(0, None))
+    mean_axis.set_title("ED settles", fontsize=9)
+    mean_axis.legend(frameon=False, fontsize=8)
+    error_axis.set(xscale="log", yscale="log", xlabel="paths", ylabel="standard error of ED")
+    error_axis.set_title(r"its error (dots) falls as $1/\sqrt{\mathrm{paths}}$ (lines)", fontsize=9)
+
+
+def draw_distribution(axis, coefficients: dict[int, Tensor]) -> None:
+    for number, found in coefficients.items():
+        values = SETTINGS.degrees(found)
+        axis.hist(values.numpy(), bins=100, range=(0, 12), density=True, histtype="step",
+                  color=f"C{number - 1}")  # fmt: skip
+        axis.axvline(values.mean(), color=f"C{number - 1}", linewidth=0.8, linestyle=":")
+    axis.set(xlabel="ED of a single path", ylabel="density", xlim=(0, 12))
+    axis.set_title("single paths differ; their means (dotted) are ordered", fontsize=9)
+
+
+def draw_spectra(axis, coefficients: dict[int, Tensor]) -> None:
+    """Mean |c_k|: what lies above a map's degree is rounding."""
+    for place, (number, found) in enumerate(coefficients.items()):
+        spectrum = found.abs().mean((0, 1)).clamp(min=1e-18).numpy()
+        degrees = torch.arange(len(spectrum)).numpy() + 0.27 * (place - 1)
+        axis.bar(degrees, spectrum, width=0.27, color=f"C{number - 1}", label=MAPS[number])
+    axis.set(yscale="log", xlabel="degree k", ylabel="mean $|c_k|$", ylim=(1e-18, 1e5))
+    axis.set_title("nothing but rounding above the degree of a map", fontsize=9)
+    axis.legend(frameon=False, fontsize=8, loc="upper right")
+
+
+def draw_leading(axis, coefficients: dict[int, Tensor], leading: dict[int, Tensor]) -> None:
+    """Fitted c_D of every output against the lemma's value, 300 paths each."""
+    for number, found in coefficients.items():
+        index = torch.tensor(DEGREES[number]).view(1, 3, 1).expand(len(found), 3, 1)
+        fitted = found.gather(-1, index).squeeze(-1).abs()[:300]
+        size, color = (
+            10 - 3 * number,
+            f"C{number - 1}",
+        )  # those drawn later leave the others visible
+        expected = leading[number][:300].flatten()
+        axis.plot(expected, fitted.flatten(), ".", markersize=size, color=color, label=MAPS[number])
+    axis.axline((1e-3, 1e-3), (1, 1), color="grey", linewidth=0.6, zorder=0)
+    axis.set(xscale="log", yscale="log", xlim=(1e-5, 10), ylim=(1e-5, 10))
+    axis.set_xlabel(r"lemma: $2\,|P_D(x_1 - x_2)| / 4^D$")
+    axis.set_ylabel("fitted $|c_D|$")
+    axis.set_title("the leading coefficient is that of the lemma", fontsize=9)
+    axis.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def draw_least(axis, leading: dict[int, Tensor]) -> None:
+    """How often a leading coefficient is small: never zero, and less and less often small."""
+    bounds = torch.logspace(-6, 1, 60, dtype=torch.float64)
+    for number, values in leading.items():
+        part = torch.stack([(values < bound).double().mean() for bound in bounds])
+        axis.plot(bounds, part.where(part > 0, torch.nan), color=f"C{number - 1}")
+    axis.set(xscale="log", yscale="log", xlabel="bound", ylabel="part of the paths")
+    axis.set_title("paths with $|c_D|$ below a bound: ever fewer towards zero", fontsize=9)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        sys.exit(explain(error))

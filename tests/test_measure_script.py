@@ -1,0 +1,158 @@
+"""scripts/measure.py and scripts/theory.py: what they print, what they draw, what they refuse."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.small import small_run
+
+ROOT = Path(__file__).parents[1]
+QUICK = ["--pairs", "6", "--resolution", "20", "--degree", "6", "--device", "cpu"]
+
+
+def script(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+measure = script("measure")
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for index in range(5):
+        pixels = draw.integers(0, 255, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+    return folder
+
+
+def printed(capsys) -> tuple[float, float, float, list[str]]:
+    """ED, both ends of its interval, and the lines of the spectrum."""
+    text = capsys.readouterr().out
+    number = r"([-\d.e]+)"
+    found = re.search(rf"ED\w* {number}, 95 % confidence interval \[{number}, {number}\]", text)
+    return *map(float, found.groups()), re.findall(
+        r"^ +\d+  \S+(?:  #+)?$", text, flags=re.MULTILINE
+    )
+
+
+def test_the_command_on_the_embedded_pictures(tmp_path):
+    """ImageNet-style: 1000 classes, the paper's r and K, fewer pairs, within its memory budget."""
+    code = (
+        "import resource, runpy, sys, timm, datasets, matplotlib.pyplot, torch\n"
+        "torch.set_num_threads(1)\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20\n"
+        "before = peak()\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "print('GiB', peak() - before)\n"
+    )
+    out = tmp_path / "paths.png"
+    arguments = ["--timm", "test_vit", "--random-weights", "--data", "embedded", "--pairs", "3"]
+    arguments += ["--memory-gib", "0.25", "--out", str(out)]
+    code = f"import sys; sys.argv = ['scripts/measure.py', *{arguments!r}]\n{code}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    assert "test_vit (random weights), r = 200, K = 40" in result.stdout
+    assert len(re.findall(r"^ +\d+  \S+(?:  #+)?$", result.stdout, flags=re.MULTILINE)) == 41
+    assert float(result.stdout.split("GiB")[1]) < 0.75  # the chunk, the paths, the model
+    assert Image.open(out).size[0] > 1000
+
+
+def test_a_folder_of_pictures_and_weights_of_ones_own(tmp_path, pictures, capsys):
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", pretrained=False)
+    with torch.no_grad():
+        model.head.weight.mul_(100)
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "own.pt")
+    shared = ["--timm", "test_vit", "--data", str(pictures), *QUICK]
+    shared += ["--out", str(tmp_path / "a.png")]
+    measure.main([*shared, "--weights", str(tmp_path / "own.pt")])
+    own, low, high, lines = printed(capsys)
+    assert low < own < high
+    assert len(lines) == 7
+    measure.main([*shared, "--random-weights"])
+    assert printed(capsys)[0] < own / 3
+    measure.main([*shared, "--random-weights", "--components", "2", "--normalised"])
+    assert "ED_norm" in capsys.readouterr().out
+
+
+def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
+    settings = ["measures=ed", "measures.ed.pairs=6", "measures.ed.resolution=20"]
+    summary = small_run(tmp_path / "run", *settings, "measures.ed.degree=6")
+    capsys.readouterr()
+    measure.main(["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")])
+    assert printed(capsys)[0] == pytest.approx(summary["last"]["measure/ed"], rel=1e-3)
+
+
+def test_a_transformers_classifier(tmp_path, pictures, capsys):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=32, patch_size=16, num_labels=7,
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "model")
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path / "model")
+    shared = ["--data", str(pictures), *QUICK, "--out", str(tmp_path / "a.png")]
+    measure.main(["--transformers", str(tmp_path / "model"), *shared])
+    assert "its own weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--timm", "resnet5o", "--data", "embedded"], "no such model; did you mean resnet50"),
+        (["--timm", "resnet50"], "--data: give pictures"),
+        (["--timm", "resnet50", "--data", "/no/folder"], "--data /no/folder: no such folder"),
+        (["--timm", "resnet50", "--data", "EMPTY"], "0 pictures there"),
+        (["--run", "EMPTY"], "no run folder"),
+        (["--timm", "vit_tiny_patch16_224_none", "--data", "embedded"], "no such model"),
+        (["--timm", "vovnet39a", "--data", "embedded"], "timm has no weights for it; give --we"),
+        (["--timm", "test_vit", "--weights", "w.pt", "--data", "embedded"], "no such file"),
+    ],
+)
+def test_mistakes_end_in_one_line(arguments, message, tmp_path):
+    arguments = [str(tmp_path) if word == "EMPTY" else word for word in arguments]
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        measure.main([*arguments, *QUICK])
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
+    """Random weights come only when asked for, whatever goes wrong on the way to the others."""
+    import timm
+
+    def offline(name, pretrained):
+        assert pretrained
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(ValueError, match=r"no route to the hub.*--random-weights"):
+        measure.main(["--timm", "test_vit", "--data", "embedded", *QUICK])
+
+
+def test_theory_draws_its_picture(tmp_path, capsys):
+    script("theory").main(["--paths", "1000", "--out", str(tmp_path / "theory.png")])
+    printed = capsys.readouterr().out
+    degrees = [float(value) for value in re.findall(r"ED ([\d.]+)", printed)]
+    assert degrees == pytest.approx([0.667, 1.187, 2.972], rel=0.15)
+    assert Image.open(tmp_path / "theory.png").size[0] > 1000

@@ -1,0 +1,318 @@
+"""Measures against closed forms, their invariances, and that they leave no trace."""
+
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch import nn
+
+from ed.core.field import Field
+from ed.engine.check import check
+from ed.engine.compose import compose_config
+from ed.engine.loop import Interrupted
+from ed.measures.base import fixed_subset
+from ed.measures.degree import EffectiveDegree
+from ed.measures.norm import ParameterNorm
+from ed.measures.sharpness import Sharpness
+from ed.regularizers.base import Regularizer
+from ed.tasks.base import Task
+from tests.small import small_run, weights
+
+ED = EffectiveDegree(pairs=20, resolution=16, degree=6)
+ALL = {
+    "ed": ED,
+    "ed_norm": EffectiveDegree(
+        pairs=20, resolution=16, degree=6, weighting="normalised", outputs="raw"
+    ),
+    "ed_pca": EffectiveDegree(pairs=20, resolution=16, degree=6, components=2),
+    "ed_noise": EffectiveDegree(pairs=20, resolution=16, degree=6, endpoints="noise"),
+    "sharpness": Sharpness(radii=(0.01, 0.1)),
+    "adaptive": Sharpness(radii=(0.5,), adaptive=True, examples=30, batch_size=7),
+    "worst": Sharpness(radii=(0.05,), method="worst", steps=5),
+    "norm": ParameterNorm(),
+}
+
+
+class Toy:
+    """As much of a task as measures ask for: 60 points in the plane, three classes."""
+
+    num_examples, has_noise, penalised = 60, True, slice(None)
+
+    def __init__(self):
+        draw = torch.Generator().manual_seed(0)
+        self.x = torch.randn(60, 2, generator=draw, dtype=torch.float64)
+        self.label = torch.randint(3, (60,), generator=draw)
+
+    def examples(self, index):
+        return {"x": self.x[index], "label": self.label[index]}
+
+    def field(self, model, batch):
+        return Field.of(model, batch["x"])
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch["label"]), {}
+
+    def noise_like(self, x, generator):
+        return torch.rand(x.shape, generator=generator, dtype=x.dtype)
+
+
+class Bowl(nn.Module):
+    """The loss is w'Aw / 2, whatever the data."""
+
+    def __init__(self, matrix):
+        super().__init__()
+        self.matrix = matrix
+        draw = torch.Generator().manual_seed(1)
+        self.w = nn.Parameter(torch.randn(len(matrix), generator=draw, dtype=torch.float64))
+
+    def forward(self, x):
+        return (self.w @ self.matrix @ self.w / 2).expand(len(x), 1)
+
+
+class BowlTask(Toy):
+    def loss(self, outputs, batch):
+        return outputs.mean(), {}
+
+
+def matrix(*eigenvalues):
+    draw = torch.Generator().manual_seed(2)
+    square = torch.randn(len(eigenvalues), len(eigenvalues), generator=draw, dtype=torch.float64)
+    vectors = torch.linalg.qr(square).Q
+    return vectors @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ vectors.T
+
+
+def network(seed=0, norm=False):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(2, 8), nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)]
+    if norm:
+        layers.insert(2, nn.BatchNorm1d(8))
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.5])
+def test_one_step_sharpness_of_a_quadratic(rho):
+    """L(w + e) - L(w) = g'e + e'Ae / 2 with g = Aw, e = rho g / ||g|| or rho w^2 g / || |w| g ||"""
+    model = Bowl(matrix(0.5, 2.0, 7.0))
+    w, a = model.w.detach(), model.matrix
+    g = a @ w
+    for adaptive in (False, True):
+        e = rho * w**2 * g / (w.abs() * g).norm() if adaptive else rho * g / g.norm()
+        expected = (g @ e + e @ a @ e / 2).item()
+        found = Sharpness(radii=(rho,), adaptive=adaptive, batch_size=7)(model, BowlTask())
+        assert found[f"_{rho:g}"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_worst_case_sharpness_of_a_quadratic():
+    """Round: the worst point lies straight ahead. Otherwise at (m - A) e = g with ||e|| = rho."""
+    rho = 0.3
+    model = Bowl(2 * torch.eye(4, dtype=torch.float64))
+    worst = Sharpness(radii=(rho,), method="worst", steps=20)
+    expected = 2 * rho * model.w.norm().item() + rho**2
+    assert worst(model, BowlTask())["_0.3"] == pytest.approx(expected, rel=1e-9)
+    model = Bowl(matrix(0.1, 1.0, 20.0))
+    w, a = model.w.detach(), model.matrix
+    low, high = 20.0 + 1e-9, 1e6
+    for _ in range(200):  # the multiplier m at which the solution has length rho
+        middle = (low + high) / 2
+        e = torch.linalg.solve(middle * torch.eye(3, dtype=torch.float64) - a, a @ w)
+        low, high = (middle, high) if e.norm() > rho else (low, middle)
+    expected = (w @ a @ e + e @ a @ e / 2).item()
+    assert worst(model, BowlTask())["_0.3"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_search_finds_at_least_what_one_step_does(adaptive):
+    model, radii = network(), (0.05, 0.5)
+    step = Sharpness(radii=radii, adaptive=adaptive)(model, Toy())
+    worst = Sharpness(radii=radii, adaptive=adaptive, method="worst", steps=8)(model, Toy())
+    assert all(worst[key] >= step[key] > 0 for key in step)
+
+
+def test_one_step_sharpness_equals_finite_differences_for_small_radii():
+    """L(w + rho g / ||g||) - L(w) -> rho ||g||, the norm from differences of the loss alone."""
+    model, task, rho, h = network().eval(), Toy(), 1e-5, 1e-6
+
+    def loss():
+        with torch.no_grad():
+            return task.loss(model(task.x), {"label": task.label})[0].item()
+
+    squares = 0.0
+    for weight in model.parameters():
+        flat = weight.data.view(-1)
+        for i in range(len(flat)):
+            old = flat[i].item()
+            flat[i] = old + h
+            above = loss()
+            flat[i] = old - h
+            squares += ((above - loss()) / (2 * h)) ** 2
+            flat[i] = old
+    found = Sharpness(radii=(rho,), examples=None, batch_size=11)(model, task)["_1e-05"]
+    assert found == pytest.approx(rho * math.sqrt(squares), rel=1e-3)
+
+
+def test_rescaling_two_linear_layers_moves_plain_sharpness_alone():
+    """(s W1, s b1), (W2 / s) is the same function: only plain sharpness and norm tell them apart"""
+    scaled, original = network(), network()
+    with torch.no_grad():
+        for tensor in (scaled[0].weight, scaled[0].bias):
+            tensor.mul_(8)
+        scaled[1].weight.div_(8)
+    for name in ("ed", "ed_norm", "ed_pca", "ed_noise", "adaptive"):
+        before, after = (ALL[name](model, Toy()) for model in (original, scaled))
+        assert after == pytest.approx(before, rel=1e-9), name
+    for name in ("sharpness", "norm"):
+        before, after = (ALL[name](model, Toy()) for model in (original, scaled))
+        assert all(abs(after[key] / before[key] - 1) > 0.1 for key in before), name
+
+
+def test_chunks_do_not_change_the_result():
+    whole, parts = (
+        Sharpness(radii=(0.1,), batch_size=size)(network(), Toy()) for size in (1000, 7)
+    )
+    assert whole["_0.1"] == pytest.approx(parts["_0.1"], rel=1e-10)
+
+
+def test_a_subset_is_fixed_and_without_repeats():
+    index = fixed_subset(1000, 100, seed=3)
+    assert torch.equal(index, fixed_subset(1000, 100, seed=3))
+    assert len(index.unique()) == 100
+    assert torch.equal(fixed_subset(5, None, seed=0), torch.arange(5))
+    assert torch.equal(fixed_subset(5, 9, seed=0), torch.arange(5))
+
+
+def test_norm_counts_every_parameter():
+    model = network(norm=True)
+    flat = nn.utils.parameters_to_vector(model.parameters())
+    assert ParameterNorm()(model, Toy())[""] == pytest.approx(flat.norm().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_measure_leaves_the_model_exactly_as_it_was(name):
+    model = network(norm=True)
+    model[0].eval()  # a model may mix both modes
+    nn.functional.cross_entropy(model(Toy().x), Toy().label).backward()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    gradients = [weight.grad.clone() for weight in model.parameters()]
+    modes = [module.training for module in model.modules()]
+    rng = torch.get_rng_state()
+    first, second = ALL[name](model, Toy()), ALL[name](model, Toy())
+    assert first == second
+    assert all(math.isfinite(value) for value in first.values())
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    for weight, gradient in zip(model.parameters(), gradients, strict=True):
+        assert torch.equal(weight.grad, gradient)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_the_model_is_restored_when_a_measure_fails():
+    class Failing(Toy):
+        calls = 0
+
+        def loss(self, outputs, batch):
+            self.calls += 1
+            if self.calls > 1:  # at the moved weights
+                raise RuntimeError("no more")
+            return super().loss(outputs, batch)
+
+    model = network()
+    before = nn.utils.parameters_to_vector(model.parameters()).clone()
+    with pytest.raises(RuntimeError, match="no more"):
+        ALL["sharpness"](model, Failing())
+    assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: EffectiveDegree(outputs="tanh"), "outputs=tanh: use softmax or raw"),
+        (lambda: EffectiveDegree(endpoints="dust"), "endpoints=dust: use examples or noise"),
+        (lambda: EffectiveDegree(pairs=0), "pairs=0"),
+        (lambda: EffectiveDegree(basis="fourier"), "basis must be one of"),
+        (lambda: Sharpness(radii=()), "positive radii"),
+        (lambda: Sharpness(radii=(0.1, -1)), "positive radii"),
+        (lambda: Sharpness(radii=(0.1,), method="luck"), "method=luck: use step or worst"),
+        (lambda: Sharpness(radii=(0.1,), batch_size=0), "batch_size=0"),
+    ],
+)
+def test_impossible_measures_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_tasks_without_examples_are_refused_before_training():
+    cfg = compose_config([])
+    task = Task()
+    task.batch_size = 10
+    check(cfg, task, Regularizer(), [ParameterNorm()])
+    with pytest.raises(ValueError, match="Task gives no training examples to EffectiveDegree"):
+        check(cfg, task, Regularizer(), [ED])
+    with pytest.raises(ValueError, match=r"system.measure_every=0: at least 1"):
+        check(compose_config(["system.measure_every=0"]), task, Regularizer())
+
+
+def test_random_pixels_need_pixels():
+    task = instantiate(compose_config(["task.space=embedding", "model.patch=8"]).task)
+    with pytest.raises(ValueError, match="endpoints=noise: random inputs are pixels"):
+        ALL["ed_noise"].check(task)
+
+
+def test_a_stopped_run_is_measured_when_it_goes_on(tmp_path, monkeypatch):
+    """A stop between measures, when all is trained and saved: the same command measures."""
+
+    def stop(self, model, task):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {"": 1.0}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParameterNorm, "__call__", stop)
+        with pytest.raises(Interrupted, match="stopped before measure sharpness"):
+            small_run(tmp_path / "run", "measures=[norm,sharpness]")
+    assert not (tmp_path / "run" / "DONE").exists()
+    last = small_run(tmp_path / "run", "measures=[norm,sharpness]")["last"]
+    assert {"measure/norm", "measure/sharpness_0.05"} < set(last)
+    assert last["measure/norm"] != 1.0
+
+
+MEASURED = [
+    "measures=[ed,ed_norm,sharpness,adaptive_sharpness,norm]",
+    "measures.ed.pairs=5",
+    "measures.ed.resolution=50",
+    "measures.ed_norm.pairs=5",
+    "measures.ed_norm.resolution=50",
+    "measures.sharpness.examples=300",
+    "measures.sharpness.method=worst",
+    "measures.sharpness.steps=2",
+    "measures.adaptive_sharpness.examples=300",
+]
+
+
+def test_measures_land_in_the_summary_and_do_not_change_training(tmp_path):
+    """Dropout and a regularizer draw random numbers: measuring in between may not move them."""
+    extra = ["regularizer=ed", "model.dropout=0.1", "task.epochs=2"]
+    plain = small_run(tmp_path / "plain", *extra)
+    summary = small_run(tmp_path / "measured", *extra, *MEASURED, "system.measure_every=1")
+    expected = {"ed", "ed_se", "ed_norm", "ed_norm_se", "norm"}
+    expected |= {f"sharpness_{rho}" for rho in ("0.01", "0.05", "0.1")}
+    expected |= {f"adaptive_sharpness_{rho}" for rho in ("0.01", "0.05", "0.1", "0.5", "1")}
+    done = json.loads((tmp_path / "measured" / "DONE").read_text())
+    assert {f"measure/{key}" for key in expected} | set(plain["last"]) == set(done["last"])
+    assert done["last"] == summary["last"]
+    text = (tmp_path / "measured" / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [row["step"] for row in rows if "measure/ed" in row] == [10, 20]
+    assert {key: summary["last"][key] for key in plain["last"]} == plain["last"]
+    before, after = weights(tmp_path / "plain"), weights(tmp_path / "measured")
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_finished_run_says_that_it_was_not_measured(tmp_path, capsys):
+    small_run(tmp_path / "run")
+    small_run(tmp_path / "run", "measures=norm")  # the same run: measures are not its identity
+    printed = capsys.readouterr().out
+    assert "already done" in printed
+    assert "finished without the measures norm: see python scripts/measure.py --run" in printed

@@ -1,0 +1,66 @@
+"""Polynomial networks: the maps, the network's degree, and that it learns them."""
+
+import pytest
+import torch
+from hydra.utils import instantiate
+
+import ed
+from ed.core.field import Field
+from ed.engine.compose import compose_config
+from ed.engine.main import run
+from ed.tasks.pnn import target_map, uniform_inputs
+
+QUICK = ["task=pnn", "model=pnn", "optimizer.lr=0.01", "optimizer.weight_decay=0"]
+QUICK += ["optimizer.clip=1", "model.width=32", "system.device=cpu"]
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return instantiate(compose_config([*QUICK, "model.width=16"]).model)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_last_maps_are_twice_the_first(number):
+    x = uniform_inputs(50, torch.Generator().manual_seed(0))
+    assert torch.equal(target_map(number + 3, x), 2 * target_map(number, x))
+    assert x.abs().max() <= 2
+
+
+def test_the_network_is_a_polynomial_of_degree_eight():
+    nodes = ed.ChebyshevNodes()(torch.zeros(40, dtype=torch.float64))
+    ends = uniform_inputs(2, torch.Generator().manual_seed(1))
+    along = Field.of(network(), ends).between(torch.tensor([0]), torch.tensor([1]), nodes)
+    coefficients = ed.fit(along().unflatten(0, (1, 40)), nodes, 12, damping=0.0).abs()[0]
+    assert coefficients[:, 9:].max() < 1e-12 * coefficients.max()
+    assert coefficients[:, 8].min() > 1e-11 * coefficients.max()
+
+
+def test_it_computes_in_double_precision():
+    assert network()(torch.zeros(2, 3)).dtype == torch.float64
+
+
+def test_unknown_maps_and_sizes_are_refused():
+    for override, message in (
+        ("task.map=7", "task.map=7: the maps are numbered from 1 to 6"),
+        ("task.batch_size=0", "task.batch_size=0: must be at least 1"),
+    ):
+        with pytest.raises(Exception, match=message):
+            instantiate(compose_config([*QUICK, override]).task)
+
+
+def test_map_two_is_learnt_and_measured_in_seconds(tmp_path):
+    """A short version of the table's run: the exact map has the values of the test above."""
+    settings = [*QUICK, "task.map=2", "task.steps=400", "task.warmup_steps=50", "measures=pnn"]
+    settings += [f"measures.{name}.pairs=1000" for name in ("ed", "ed_norm", "ed_pca1", "ed_pca2")]
+    settings += ["measures.ed_legendre.pairs=1000", f"system.run_dir={tmp_path / 'run'}"]
+    last = run(compose_config(settings), ["pnn"])["last"]
+    assert last["eval/relative_error"] < 0.03
+    exact = {
+        "ed": 1.187,
+        "ed_norm": 0.796,
+        "ed_legendre": 1.335,
+        "ed_pca1": 2.041,
+        "ed_pca2": 1.325,
+    }
+    for name, value in exact.items():
+        assert last[f"measure/{name}"] == pytest.approx(value, rel=0.08), name
