@@ -4,6 +4,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,15 @@ logger = logging.getLogger("ed")
 
 
 class Interrupted(RuntimeError):
-    """The run stopped early on request, saved; the same command goes on."""
+    """The run stopped early on request, saved; the same command goes on.
+
+    Attributes:
+        signals: the requests that came as signals; none where `max_seconds` were over.
+    """
+
+    def __init__(self, message: str, signals: Sequence[int] = ()):
+        super().__init__(message)
+        self.signals = tuple(signals)
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,8 @@ def train(
                 session.save(done)
                 saved_at = time.monotonic()
                 if (stop or late) and not last:
-                    raise Interrupted(f"stopped and saved at step {done} of {task.total_steps}")
+                    reached = f"step {done} of {task.total_steps}"
+                    raise Interrupted(f"stopped and saved at {reached}", stop)
     summary = metrics.summary(task.metric, task.higher_is_better)
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
     run.finish(summary)
