@@ -18,7 +18,7 @@ test: .venv/ready
 
 test-slurm: .venv/ready
 	bash scripts/install_slurm.sh
-	$(BIN)/python -m pytest -m slurm
+	$(BIN)/python -m pytest -m slurm tests/test_slurm.py
 
 benchmark: .venv/ready
 	$(BIN)/python scripts/benchmark.py

@@ -152,8 +152,9 @@ def process_of(folder: Path) -> int | None:
 
 def hold(run: Run) -> None:
     """Stops a run in its middle, so that a signal finds it there on a machine of any speed."""
-    pid = wait_for(lambda: process_of(run.folder), f"{run.folder} to start", 90)
-    wait_for(lambda: steps_of(run) >= 2, f"{run.folder} to train", 90)
+    wait_for(lambda: steps_of(run) >= 2, f"{run.folder} to train", 120)
+    pid = process_of(run.folder)
+    assert pid is not None, f"{run.folder} is done already"
     os.kill(pid, signal.SIGSTOP)
 
 
@@ -204,44 +205,46 @@ def test_a_disturbed_array_ends_like_the_local_launcher(cluster, tmp_path):
     assert ": 6 runs" in submitted.stdout
     table = load_table(path)
     runs = expand(table, root=root)
-
     for run in runs[:2]:
         hold(run)
     with launched_here(path, "--runs", str(here), "--jobs", "1") as local:
-        disturb(runs[:2], runs[2])
+        preempted = preempt_one(runs[:2])
+        cancel(runs[2])
         assert "partial" in launch(*slurm, "--status", "--cells", "ed", "--seeds", "2").stdout
         again = launch(*slurm)  # while the others are queued or running
         assert ": 1 runs" in again.stdout, again.stdout + again.stderr
-        wait_for(lambda: all((run.folder / "DONE").exists() for run in runs), "all runs", 120)
-        assert local.wait(timeout=120) == 0
+        (limited,) = (run for run in runs[:2] if run is not preempted)
+        wait_for(lambda: ended(limited), "the run at its time limit to save and end", 120)
+        wait_for(lambda: all((run.folder / "DONE").exists() for run in runs), "all runs", 240)
+        assert local.wait(timeout=240) == 0
     assert "6 runs: 6 done" in launch(*slurm, "--status").stdout
     for run in runs[:3]:
-        assert sessions(run) == 2
-        assert (run.folder / "train.log").read_text().count("stopped and saved at step") == 1
+        assert sessions(run) >= 2
+        assert "stopped and saved at step" in (run.folder / "train.log").read_text()
     for run in runs:
         assert logged(run.folder) == list(range(1, STEPS + 1))  # none missing, none twice
     assert numbers(table, root) == numbers(table, here)
+
+
+def preempt_one(held: Sequence[Run]) -> Run:
+    """Lets an urgent job take the place of one of these. Before its signal SLURM sends SIGCONT,
+    which wakes a run that is held; so it does at a cancellation and at the time limit."""
+    ask("sbatch", "--partition=urgent", "--output=/dev/null", "--wrap=true")
+    return wait_for(lambda: next(filter(ended, held), None), "a preempted run to save and end")
+
+
+def cancel(run: Run) -> None:
+    hold(run)
+    place = json.loads((run.folder / "slurm.json").read_text())
+    task = f"{place['job']}_{place['task']}"
+    ask("scancel", task)
+    wait_for(lambda: not ask("squeue", "-h", f"--jobs={task}"), "the cancelled run to save and end")
 
 
 def numbers(table: Table, root: Path) -> tuple[str, list[str]]:
     """The finished table but for the hours it took."""
     text, lines = rendered(table, root)
     return re.sub(r"[\d.]+ hours", "some hours", text), lines
-
-
-def disturb(held: Sequence[Run], third: Run) -> None:
-    """Preempts one of the two that are held, cancels the third, lets the other's time run out.
-
-    Before its signal SLURM sends SIGCONT, which wakes a run that is held.
-    """
-    ask("sbatch", "--partition=urgent", "--output=/dev/null", "--wrap=true")
-    preempted = wait_for(lambda: next(filter(ended, held), None), "a preempted run to save and end")
-    hold(third)
-    task = json.loads((third.folder / "slurm.json").read_text())
-    ask("scancel", f"{task['job']}_{task['task']}")
-    wait_for(lambda: ended(third), "the cancelled run to save and end")
-    (limited,) = (run for run in held if run is not preempted)
-    wait_for(lambda: ended(limited), "the run at its time limit to save and end", 90)
 
 
 def test_a_sweep_brings_back_what_failed_and_requeues_what_was_stopped(cluster, tmp_path):
@@ -252,12 +255,14 @@ def test_a_sweep_brings_back_what_failed_and_requeues_what_was_stopped(cluster, 
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as sweep:
         try:
-            metrics = wait_for(lambda: list(tmp_path.glob("adhoc/*/seed0/metrics.jsonl")), "a run")
+            metrics = wait_for(
+                lambda: list(tmp_path.glob("adhoc/*/seed0/metrics.jsonl")), "a run", 120
+            )
             folder = metrics[0].parent
             wait_for(lambda: logged(folder), "a step")
             job = ask("squeue", "--noheader", "--array", "--format=%F").split()[0]
             ask("scancel", "--signal=USR2", f"{job}_0")  # as at a time limit
-            errors = sweep.communicate(timeout=120)[1]
+            errors = sweep.communicate(timeout=240)[1]
         finally:
             sweep.kill()
     assert sweep.returncode == 1
