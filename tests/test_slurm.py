@@ -205,9 +205,9 @@ def test_a_disturbed_array_ends_like_the_local_launcher(cluster, tmp_path):
     assert ": 6 runs" in submitted.stdout
     table = load_table(path)
     runs = expand(table, root=root)
-    for run in runs[:2]:
-        hold(run)
     with launched_here(path, "--runs", str(here), "--jobs", "2") as local:
+        for run in runs[:2]:
+            hold(run)
         preempted = preempt_one(runs[:2])
         cancel(runs[2])
         assert "partial" in launch(*slurm, "--status", "--cells", "ed", "--seeds", "2").stdout
