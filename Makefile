@@ -1,11 +1,12 @@
-# make demo   effective degree at work on real pictures, in three minutes on two CPU cores
-# make test   all checks: lint, format, tests
-# Both set up what they need in .venv by themselves.
+# make demo        effective degree at work on real pictures, in three minutes on two CPU cores
+# make test        all checks: lint, format, tests
+# make test-slurm  the launcher and sweeps on a real SLURM, which it installs and starts; 3 minutes
+# All set up what they need in .venv by themselves.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test benchmark format clean
+.PHONY: demo test test-slurm benchmark format clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -14,6 +15,10 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n auto
+
+test-slurm: .venv/ready
+	bash scripts/install_slurm.sh
+	$(BIN)/python -m pytest -m slurm tests/test_slurm.py
 
 benchmark: .venv/ready
 	$(BIN)/python scripts/benchmark.py

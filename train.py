@@ -1,6 +1,7 @@
 """Train anything of the paper: `python train.py --help` lists the parts and their settings."""
 
 import os
+import signal
 import sys
 
 import hydra
@@ -21,7 +22,18 @@ def main(cfg: DictConfig) -> None:
     try:
         run(cfg, [choices[group] for group in GROUPS])
     except Exception as error:
-        sys.exit(explain(error))
+        code = explain(error)
+        if "SUBMITIT_EXECUTOR" in os.environ:
+            requeue(error)
+            raise  # reaches the sweep that submitted us, which never hears of an exit
+        sys.exit(code)
+
+
+def requeue(error: Exception) -> None:
+    """Hands USR2, once the run has saved, to submitit, which puts the job back into the queue."""
+    handler = signal.getsignal(signal.SIGUSR2)
+    if signal.SIGUSR2 in getattr(error, "signals", ()) and callable(handler):
+        handler(signal.SIGUSR2, None)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(*(shlex.join(command(run)) for run in runs if not is_done(run)), sep="\n")
             return 0
         if options.where == "slurm":
-            require_slurm()
+            require_slurm(options.partition)
         due = [run for run in runs if is_due(run, table, options.rerun_failed)]
         freeze(due, table)
         if options.where == "slurm":

@@ -1,13 +1,16 @@
 """Runs as one SLURM array job: what `launch.py --where slurm` writes and submits.
 
 Task i of the array runs line i of jobs.txt in the folder on line i of folders.txt. Two minutes
-before the time limit SLURM sends USR2 to the training process, which saves and exits with code 75;
-the script then puts its task back into the queue. After a preemption SLURM does so itself.
+before the time limit, and at a preemption with a grace time, SLURM sends USR2 (or TERM) to the
+training process, which saves and exits with code 75; the script then puts its task back into the
+queue. SLURM itself requeues only what it has to kill. A cancelled task saves as well, but its
+script ends with it, so that it stays out of the queue until the table is launched again.
 """
 
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -15,6 +18,9 @@ from pathlib import Path
 from ed.engine.errors import INTERRUPTED
 from ed.files import write_atomic, write_json
 
+# A signal that comes while Python is still importing ends the run before it can save. That is no
+# failure either, but under a time limit that is too short it would happen for ever.
+MAX_EARLY_ENDS = 10
 # No lock is needed around a task: the engine locks the run folder, and `is_queued` tells a second
 # launcher that the run has a task already.
 ARRAY_SCRIPT = """#!/bin/bash
@@ -23,7 +29,7 @@ ARRAY_SCRIPT = """#!/bin/bash
 #SBATCH --requeue
 #SBATCH --signal=USR2@120
 #SBATCH --open-mode=append
-#SBATCH --output={folder}/slurm-%a.out
+#SBATCH --output={output}
 {settings}
 cd {root} || exit 1
 line=$((SLURM_ARRAY_TASK_ID + 1))
@@ -32,7 +38,12 @@ log="$run_folder/output.log"
 rm -f "$run_folder/FAILED"
 eval "srun $(sed -n "${{line}}p" {folder}/jobs.txt)" >> "$log" 2>&1
 code=$?
-if [ "$code" -eq {interrupted} ]; then
+requeue=no
+case "$code" in
+    {interrupted}) requeue=yes ;;
+    {early}) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {max_early} ] && requeue=yes ;;
+esac
+if [ "$requeue" = yes ]; then
     scontrol requeue "$SLURM_JOB_ID"
 elif [ "$code" -ne 0 ] && [ "$code" -lt 128 ]; then  # from 128 on: ended by a signal, not failed
     echo "exit $code: $(grep -v '^srun: ' "$log" | tail -n 1)" > "$run_folder/FAILED"
@@ -45,9 +56,24 @@ class SlurmError(ValueError):
     """SLURM is not there, or refuses the job."""
 
 
-def require_slurm() -> None:
+def require_slurm(partition: str | None = None) -> None:
+    """Refuses before anything is written what sbatch would refuse only afterwards."""
     if shutil.which("sbatch") is None:
         raise SlurmError("--where slurm: no sbatch on this machine; use --where local or print")
+    names = ask("sinfo", "--all", "--noheader", "--format=%R").split() if partition else []
+    unknown = [name for name in (partition or "").split(",") if name and name not in names]
+    if unknown:
+        there = ", ".join(dict.fromkeys(names))
+        raise SlurmError(f"--partition {unknown[0]}: no such partition; there are {there}")
+
+
+def ask(*command: str | Path) -> str:
+    """Output of one of SLURM's commands; what it complains about becomes one line."""
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        lines = (line.split(": error: ")[-1].strip() for line in answer.stderr.splitlines())
+        raise SlurmError(f"{command[0]}: {'; '.join(line for line in lines if line)}")
+    return answer.stdout
 
 
 def submit(
@@ -75,12 +101,11 @@ def submit(
     write_atomic(folder / "jobs.txt", "".join(f"{shlex.join(c)}\n" for c in commands.values()))
     script = array_script(name, len(commands), folder, root, parallel, settings)
     write_atomic(folder / "array.sh", script)
-    answer = subprocess.run(
-        ["sbatch", "--parsable", folder / "array.sh"], capture_output=True, text=True, check=False
-    )
-    if answer.returncode:
-        raise SlurmError(f"sbatch refused {folder / 'array.sh'}: {answer.stderr.strip()}")
-    job = answer.stdout.strip().split(";")[0]
+    try:
+        job = ask("sbatch", "--parsable", folder / "array.sh").strip().split(";")[0]
+    except SlurmError:
+        shutil.rmtree(folder)
+        raise
     for index, path in enumerate(commands):
         write_json(path / "slurm.json", {"job": job, "task": index})
     return job
@@ -94,9 +119,12 @@ def array_script(
         name=name,
         last=count - 1,
         parallel=parallel,
-        folder=folder,
+        output=shlex.quote(f"{folder}/slurm-%a.out"),
+        folder=shlex.quote(str(folder)),
         root=shlex.quote(str(root)),
         interrupted=INTERRUPTED,
+        early=" | ".join(str(128 + number) for number in (signal.SIGUSR2, signal.SIGTERM)),
+        max_early=MAX_EARLY_ENDS,
         settings="\n".join(given),
     )
 
@@ -107,10 +135,9 @@ def is_queued(folder: Path) -> bool:
     if not path.exists() or shutil.which("squeue") is None:
         return False
     task = json.loads(path.read_text())
-    answer = subprocess.run(
-        ["squeue", "--noheader", "--array", f"--jobs={task['job']}_{task['task']}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return bool(answer.stdout.strip())  # an error: SLURM has forgotten the job
+    try:
+        return bool(ask("squeue", "--noheader", "--array", f"--jobs={task['job']}_{task['task']}"))
+    except SlurmError as error:
+        if "Invalid job id" in str(error):  # SLURM has forgotten the job
+            return False
+        raise  # to take a run that may be queued for free would run it twice

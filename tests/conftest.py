@@ -13,6 +13,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("slow") and "slow" not in (config.option.markexpr or ""):
             item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
+        if item.get_closest_marker("slurm") and "slurm" not in (config.option.markexpr or ""):
+            item.add_marker(pytest.mark.skip(reason="starts a SLURM: run with make test-slurm"))
 
 
 @pytest.fixture(scope="session")

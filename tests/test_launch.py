@@ -290,6 +290,7 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(
     binaries = tmp_path / "bin"
     binaries.mkdir()
     monkeypatch.setenv("PATH", f"{binaries}:{os.environ['PATH']}")
+    fake(binaries, "sinfo", "echo ci")
     fake(binaries, "sbatch", "echo 42")
     fake(binaries, "squeue", "echo 42_0 PENDING")
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
@@ -309,6 +310,17 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(
     task = os.environ | {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "43"}
     assert subprocess.run(["bash", folder / "array.sh"], env=task, check=False).returncode == 75
     assert (tmp_path / "requeued").read_text() == "requeue 43\n"
+    (tmp_path / "requeued").unlink()
+    fake(binaries, "srun", "exit 140")  # USR2 while Python was importing
+    for restarts, requeued in (("9", True), ("10", False)):
+        early = task | {"SLURM_RESTART_COUNT": restarts}
+        assert (
+            subprocess.run(["bash", folder / "array.sh"], env=early, check=False).returncode == 140
+        )
+        assert (tmp_path / "requeued").exists() == requeued
+        (tmp_path / "requeued").unlink(missing_ok=True)
+    assert not (tmp_path / "runs/six/ed/seed1/FAILED").exists()
+    fake(binaries, "srun", 'exec "$@"')
     jobs = folder / "jobs.txt"
     jobs.write_text(
         jobs.read_text().replace("raise SystemExit(75)", 'raise SystemExit("error: x")')
@@ -317,9 +329,29 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(
     assert (tmp_path / "runs/six/ed/seed1/FAILED").read_text() == "exit 1: error: x\n"
 
 
-def test_what_sbatch_says_is_shown(tmp_path, launch, capsys, monkeypatch):
-    fake(tmp_path, "sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
+def test_what_slurm_says_is_shown_in_one_line(tmp_path, launch, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--partition", "nope"]
-    assert launch.main([*arguments, "--where", "slurm"]) == 1
-    assert "invalid partition specified: nope" in capsys.readouterr().err
+    fake(tmp_path, "sinfo", "echo ci")
+    fake(
+        tmp_path,
+        "sbatch",
+        "printf 'sbatch: error: too long\\nsbatch: error: failed\\n' >&2; exit 1",
+    )
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
+    assert launch.main([*arguments, "--partition", "ci"]) == 1
+    assert capsys.readouterr().err == "error: sbatch: too long; failed\n"
+    assert not list((tmp_path / "runs/.slurm").iterdir())
+
+
+def test_a_run_counts_as_free_only_if_slurm_says_so(tmp_path, launch, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--status", "--cells", "ed"]
+    folder = tmp_path / "six/ed/seed0"
+    folder.mkdir(parents=True)
+    (folder / "slurm.json").write_text('{"job": "42", "task": 0}')
+    fake(tmp_path, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert launch.main(arguments) == 75
+    assert "3 runs: 3 pending" in capsys.readouterr().out
+    fake(tmp_path, "squeue", "echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1")
+    assert launch.main(arguments) == 1
+    assert capsys.readouterr().err == "error: squeue: slurm_load_jobs error: Unable to contact\n"

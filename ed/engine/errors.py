@@ -30,6 +30,8 @@ def explain(error: BaseException) -> int:
 def _composition(error: BaseException) -> str:
     """Hydra's complaint about an override, with the nearest valid names."""
     message = str(error)
+    if "Could not load 'hydra/launcher/submitit_slurm'" in message:
+        return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install '.[slurm]'"
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:
         return re.sub(r"\s+", " ", message)

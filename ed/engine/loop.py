@@ -22,7 +22,15 @@ logger = logging.getLogger("ed")
 
 
 class Interrupted(RuntimeError):
-    """The run stopped early on request, saved; the same command goes on."""
+    """The run stopped early on request, saved; the same command goes on.
+
+    Attributes:
+        signals: the requests that came as signals; none where `max_seconds` were over.
+    """
+
+    def __init__(self, message: str, signals: Sequence[int] = ()):
+        super().__init__(message)
+        self.signals = tuple(signals)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,8 @@ def train(
                 session.save(done)
                 saved_at = time.monotonic()
                 if (stop or late) and not last:
-                    raise Interrupted(f"stopped and saved at step {done} of {task.total_steps}")
+                    reached = f"step {done} of {task.total_steps}"
+                    raise Interrupted(f"stopped and saved at {reached}", stop)
         # after the last save: measuring may take long, and what is trained is safe by then
         metrics.log(task.total_steps, session.measure(stop))
     summary = metrics.summary(task.metric, task.higher_is_better)
@@ -154,7 +163,7 @@ class _Session:
         values = {}
         for name, measure in self.measures.items():
             if stop:
-                raise Interrupted(f"stopped before measure {name}; what is trained is saved")
+                raise Interrupted(f"stopped before measure {name}; what is trained is saved", stop)
             with torch.compiler.set_stance("force_eager"):
                 found = measure(self.model, self.task)
             values |= {f"measure/{name}{suffix}": value for suffix, value in found.items()}
