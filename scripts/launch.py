@@ -92,7 +92,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def command(run: Run) -> list[str]:
-    return [sys.executable, "train.py", *run.overrides, f"system.run_dir={run.folder}"]
+    group = f"logger.group={run.table}/{run.cell}"  # for wandb; part of no run's identity
+    return [sys.executable, "train.py", *run.overrides, group, f"system.run_dir={run.folder}"]
 
 
 def is_done(run: Run) -> bool:
