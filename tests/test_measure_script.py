@@ -61,7 +61,7 @@ def test_the_command_on_the_embedded_pictures(tmp_path):
         "print('GiB', peak() - before)\n"
     )
     out = tmp_path / "paths.png"
-    arguments = ["--timm", "test_vit", "--random-weights", "--data", "embedded", "--pairs", "3"]
+    arguments = ["--timm", "test_vit", "--random-weights", "--data", "embedded", "--pairs", "2"]
     arguments += ["--memory-gib", "0.25", "--out", str(out)]
     code = f"import sys; sys.argv = ['scripts/measure.py', *{arguments!r}]\n{code}"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
