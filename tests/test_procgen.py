@@ -181,7 +181,7 @@ def test_rollout_keeps_what_was_played(bandit):
 
 def test_ppo_learns_the_bandit(bandit, tmp_path):
     """Random play earns 5/15 an episode; the game pays 5 at best."""
-    overrides = [*SMALL, "model.channels=[2]", "task.rollout=20", "task.frames=4000"]
+    overrides = [*SMALL, "model.channels=[2]", "task.rollout=20", "task.frames=2400"]
     overrides += ["optimizer.lr=1e-2", "task.epochs=4", f"system.run_dir={tmp_path}"]
     summary = run(compose_config(overrides), ["procgen"])
     assert summary["last"]["eval/train_return"] > 2
