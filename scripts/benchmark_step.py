@@ -1,0 +1,294 @@
+"""Where a ViT-Tiny step's time goes, and what was tried against it: one H200 run, side by side.
+
+    python scripts/benchmark_step.py [--out FILE]
+
+Three tables: the kernels of one captured step by kind; variants of the step (attention kernels,
+tokens, layouts, compiler modes, optimizers); several seeds at once on one GPU (streams in one
+process, weights stacked with torch.func, processes with and without MPS). A GPU is needed.
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from benchmark import CUDA, DEVICE, GPU_CASES, Synthetic, clear, machine, measure
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ed.engine.errors import explain
+from ed.engine.optimizer import AdamW
+from ed.engine.step import TrainStep
+from ed.files import write_atomic
+from ed.models.vit import ViT
+from ed.regularizers.base import Regularizer
+
+CASE = GPU_CASES["vit_tiny"]
+KINDS = {  # of kernels, by what their names contain; the first that fits
+    "attention": ("flash", "fmha", "sdpa"),
+    "matrix products": ("nvjet", "gemm", "cutlass", "xmma"),
+    "optimizer": ("multi_tensor", "adam"),
+    "GELU": ("gelu", "erf"),
+    "layer norm and residuals": ("layer_norm",),
+    "copies and fills": ("memcpy", "memset", "copy", "fill"),
+}
+
+
+def plain_step(build: Callable[[], nn.Module] = CASE.build, **how) -> tuple[TrainStep, Synthetic]:
+    task, model = Synthetic(CASE, CASE.batch), build().to(DEVICE)
+    how = {"bf16": True, "compile_model": True, "capture": True} | how
+    recipe = AdamW(lr=1e-4, weight_decay=0.1)
+    return TrainStep(task, model, Regularizer(), recipe, device=DEVICE, seed=0, **how), task
+
+
+def milliseconds(build: Callable[[], nn.Module] = CASE.build, **how) -> float:
+    clear()
+    step, task = plain_step(build, **how)
+    counter = iter(range(10**6))
+    return 1000 * measure(lambda: step(task.batch, next(counter)))[0]
+
+
+def vit(**changes) -> ViT:
+    shape = {"image_size": [32, 32], "patch": 4, "width": 192, "depth": 12, "heads": 3}
+    rest = {"classes": 10, "pool": "token", "dropout": 0.0, "activation": "gelu"}
+    return ViT(**(shape | rest | changes))
+
+
+# --- where the time goes ---------------------------------------------------------------------
+
+
+def kernels(steps: int = 10) -> list[str]:
+    """Kernels of one captured step by kind: how many, and their milliseconds."""
+    clear()
+    step, task = plain_step()
+    for number in range(8):
+        step(task.batch, number)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for number in range(steps):
+            step(task.batch, number)
+        torch.cuda.synchronize()
+    count, spent, names = defaultdict(int), defaultdict(float), defaultdict(float)
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kind = kind_of(event.name)
+            count[kind] += 1
+            spent[kind] += event.device_time_total / 1000
+            names[event.name] += event.device_time_total / 1000
+    if os.environ.get("ED_KERNEL_NAMES"):
+        for name, ms in sorted(names.items(), key=lambda item: -item[1])[:40]:
+            print(f"{ms / steps:.3f} ms {name[:150]}")
+    rows = [
+        f"| {kind} | {count[kind] / steps:.0f} | {spent[kind] / steps:.2f} |"
+        for kind in sorted(spent, key=spent.get, reverse=True)
+    ]
+    total = f"| all | {sum(count.values()) / steps:.0f} | {sum(spent.values()) / steps:.2f} |"
+    return ["| kernels | number | ms |", "| --- | --- | --- |", *rows, total]
+
+
+def kind_of(name: str) -> str:
+    lowered = name.lower()
+    found = (kind for kind, marks in KINDS.items() if any(mark in lowered for mark in marks))
+    return next(found, "other fused element-wise and reductions")
+
+
+# --- variants of the step --------------------------------------------------------------------
+
+
+def with_attention(backend: SDPBackend) -> float:
+    with sdpa_kernel([backend]):
+        return milliseconds()
+
+
+def with_inductor(**settings) -> float:
+    import torch._inductor.config as inductor
+
+    with inductor.patch(settings):
+        return milliseconds()
+
+
+VARIANTS: dict[str, Callable[[], float]] = {
+    "as it is": milliseconds,
+    "captured, not compiled": partial(milliseconds, compile_model=False),
+    "compiled, not captured": partial(milliseconds, capture=False),
+    "attention: flash": partial(with_attention, SDPBackend.FLASH_ATTENTION),
+    "attention: cuDNN": partial(with_attention, SDPBackend.CUDNN_ATTENTION),
+    "attention: memory-efficient": partial(with_attention, SDPBackend.EFFICIENT_ATTENTION),
+    "attention: math (fused by the compiler)": partial(with_attention, SDPBackend.MATH),
+    "64 tokens, mean pooling": partial(milliseconds, partial(vit, pool="avg")),
+    "GELU by tanh": partial(milliseconds, partial(vit, activation="gelu_tanh")),
+    "max-autotune": partial(with_inductor, max_autotune=True),
+    "coordinate descent tuning": partial(with_inductor, coordinate_descent_tuning=True),
+    "combo kernels": partial(with_inductor, combo_kernels=True, benchmark_combo_kernel=True),
+}
+
+
+def variants(names: list[str]) -> list[str]:
+    rows, base = ["| variant | ms | x as it is |", "| --- | --- | --- |"], None
+    for name in names:
+        try:
+            ms = VARIANTS[name]()
+            base = base or ms
+            rows.append(f"| {name} | {ms:.2f} | {ms / base:.3f} |")
+        except Exception as error:
+            rows.append(f"| {name} | does not run: {str(error).splitlines()[0][:90]} | |")
+        print(rows[-1], flush=True)
+    return rows
+
+
+# --- several seeds at once -------------------------------------------------------------------
+
+
+def by_streams(seeds: int) -> float:
+    """Milliseconds for one step of each of `seeds` runs in one process, each on its own stream."""
+    clear()
+    made = [plain_step() for _ in range(seeds)]
+    streams = [torch.cuda.Stream() for _ in made]
+    for number in range(6):
+        for step, task in made:
+            step(task.batch, number)
+    torch.cuda.synchronize()
+
+    def advance() -> None:
+        for (step, task), stream in zip(made, streams, strict=True):
+            with torch.cuda.stream(stream):
+                step(task.batch, 7)
+
+    return 1000 * measure(advance)[0]
+
+
+def by_stacking(seeds: int) -> float:
+    """The same with the weights of all runs stacked: one network of batched products."""
+    from torch.func import functional_call, stack_module_state
+
+    clear()
+    models = [CASE.build().to(DEVICE) for _ in range(seeds)]
+    parameters, _ = stack_module_state(models)
+    task = Synthetic(CASE, CASE.batch)
+    x = torch.stack([task.batch["x"]] * seeds)
+    labels = torch.stack([task.batch["label"]] * seeds)
+    optimizer = torch.optim.AdamW(parameters.values(), fused=True, capturable=True)
+
+    def loss_of(weights, x, label):
+        outputs = functional_call(models[0], weights, (x,))
+        return nn.functional.cross_entropy(outputs.float(), label)
+
+    losses = torch.compile(torch.vmap(loss_of), dynamic=False)
+
+    def update() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = losses(parameters, x, labels).sum()
+        loss.backward()
+        optimizer.step()
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            update()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        update()
+    return 1000 * measure(graph.replay)[0]
+
+
+def worker(barrier, results, seconds: float) -> None:
+    step, task = plain_step()
+    for number in range(8):
+        step(task.batch, number)
+    torch.cuda.synchronize()
+    barrier.wait()
+    began, done = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        for _ in range(20):
+            step(task.batch, 9)
+        torch.cuda.synchronize()
+        done += 20
+    results.put((time.perf_counter() - began) / done)
+
+
+def by_processes(seeds: int, *, mps: bool) -> float:
+    """The same in separate processes, as a sweep starts them; MPS lets their kernels overlap."""
+    clear()
+    spawn = multiprocessing.get_context("spawn")
+    barrier, results = spawn.Barrier(seeds), spawn.Queue()
+    with mps_server() if mps else contextlib.nullcontext():
+        workers = [spawn.Process(target=worker, args=(barrier, results, 3.0)) for _ in range(seeds)]
+        for process in workers:
+            process.start()
+        paces = [results.get(timeout=240) for _ in workers]
+        for process in workers:
+            process.join()
+    return 1000 * max(paces)
+
+
+@contextlib.contextmanager
+def mps_server():
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", capture_output=True)
+
+
+SEEDS: dict[str, Callable[[int], float]] = {
+    "streams in one process": by_streams,
+    "weights stacked": by_stacking,
+    "processes": partial(by_processes, mps=False),
+    "processes under MPS": partial(by_processes, mps=True),
+}
+
+
+def several_seeds(counts: list[int], ways: list[str]) -> list[str]:
+    one = milliseconds()
+    rows = ["| runs at once | way | ms for a step of each | x one after another |"]
+    rows += ["| --- | --- | --- | --- |", f"| 1 | | {one:.2f} | 1.000 |"]
+    for way in ways:
+        for count in counts:
+            try:
+                ms = SEEDS[way](count)
+                rows.append(f"| {count} | {way} | {ms:.2f} | {ms / (count * one):.3f} |")
+            except Exception as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0][:90]
+                rows.append(f"| {count} | {way} | does not run: {reason} | |")
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--ways", nargs="*", choices=list(SEEDS), default=list(SEEDS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[2, 3])
+    parser.add_argument("--out", type=Path, help="write the tables as Markdown")
+    options = parser.parse_args()
+    if not CUDA:
+        raise ValueError("no CUDA device: these tables are about a GPU; see scripts/benchmark.py")
+    parts = ["# Where the time of a ViT-Tiny step goes", f"{machine()}. Batch 256, plain step."]
+    print(*parts, sep="\n")
+    made = {
+        "Kernels of one captured step": kernels,
+        "Variants": lambda: variants(options.variants),
+        "Several runs at once on one GPU": lambda: several_seeds(options.seeds, options.ways),
+    }
+    for title, make in made.items():
+        parts.append(f"## {title}\n\n" + "\n".join(make()))
+        print(parts[-1], flush=True)
+        if options.out:
+            write_atomic(options.out, "\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        sys.exit(explain(error))
