@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import ed
+from ed.core.estimator import points_per_chunk
 from ed.core.field import Field
 from ed.core.modes import batch_norms, frozen_statistics
 from ed.engine.errors import explain
@@ -343,20 +344,20 @@ def bench_estimator(case: Case) -> list[str]:
     """The paper's protocol against the bare forward passes it needs, in chunks of one size."""
     clear()
     model, images = case.build().to(DEVICE).eval(), case.inputs(512)
-    pairs = 400 if CUDA else 10
-    budget = 8.0 if CUDA else 0.5
+    pairs, budget = (400, 8.0) if CUDA else (10, 0.5)
     points = pairs * 200
-    chunk = 4000 if CUDA else 500
 
     def forward(x: Tensor) -> Tensor:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA):
             return model(x)
 
+    # the estimator's own chunks: whole paths within the budget
+    chunk = min(points_per_chunk(Field.of(forward, images), budget) // 200 * 200, points)
     batch = images.repeat(chunk // len(images) + 1, 1, 1, 1)[:chunk]
 
     def bare() -> None:
-        for _ in range(points // chunk):
-            forward(batch)
+        for start in range(0, points, chunk):
+            forward(batch[: points - start])
 
     def estimate() -> None:
         ed.estimate(forward, images, pairs=pairs, memory_gib=budget)
