@@ -293,6 +293,25 @@ def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
     )
 
 
+@pytest.mark.parametrize("space", ["input", "block1"])
+def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
+    """Loss, penalty and gradients, traced and differentiated ahead of time as on a GPU."""
+    compiler = functools.partial(torch.compile, backend="aot_eager")  # no code generation
+    monkeypatch.setattr(torch, "compile", compiler)
+    model, batch, found = vit(), first_batch(), []
+    for compiled in (False, True):
+        penalty = Jacobian(1.0, projections=2)
+        if compiled:
+            penalty.compile(model)
+        field = Field.of(model, batch["x"])
+        if space == "block1":
+            features = model.to_space(batch["x"], space)
+            field = Field.of(functools.partial(model.from_space, space=space), features)
+        loss, report = penalty.objective(Toy(), field, batch, moment())
+        found.append((report, torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_jacobian_differentiates_attention_twice():
     """Through a ViT: the gradient of the objective matches central differences."""
     model, batch, penalty = vit(), first_batch(), Jacobian(1.0, projections=1)

@@ -48,9 +48,11 @@ class TrainStep:
         )
         self.sums: dict[str, Tensor] = {}
         self.count = 0
-        if compile_model and _allowed(regularizer.no_compile, "compiled"):
-            compile_in_place(model)
-        self.capture = capture and _allowed(regularizer.no_capture, "captured in a CUDA graph")
+        if compile_model:
+            regularizer.compile(model)
+        if capture and regularizer.no_capture:
+            logger.info("this step is not captured in a CUDA graph: %s", regularizer.no_capture)
+        self.capture = capture and not regularizer.no_capture
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream() if self.capture else None
         self.eager_steps = 0
@@ -148,20 +150,6 @@ class TrainStep:
             self._update(self.inputs)
 
 
-def compile_in_place(model: nn.Module) -> None:
-    """Compiles the whole model and, where it can be cut, its two parts; state dict unchanged."""
-    model.compile(dynamic=False)
-    for part in ("to_space", "from_space"):
-        if hasattr(model, part):
-            setattr(model, part, torch.compile(getattr(model, part), dynamic=False))
-
-
 def _split(batch: Batch, parts: int) -> list[Batch]:
     chunks = {name: value.chunk(parts) for name, value in batch.items()}
     return [{name: chunk[i] for name, chunk in chunks.items()} for i in range(parts)]
-
-
-def _allowed(reason: str | None, how: str) -> bool:
-    if reason:
-        logger.info("this step is not %s: %s", how, reason)
-    return not reason

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,17 @@ class Regularizer:
     """The base class is also the `none` regularizer: plain training."""
 
     anchored = False  # needs labels
-    no_compile: str | None = None  # why the model may not be compiled
     no_capture: str | None = None  # why a step cannot be captured in a CUDA graph
 
     def check(self, task) -> None:
         """Raises ValueError where this regularizer cannot work on this task."""
+
+    def compile(self, model: nn.Module) -> None:
+        """Compiles what a step runs; the model's state dict stays as it is."""
+        model.compile(dynamic=False)
+        for part in ("to_space", "from_space"):  # where a model can be cut, its two parts
+            if hasattr(model, part):
+                setattr(model, part, torch.compile(getattr(model, part), dynamic=False))
 
     def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar to minimise on this batch, and what to log."""

@@ -1,11 +1,16 @@
 """Jacobian regularization with random projections (Hoffman et al., 2019)."""
 
+import logging
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ed.core.modes import batch_norms
 from ed.regularizers.base import Moment, Regularizer
+
+logger = logging.getLogger("ed")
 
 
 class Jacobian(Regularizer):
@@ -16,23 +21,54 @@ class Jacobian(Regularizer):
     earlier layers learn from it too (and could lower it by larger features alone).
     """
 
-    no_compile = "regularizer=jacobian differentiates twice, which torch.compile cannot"
-
     def __init__(self, weight: float, *, projections: int):
         if not weight >= 0:
             raise ValueError(f"regularizer.weight={weight}: must be at least 0")
         if projections < 1:
             raise ValueError(f"regularizer.projections={projections}: must be at least 1")
         self.weight, self.projections = weight, projections
+        self.pull_back = None  # the compiled form
+        self.width: int | None = None  # of the outputs, once known
+
+    def compile(self, model: nn.Module) -> None:
+        """Compiles the forward pass together with its first derivative.
+
+        torch.compile cannot differentiate twice what it compiled once, but it can differentiate a
+        graph that holds the first derivative already.
+        """
+        if batch_norms(model):
+            reason = "torch.func cannot follow batch normalisation's running statistics"
+            logger.info("this step is not compiled: %s", reason)
+        else:
+            self.pull_back = torch.compile(pull_back, dynamic=False)
 
     def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
-        if not field.x.requires_grad:  # pixels; features already do
-            field = field.at(field.x.detach().requires_grad_())
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            outputs = field()
+            if self.pull_back is not None:
+                outputs, penalty = self.compiled_estimate(field, task.penalised, moment.generator)
+            else:
+                if not field.x.requires_grad:  # pixels; features already do
+                    field = field.at(field.x.detach().requires_grad_())
+                outputs = field()
+                penalty = self.estimate(outputs[:, task.penalised], field.x, moment.generator)
         loss, report = task.loss(outputs, batch)
-        penalty = self.estimate(outputs[:, task.penalised], field.x, moment.generator)
         return loss + self.weight * penalty, report | {"penalty": penalty.detach()}
+
+    def compiled_estimate(self, field, penalised: slice, generator) -> tuple[Tensor, Tensor]:
+        """The same outputs and estimate; the directions must be drawn before the outputs exist."""
+        if self.width is None:
+            with torch.no_grad():
+                self.width = field().shape[-1]
+        dtype = torch.promote_types(field.x.dtype, torch.float32)
+        zeros = torch.zeros(len(field.x), self.width, device=field.x.device, dtype=dtype)
+        directions = []
+        for _ in range(self.projections):
+            v = zeros.clone()
+            v[:, penalised] = sphere(zeros[:, penalised], generator)
+            directions.append(v)
+        outputs, total = self.pull_back(field.forward, field.x, field.context, directions)
+        classes = zeros[:, penalised].shape[1]
+        return outputs, classes * total / (2 * len(zeros) * self.projections)
 
     def estimate(self, outputs: Tensor, x: Tensor, generator: torch.Generator) -> Tensor:
         """C ||v'J||^2 / (2 B n_proj), v uniform on the unit sphere: E = ||J||_F^2 / (2 B).
@@ -51,6 +87,16 @@ class Jacobian(Regularizer):
                 (projected,) = torch.autograd.grad(outputs, x, v, create_graph=True)
                 total = total + projected.to(outputs.dtype).square().sum()
         return classes * total / (2 * batch_size * self.projections)
+
+
+def pull_back(forward, x: Tensor, context: dict, directions: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Outputs (B, C) at x and the sum of ||v'J||^2 over rows and directions v (B, C)."""
+
+    dtype = directions[0].dtype
+    outputs, transposed = torch.func.vjp(lambda points: forward(points, context).to(dtype), x)
+    # autocast stays on, unlike in `estimate`: without it the traced attention mixes precisions
+    squares = [transposed(v)[0].to(dtype).square().sum() for v in directions]
+    return outputs, torch.stack(squares).sum()
 
 
 def sphere(like: Tensor, generator: torch.Generator) -> Tensor:
