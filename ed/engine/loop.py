@@ -68,6 +68,7 @@ def train(
     metrics = Metrics(run.path, total=task.total_steps, start=start, tracker=tracker)
     saved_at = began = time.monotonic()
     checked = start
+    evaluations = {step: n for n, step in enumerate(task.evaluation_steps(), start=1)}
     with contextlib.closing(metrics), _stop_requests() as stop:
         for done, batch in zip(
             range(start + 1, task.total_steps + 1), task.batches(model, start), strict=False
@@ -84,9 +85,9 @@ def train(
                 checked = done
                 pace = (time.monotonic() - began) / (done - start)
                 metrics.log(done, values | {"time/step_s": pace})
-            if done % task.eval_steps == 0 or last:
+            if done in evaluations or last:
                 metrics.log(done, session.evaluate())
-                if not last and cadence.measures_at(done // task.eval_steps):
+                if not last and cadence.measures_at(evaluations[done]):
                     metrics.log(done, session.measure())
             if save and task.can_save(done):
                 check_finite(step.peek(), checked, done, run.path)
