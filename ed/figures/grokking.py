@@ -18,9 +18,15 @@ MEASURES = {  # panels below that of the loss
     "measure/adaptive_sharpness_0.05": "adaptive\nsharpness",
     "measure/norm": "parameter\nnorm",
 }
-TRANSITION = 50.0  # validation accuracy (%) that counts as the transition
+TRANSITION = 50.0  # the validation accuracy (%) that counts as such
 LOSSES = {"eval/loss": "-", "eval/train_loss": "--"}
-STYLES = {"validation loss": "-", "training loss": "--", "validation accuracy": ":"}
+MARK = {"linewidth": 5, "alpha": 0.2}  # of the transition
+LEGEND = (
+    Line2D([], [], color="0.3", linestyle="-", label="validation loss"),
+    Line2D([], [], color="0.3", linestyle="--", label="training loss"),
+    Line2D([], [], color="0.3", linestyle=":", label="validation accuracy"),
+    Line2D([], [], color="0.3", **MARK, label="transition (50 %)"),
+)
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
@@ -41,6 +47,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
             if row.cell == cell:
                 _draw_run(column, accuracy, history, color=f"C{row.seed}", label=f"seed {row.seed}")
         _finish_column(column, accuracy, title=table.cells[cell].label)
+    figure.legend(handles=LEGEND, loc="outside lower center", ncols=2 * len(cells), fontsize=8)
     return figure
 
 
@@ -64,24 +71,20 @@ def _draw_run(axes, accuracy, history: Sequence[dict], *, color: str, label: str
         axis.plot(*series(history, key), color=color, linewidth=1.2, label=label)
     step = transition(history)
     for axis in axes if step is not None else ():
-        axis.axvline(step, color=color, linewidth=5, alpha=0.2, zorder=0)
+        axis.axvline(step, color=color, **MARK, zorder=0)
 
 
 def _finish_column(axes, accuracy, *, title: str) -> None:
     accuracy.spines["right"].set_visible(True)
     accuracy.set_ylim(0, 102)
     accuracy.set_ylabel("accuracy (%)")
-    handles = [Line2D([], [], color="0.3", linestyle=s, label=n) for n, s in STYLES.items()]
-    handles.append(Line2D([], [], color="0.3", linewidth=5, alpha=0.2, label="transition"))
-    axes[0].legend(
-        handles=handles, fontsize=7, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0)
-    )
-    axes[0].set_title(title, pad=34)
+    axes[0].set_title(title)
     axes[0].set_ylabel("loss")
     for axis, name in zip(axes[1:], MEASURES.values(), strict=True):
         axis.set_ylabel(name)
-    if len(axes[1].lines) > 1:
-        axes[1].legend(fontsize=7)
+        if "sharpness" in name:
+            axis.set_yscale("log")  # it follows the training loss through many decades
+    axes[1].legend(fontsize=7)
     axes[-1].set_xscale("log")
     axes[-1].margins(x=0.02)
     axes[-1].set_xlabel("optimizer steps")
