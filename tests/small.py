@@ -1,4 +1,4 @@
-"""Small runs for tests: the embedded pictures, a tiny ViT, a handful of steps."""
+"""Small runs for tests: a handful of steps of a tiny ViT on the embedded pictures, or of others."""
 
 from pathlib import Path
 
@@ -18,13 +18,24 @@ SMALL = [
     "system.log_every=1",
 ]
 
+SMALL_GROKKING = [
+    "task=grokking",
+    "task.modulus=7",
+    "task.steps=10",
+    "task.eval_every=4",
+    "model=grokking",
+    "model.width=32",
+    "system.device=cpu",
+    "system.log_every=1",
+]
 
-def small_config(folder: Path, *overrides: str):
-    return compose_config([*SMALL, f"system.run_dir={folder}", *overrides])
+
+def small_config(folder: Path, *overrides: str, base=SMALL):
+    return compose_config([*base, f"system.run_dir={folder}", *overrides])
 
 
-def small_run(folder: Path, *overrides: str) -> dict:
-    return run(small_config(folder, *overrides), ["small"])
+def small_run(folder: Path, *overrides: str, base=SMALL) -> dict:
+    return run(small_config(folder, *overrides, base=base), ["small"])
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -17,8 +17,12 @@ from ed.engine.step import TrainStep
 pytestmark = pytest.mark.gpu
 
 
+GROKKING = ["task=grokking", "model=grokking", "optimizer.lr=0.001", "optimizer.weight_decay=0"]
+
+
 def make_step(overrides: list[str], *, bf16=False, **how) -> TrainStep:
-    cfg = compose_config(["task.epochs=10", *overrides])
+    length = [] if "task=grokking" in overrides else ["task.epochs=10"]
+    cfg = compose_config([*length, *overrides])
     device = torch.device("cuda")
     torch.manual_seed(0)
     task, model = instantiate(cfg.task), instantiate(cfg.model).to(device)
@@ -53,6 +57,8 @@ def losses(step: TrainStep, start: int, stop: int) -> list[float]:
         ["regularizer=sam", "model=resnet18", "optimizer=sgd", "optimizer.lr=0.01"],
         ["regularizer=jacobian"],
         ["regularizer=jacobian", "task.space=block1"],
+        GROKKING,
+        [*GROKKING, "regularizer=ed"],
     ],
     ids=lambda overrides: "-".join(override.split("=")[1] for override in overrides),
 )
@@ -107,6 +113,19 @@ def test_a_step_never_waits_for_the_device():
             penalty()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_captured_steps_and_their_batches_never_wait_for_the_device():
+    """Steps are short here, and an epoch is five of them: a wait in each would be felt."""
+    step = make_step(GROKKING, capture=True)
+    losses(step, 0, 5)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number, batch in zip(range(5, 20), step.task.batches(step.model, 5), strict=False):
+            step(batch, number)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert step.graph is not None
 
 
 @pytest.mark.parametrize("resolution", [2, 3, 4, 15, 16, 40])

@@ -16,7 +16,7 @@ ALLOWED = {
     "figures": ("core",),
     "envs": (),
     "tasks": ("core", "models", "envs"),
-    "engine": ("core", "files", "tasks.base", "regularizers.base"),
+    "engine": ("core", "files", "tasks.base", "regularizers.base", "measures.base"),
     "analysis": ("files",),
 }
 SHARED_TASK_MODULES = {"base", "images"}

@@ -4,17 +4,19 @@ import json
 import math
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 from hydra.utils import instantiate
 from torch import nn
 
+from ed.core.estimator import estimate_each
 from ed.core.field import Field
 from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
-from ed.measures.base import fixed_subset
+from ed.measures.base import fixed_subset, in_groups
 from ed.measures.degree import EffectiveDegree
 from ed.measures.norm import ParameterNorm
 from ed.measures.sharpness import Sharpness
@@ -188,6 +190,37 @@ def test_norm_counts_every_parameter():
     model = network(norm=True)
     flat = nn.utils.parameters_to_vector(model.parameters())
     assert ParameterNorm()(model, Toy())[""] == pytest.approx(flat.norm().item(), rel=1e-12)
+
+
+def test_variants_share_their_forward_passes():
+    """One walk for all that look at the same paths, with the values of walks of their own."""
+
+    class Counting(Toy):
+        points = 0
+
+        def field(self, model, batch):
+            def forward(x, context):
+                self.points += len(x)
+                return model(x)
+
+            return Field(forward, batch["x"])
+
+    legendre = replace(ED, basis="legendre", degree=4)
+    variants = {name: ALL[name] for name in ("ed", "ed_norm", "ed_pca")} | {"legendre": legendre}
+    others = {name: ALL[name] for name in ("ed_noise", "norm", "sharpness", "adaptive", "worst")}
+    others["seed"] = replace(ED, seed=1)
+    groups = in_groups(variants | others)
+    assert [list(group) for group in groups] == [list(variants), *([name] for name in others)]
+    task, model = Counting(), network()
+    found = EffectiveDegree.together(list(variants.values()), model, task)
+    assert task.points == 20 * 16 + 1  # and one to see how much memory it takes
+    assert found == [measure(model, Toy()) for measure in variants.values()]
+
+
+def test_readings_of_one_walk_must_have_its_nodes():
+    readings = [(replace(ED, resolution=r).representation, True) for r in (16, 17)]
+    with pytest.raises(ValueError, match="the same resolution and sampler"):
+        estimate_each(network(), Toy().x, readings=readings, pairs=5)
 
 
 @pytest.mark.parametrize("name", ALL)

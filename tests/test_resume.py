@@ -15,7 +15,7 @@ from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.loop import Interrupted
 from ed.engine.metrics import read_rows
 from ed.engine.run import RunError
-from tests.small import SMALL, small_run, weights
+from tests.small import SMALL, SMALL_GROKKING, small_run, weights
 
 ROOT = Path(__file__).parents[1]
 REGULARIZERS = ["none", "ed", "mixup", "sam", "asam", "jacobian"]
@@ -35,14 +35,19 @@ def assert_same_run(first: Path, second: Path) -> None:
     assert rows_without_time(first) == rows_without_time(second)
 
 
-@pytest.mark.parametrize("regularizer", REGULARIZERS)
-def test_interrupted_equals_uninterrupted(regularizer, tmp_path):
-    extra = [f"regularizer={regularizer}", "model.dropout=0.1"]  # dropout: the global stream too
-    small_run(tmp_path / "whole", *extra)
+# runs of ten steps; with dropout, which draws from the global stream, or measured on their way
+TEN_STEPS = {name: [*SMALL, f"regularizer={name}", "model.dropout=0.1"] for name in REGULARIZERS}
+TEN_STEPS["grokking"] = [*SMALL_GROKKING, "measures=norm", "system.measure_every=2"]
+
+
+@pytest.mark.parametrize("kind", TEN_STEPS)
+def test_interrupted_equals_uninterrupted(kind, tmp_path):
+    base = TEN_STEPS[kind]
+    small_run(tmp_path / "whole", base=base)
     for _ in range(9):  # stops after every single step
         with pytest.raises(Interrupted, match="stopped and saved at step"):
-            small_run(tmp_path / "pieces", "system.max_minutes=0", *extra)
-    summary = small_run(tmp_path / "pieces", "system.max_minutes=0", *extra)
+            small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
+    summary = small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
     assert summary["steps"] == 10
     assert_same_run(tmp_path / "whole", tmp_path / "pieces")
     steps = [r["step"] for r in rows_without_time(tmp_path / "pieces") if "train/loss" in r]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -50,7 +50,6 @@ class Estimate:
         return f"{kind} {self.mean:.4f} +- {self.standard_error:.4f} ({len(self.values)} paths)"
 
 
-@torch.no_grad()
 def estimate(
     model: Callable[[Tensor], Tensor] | Field,
     inputs: Tensor | None = None,
@@ -73,13 +72,35 @@ def estimate(
         memory_gib: bound on what a chunk of the forward passes may hold.
         progress: True for a bar, or a function called with (paths done, paths in all).
     """
+    how = {"pairs": pairs, "memory_gib": memory_gib, "seed": seed, "progress": progress}
+    return estimate_each(model, inputs, readings=[(representation, softmax)], **how)[0]
+
+
+@torch.no_grad()
+def estimate_each(
+    model: Callable[[Tensor], Tensor] | Field,
+    inputs: Tensor | None = None,
+    *,
+    readings: Sequence[tuple[Representation, bool]],
+    pairs: int = 400,
+    memory_gib: float = 1.0,
+    seed: int = 0,
+    progress: bool | Callable[[int, int], None] = False,
+) -> list[Estimate]:
+    """Several readings (representation, softmax) of the same paths, which are walked only once.
+
+    The readings must agree in resolution and sampler; everything else is as in `estimate`.
+    """
+    representation = readings[0][0]
+    if len({(r.resolution, r.sampler) for r, _ in readings}) > 1:
+        raise ValueError("readings of one walk must have the same resolution and sampler")
     source = model if isinstance(model, Field) else Field.of(model, inputs)
     generator = torch.Generator().manual_seed(seed)
     first, second = distinct_pairs(len(source.x), pairs, generator=generator)
     dtype = torch.promote_types(source.x.dtype, torch.float32)
     nodes = representation.nodes(pairs, generator=generator, dtype=dtype).to(source.x.device)
     first, second = first.to(source.x.device), second.to(source.x.device)
-    degrees, spectra = [], []
+    tallies = [_Tally(*reading) for reading in readings]
     mode = evaluating(model) if isinstance(model, nn.Module) else contextlib.nullcontext()
     with mode, _reporter(progress, pairs) as report:
         points = points_per_chunk(source, memory_gib)
@@ -89,15 +110,32 @@ def estimate(
             own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
             along = source.between(first[paths], second[paths], own_nodes)
             values = forward_in_chunks(along, points).to(dtype)
-            values = values.softmax(-1) if softmax else values
             values = values.unflatten(0, (-1, representation.resolution))
-            coefficients = representation.coefficients(values, own_nodes)
-            degrees.append(representation.degrees(coefficients))
-            spectra.append(coefficients.abs().mean(-2).sum(0))
+            for tally in tallies:
+                tally.add(values, own_nodes)
             report(min(start + group, pairs))
-    values = torch.cat(degrees).cpu()
-    _check_finite(values)
-    return Estimate(values, (torch.stack(spectra).sum(0) / pairs).cpu(), representation)
+    return [tally.estimate() for tally in tallies]
+
+
+class _Tally:
+    """What one reading finds on the paths, chunk by chunk."""
+
+    def __init__(self, representation: Representation, softmax: bool):
+        self.representation, self.softmax = representation, softmax
+        self.degrees, self.spectra = [], []
+
+    def add(self, values: Tensor, nodes: Tensor) -> None:
+        """Outputs (P, r, C) at nodes (P, r) or (r,)."""
+        values = values.softmax(-1) if self.softmax else values
+        coefficients = self.representation.coefficients(values, nodes)
+        self.degrees.append(self.representation.degrees(coefficients))
+        self.spectra.append(coefficients.abs().mean(-2).sum(0))
+
+    def estimate(self) -> Estimate:
+        values = torch.cat(self.degrees).cpu()
+        _check_finite(values)
+        spectrum = torch.stack(self.spectra).sum(0) / len(values)
+        return Estimate(values, spectrum.cpu(), self.representation)
 
 
 def forward_in_chunks(along: Field, points: int) -> Tensor:

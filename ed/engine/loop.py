@@ -16,6 +16,7 @@ from ed.engine.checkpoint import load_checkpoint, save_checkpoint
 from ed.engine.metrics import Metrics, check_finite, duration
 from ed.engine.run import RunFolder, digest
 from ed.engine.step import TrainStep
+from ed.measures.base import in_groups
 from ed.tasks.base import Task
 
 logger = logging.getLogger("ed")
@@ -68,6 +69,7 @@ def train(
     metrics = Metrics(run.path, total=task.total_steps, start=start, tracker=tracker)
     saved_at = began = time.monotonic()
     checked = start
+    evaluations = {step: n for n, step in enumerate(task.evaluation_steps(), start=1)}
     with contextlib.closing(metrics), _stop_requests() as stop:
         for done, batch in zip(
             range(start + 1, task.total_steps + 1), task.batches(model, start), strict=False
@@ -84,9 +86,9 @@ def train(
                 checked = done
                 pace = (time.monotonic() - began) / (done - start)
                 metrics.log(done, values | {"time/step_s": pace})
-            if done % task.eval_steps == 0 or last:
+            if done in evaluations or last:
                 metrics.log(done, session.evaluate())
-                if not last and cadence.measures_at(done // task.eval_steps):
+                if not last and cadence.measures_at(evaluations[done]):
                     metrics.log(done, session.measure())
             if save and task.can_save(done):
                 check_finite(step.peek(), checked, done, run.path)
@@ -161,12 +163,15 @@ class _Session:
         everything is saved, as after training.
         """
         values = {}
-        for name, measure in self.measures.items():
+        for group in in_groups(self.measures):
             if stop:
+                name = next(iter(group))
                 raise Interrupted(f"stopped before measure {name}; what is trained is saved", stop)
+            members = list(group.values())
             with torch.compiler.set_stance("force_eager"):
-                found = measure(self.model, self.task)
-            values |= {f"measure/{name}{suffix}": value for suffix, value in found.items()}
+                found = members[0].together(members, self.model, self.task)
+            for name, numbers in zip(group, found, strict=True):
+                values |= {f"measure/{name}{suffix}": value for suffix, value in numbers.items()}
         wild = [name for name, value in values.items() if not math.isfinite(value)]
         for name in wild:  # a radius may be too large for a model; the others still count
             logger.warning("%s is %s: left out", name, values.pop(name))

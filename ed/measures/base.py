@@ -1,7 +1,7 @@
 """What a measure is: (model, task) -> numbers, and the promise to leave the model as it was."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,24 @@ class Measure:
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """Values by suffix of the measure's name; the suffix of a single value is empty."""
         raise NotImplementedError
+
+    @property
+    def passes(self) -> Hashable:
+        """The forward passes it needs: measures with equal ones are taken `together`."""
+        return id(self)
+
+    @staticmethod
+    def together(measures: Sequence["Measure"], model: nn.Module, task) -> list[dict[str, float]]:
+        """The values of each."""
+        return [measure(model, task) for measure in measures]
+
+
+def in_groups(measures: dict[str, Measure]) -> list[dict[str, Measure]]:
+    """Those that share their forward passes side by side."""
+    groups: dict[Hashable, dict[str, Measure]] = {}
+    for name, measure in measures.items():
+        groups.setdefault((type(measure), measure.passes), {})[name] = measure
+    return list(groups.values())
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ed.core.estimator import estimate
+from ed.core.estimator import estimate_each
 from ed.core.field import Field
 from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation
@@ -68,19 +68,28 @@ class EffectiveDegree(Measure):
                 "pictures with task.space=input; or set endpoints=examples"
             )
 
-    @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """{"": mean over paths, "_se": its standard error}."""
+        return self.together([self], model, task)[0]
+
+    @property
+    def passes(self) -> tuple:
+        return self.pairs, self.resolution, self.endpoints, self.memory_gib, self.seed
+
+    @staticmethod
+    @torch.no_grad()
+    def together(measures, model: nn.Module, task) -> list[dict[str, float]]:
+        """Variants of one walk: what they fit differs, not where they look."""
+        walk = measures[0]
         with untouched(model):
-            result = estimate(
-                self.field(model, task),
-                pairs=self.pairs,
-                representation=self.representation,
-                softmax=self.outputs == "softmax",
-                memory_gib=self.memory_gib,
-                seed=self.seed,
+            results = estimate_each(
+                walk.field(model, task),
+                readings=[(each.representation, each.outputs == "softmax") for each in measures],
+                pairs=walk.pairs,
+                memory_gib=walk.memory_gib,
+                seed=walk.seed,
             )
-        return {"": result.mean, "_se": result.standard_error}
+        return [{"": result.mean, "_se": result.standard_error} for result in results]
 
     def field(self, model: nn.Module, task) -> Field:
         """The model at a pool of end points: two per path where there are as many examples."""

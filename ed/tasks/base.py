@@ -1,6 +1,6 @@
 """What a task is: data + field + loss + evaluation. It owns no optimizer and no checkpoint file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ class Task:
         """The mean loss, and what to log."""
         raise NotImplementedError
 
+    def evaluation_steps(self) -> Sequence[int]:
+        """The steps after which the model is evaluated, rising; beside them always the last."""
+        return range(self.eval_steps, self.total_steps + 1, self.eval_steps)
+
     def evaluate(self, model) -> dict[str, float]:
         raise NotImplementedError
 
@@ -79,8 +83,10 @@ def shuffled_batches(
     moves to the device once an epoch. The last incomplete batch is dropped: all steps have one
     shape.
     """
+    pinned = torch.device(device).type == "cuda"  # a copy from other memory waits for the device
     for step in steps:
         epoch, place = divmod(step, count // batch_size)
         if step == steps.start or place == 0:
-            order = torch.randperm(count, generator=generator(seed, "order", epoch)).to(device)
+            order = torch.randperm(count, generator=generator(seed, "order", epoch))
+            order = (order.pin_memory() if pinned else order).to(device, non_blocking=True)
         yield step, order[place * batch_size : (place + 1) * batch_size]

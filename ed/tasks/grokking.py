@@ -1,0 +1,142 @@
+"""Grokking: all equations a o b = c modulo p, a part of which is to teach the rest.
+
+The simple form of the task: the tokens `a o b =`, the answer c read off the logits at the equals
+sign. The openai/grok form also frames an equation by end-of-sequence tokens and trains on the
+closing one, which follows every answer and is learnt within a few steps.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ed.core.field import Field
+from ed.core.streams import generator
+from ed.models.grokking import GrokkingTransformer
+from ed.tasks.base import Batch, Task, shuffled_batches
+
+OPERATIONS = {
+    "addition": lambda x, y: x + y,
+    "subtraction": lambda x, y: x - y,
+    "multiplication": lambda x, y: x * y,
+    "division": None,  # by its inverse, see `equations`
+    "quadratic": lambda x, y: x**2 + x * y + y**2,
+    "cubic": lambda x, y: x**3 + x * y,
+}
+
+
+def equations(operation: str, modulus: int) -> Tensor:
+    """Every equation a o b = c modulo `modulus`, as rows (a, b, c).
+
+    All pairs (a, b); for the division those with b != 0, made as a = b c.
+    """
+    if operation not in OPERATIONS:
+        raise ValueError(f"task.operation={operation}: use one of {', '.join(OPERATIONS)}")
+    if modulus < 2:
+        raise ValueError(f"task.modulus={modulus}: must be at least 2")
+    numbers = torch.arange(modulus)
+    if operation == "division":
+        if any(modulus % d == 0 for d in range(2, math.isqrt(modulus) + 1)):
+            raise ValueError(f"task.modulus={modulus}: division needs a prime modulus")
+        c, b = torch.cartesian_prod(numbers, numbers[1:]).unbind(1)
+        return torch.stack([b * c % modulus, b, c], dim=1)
+    a, b = torch.cartesian_prod(numbers, numbers).unbind(1)
+    return torch.stack([a, b, OPERATIONS[operation](a, b) % modulus], dim=1)
+
+
+class ModularArithmetic(Task):
+    """Learns a binary operation from a part of its table; evaluates on both parts.
+
+    Args:
+        split_seed: of the split, which is the same for all seeds of a run.
+        batch_size: at most half of the training equations.
+        eval_every: steps between evaluations, beside
+        eval_per_decade: evaluations at steps that grow geometrically, so many while they grow
+            tenfold: what happens in the first thousand steps is otherwise lost.
+    """
+
+    metric = "eval/acc"
+    has_labels = True
+
+    def __init__(
+        self,
+        operation: str,
+        modulus: int,
+        *,
+        train_fraction: float,
+        split_seed: int,
+        steps: int,
+        warmup_steps: int,
+        batch_size: int,
+        eval_every: int,
+        eval_per_decade: int,
+    ):
+        sizes = {"steps": steps, "batch_size": batch_size, "eval_every": eval_every}
+        for key, value in (sizes | {"eval_per_decade": eval_per_decade}).items():
+            if value < 1:
+                raise ValueError(f"task.{key}={value}: must be at least 1")
+        self.modulus, self.rows = modulus, equations(operation, modulus)
+        self.num_examples = round(train_fraction * len(self.rows))
+        if not 2 <= self.num_examples < len(self.rows):
+            raise ValueError(
+                f"task.train_fraction={train_fraction}: of {len(self.rows)} equations at least 2 "
+                "are needed for training, and one for validation"
+            )
+        self.split_seed, self.total_steps, self.warmup_steps = split_seed, steps, warmup_steps
+        self.batch_size = min(batch_size, math.ceil(self.num_examples / 2))
+        self.eval_steps, self.eval_per_decade = eval_every, eval_per_decade
+
+    def check_model(self, model: nn.Module) -> None:
+        if not isinstance(model, GrokkingTransformer):
+            raise ValueError(f"task=grokking needs model=grokking, not {type(model).__name__}")
+        if model.vocabulary != self.modulus + 2 or len(model.positions) < 4:
+            raise ValueError(
+                f"model.numbers={model.vocabulary - 2}, model.length={len(model.positions)}: "
+                f"task=grokking needs model.numbers={self.modulus}, model.length=4"
+            )
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        self.device, self.seed = device, seed
+        order = torch.randperm(len(self.rows), generator=generator(self.split_seed, "split"))
+        rows = self.rows[order].to(device)
+        self.train, self.validation = (
+            self._tokens(part) for part in (rows[: self.num_examples], rows[self.num_examples :])
+        )
+
+    def _tokens(self, rows: Tensor) -> Batch:
+        """The tokens `a o b =` (N, 4) and the answers (N,)."""
+        a, b, c = rows.unbind(1)
+        operator, equals = torch.full_like(a, self.modulus), torch.full_like(a, self.modulus + 1)
+        return {"ids": torch.stack([a, operator, b, equals], dim=1), "label": c.contiguous()}
+
+    def evaluation_steps(self) -> Sequence[int]:
+        points = math.floor(self.eval_per_decade * math.log10(self.total_steps)) + 1
+        geometric = {round(10 ** (i / self.eval_per_decade)) for i in range(points)}
+        return sorted(geometric.union(super().evaluation_steps()))
+
+    def batches(self, model, start: int) -> Iterator[Batch]:
+        steps, how = range(start, self.total_steps), {"seed": self.seed, "device": self.device}
+        for _, index in shuffled_batches(self.num_examples, self.batch_size, steps, **how):
+            yield self.examples(index)
+
+    def examples(self, index: Tensor) -> Batch:
+        index = index.to(self.device)
+        # cheaper for the host than value[index], which counts where steps are this small
+        return {name: value.index_select(0, index) for name, value in self.train.items()}
+
+    def field(self, model: nn.Module, batch: Batch) -> Field:
+        return Field.of(model, model.embed(batch["ids"]))
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = F.cross_entropy(outputs.float(), batch["label"])
+        accuracy = (outputs.argmax(-1) == batch["label"]).float().mean()
+        return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        values = {}
+        for prefix, part in (("eval/", self.validation), ("eval/train_", self.train)):
+            _, report = self.loss(self.field(model, part)(), part)
+            values |= {f"{prefix}{name}": value.item() for name, value in report.items()}
+        return values

@@ -1,0 +1,214 @@
+"""Grokking: the equations and their split, the decoder, and that it learns and is drawn."""
+
+import math
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch import nn
+
+from ed.analysis.collect import read_metrics
+from ed.analysis.spec import load_table
+from ed.core.nodes import ChebyshevNodes
+from ed.engine.compose import compose_config
+from ed.engine.main import run
+from ed.figures.grokking import MEASURES, draw, transition
+from ed.tasks.grokking import OPERATIONS, equations
+
+GROKKING = ["task=grokking", "model=grokking", "precision=float32", "regularizer=none"]
+GROKKING += ["optimizer.lr=0.001", "optimizer.betas=[0.9,0.98]", "optimizer.weight_decay=0"]
+GROKKING += ["optimizer.schedule=constant", "measures=grokking", "system.device=cpu"]
+SMALL = [*GROKKING, "task.modulus=7", "model.width=32", "task.train_fraction=0.5"]
+
+
+def built(*overrides, seed=0):
+    """The task, prepared, and the model of a config."""
+    cfg = compose_config([*GROKKING, *overrides])
+    torch.manual_seed(seed)
+    task, model = instantiate(cfg.task), instantiate(cfg.model)
+    task.check_model(model)
+    task.prepare(torch.device("cpu"), seed=seed)
+    return task, model
+
+
+def test_division_is_the_inverse_of_multiplication():
+    a, b, c = equations("division", 97).unbind(1)
+    assert len(a) == 97 * 96
+    assert torch.equal(b * c % 97, a)
+    assert len((97 * a + b).unique()) == len(a)  # every (a, b) once
+    assert b.min() == 1
+
+
+@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"division"}))
+def test_operations_agree_with_whole_numbers(operation):
+    formula = {
+        "addition": lambda x, y: x + y,
+        "subtraction": lambda x, y: x - y,
+        "multiplication": lambda x, y: x * y,
+        "quadratic": lambda x, y: x * x + x * y + y * y,
+        "cubic": lambda x, y: x * x * x + x * y,
+    }[operation]
+    expected = [[x, y, formula(x, y) % 11] for x in range(11) for y in range(11)]
+    assert equations(operation, 11).tolist() == expected
+
+
+def test_the_split_is_fixed_disjoint_and_exact():
+    (task, _), (other, _) = built(), built(seed=1)
+    assert len(task.train["ids"]) == task.num_examples == 2794
+    assert len(task.validation["ids"]) == 6518
+    rows = torch.cat([task.train["ids"], task.validation["ids"]])
+    assert len(rows.unique(dim=0)) == 9312
+    assert torch.equal(task.train["ids"], other.train["ids"])  # the split is not the run's seed
+    ids, label = task.train["ids"], task.train["label"]
+    assert torch.equal(ids[:, 2] * label % 97, ids[:, 0])
+    assert (ids[:, 1] == 97).all()
+    assert (ids[:, 3] == 98).all()
+
+
+def test_batches_are_training_equations_at_most_half_of_them():
+    task, model = built()
+    assert task.batch_size == 512
+    epoch = [batch for batch, _ in zip(task.batches(model, 0), range(5), strict=False)]
+    seen = torch.cat([batch["ids"] for batch in epoch])
+    assert len(seen.unique(dim=0)) == 5 * 512
+    known = {tuple(row) for row in task.train["ids"].tolist()}
+    assert known.issuperset(map(tuple, seen.tolist()))
+    assert built("task.modulus=7", "task.train_fraction=0.5")[0].batch_size == 11  # of 21
+
+
+def test_evaluations_lie_on_a_geometric_and_a_regular_grid():
+    task, _ = built("task.steps=1000", "task.eval_every=300", "task.eval_per_decade=2")
+    assert task.evaluation_steps() == [1, 3, 10, 32, 100, 300, 316, 600, 900, 1000]
+    steps = built()[0].evaluation_steps()
+    assert steps[0] == 1
+    assert steps[-1] == 10**6
+    assert {10**power for power in range(7)} | {990_000} <= set(steps)
+    assert 150 < len(steps) < 250
+
+
+def test_no_output_depends_on_later_tokens():
+    _, model = built("task.modulus=7")
+    ids = torch.randint(9, (5, 4), generator=torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[:, 2:] = (other[:, 2:] + 1) % 9
+    with torch.no_grad():
+        ours, theirs = (model.blocks(model.embed(rows)) for rows in (ids, other))
+    assert torch.equal(ours[:, :2], theirs[:, :2])
+    assert (ours[:, 2:] - theirs[:, 2:]).abs().amax(-1).min() > 1e-3
+
+
+def test_the_decoder_is_the_textbook_one():
+    """Against torch's post-norm layer with a causal mask, the positions written out."""
+    _, model = built("model.width=16", "task.modulus=7")
+    ids = torch.randint(9, (3, 4), generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor(
+        [
+            [(math.cos if i % 2 else math.sin)(p / 10_000 ** ((i - i % 2) / 16)) for i in range(16)]
+            for p in range(4)
+        ]
+    )
+    x = model.tokens.weight[ids] + positions
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    for block in model.blocks:
+        layer = nn.TransformerEncoderLayer(16, 4, 64, dropout=0, batch_first=True, bias=False)
+        layer.self_attn.in_proj_weight = block.attend.weight
+        layer.self_attn.out_proj.weight = block.mix.weight
+        layer.linear1.weight, layer.linear2.weight = block.widen.weight, block.narrow.weight
+        x = layer(x, src_mask=mask)
+    expected = x[:, -1] @ model.output.weight.T
+    torch.testing.assert_close(model(model.embed(ids)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_are_those_of_the_paper():
+    """Tokens, output, two blocks of 12 width^2 and two norms: no bias elsewhere."""
+    _, model = built()
+    expected = 2 * 99 * 128 + 2 * (12 * 128**2 + 4 * 128)
+    assert sum(weight.numel() for weight in model.parameters()) == expected
+
+
+def test_paths_end_in_the_outputs_at_the_equations():
+    task, model = built("task.modulus=7")
+    field = task.field(model, task.train)
+    first, second = torch.tensor([0, 3]), torch.tensor([1, 4])
+    ends = field.between(first, second, torch.tensor([0.0, 1.0]))().unflatten(0, (2, 2))
+    torch.testing.assert_close(ends[:, 0], field()[second])
+    torch.testing.assert_close(ends[:, 1], field()[first])
+    inside = field.between(first, second, ChebyshevNodes()(torch.zeros(8)))
+    assert inside.x.shape == (16, 4, 128)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task.modulus=9"], "task.modulus=9: division needs a prime modulus"),
+        (["task.operation=power"], "task.operation=power: use one of addition"),
+        (["task.train_fraction=1"], "task.train_fraction=1: of 9312 equations"),
+        (["task.eval_per_decade=0"], "task.eval_per_decade=0: must be at least 1"),
+        (["model.numbers=96"], "task=grokking needs model.numbers=97"),
+        (["model.heads=3"], "model.width=128: must be even, and model.heads=3"),
+    ],
+)
+def test_impossible_settings_are_refused(overrides, message):
+    with pytest.raises(Exception, match=message):
+        built(*overrides)
+
+
+def test_another_model_is_refused():
+    with pytest.raises(ValueError, match="task=grokking needs model=grokking, not Linear"):
+        built("task.modulus=7")[0].check_model(nn.Linear(2, 2))
+
+
+def test_it_learns_the_training_equations_and_is_measured_on_the_way(tmp_path):
+    settings = [*SMALL, "task.steps=150", "task.eval_every=100", "task.eval_per_decade=2"]
+    settings += ["system.measure_every=2", f"system.run_dir={tmp_path / 'run'}"]
+    settings += [f"measures.{name}.pairs=10" for name in ("ed", "ed_norm")]
+    summary = run(compose_config(settings), ["grokking"])
+    assert summary["last"]["eval/train_acc"] == 100.0
+    assert summary["last"]["eval/train_loss"] < 0.2
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows if "eval/acc" in row] == [1, 3, 10, 32, 100, 150]
+    # every second evaluation, and the end
+    assert [row["step"] for row in rows if "measure/ed" in row] == [3, 32, 150]
+
+
+def history(steps=(1, 10, 100, 1000), accuracies=(1.0, 2.0, 60.0, 99.0)) -> list[dict]:
+    rows = [{"step": step, "train/loss": 1.0} for step in steps]
+    for row, accuracy in zip(rows, accuracies, strict=True):
+        row |= {"eval/acc": accuracy, "eval/loss": 1.0, "eval/train_loss": 0.5}
+        row |= dict.fromkeys(MEASURES, accuracy / 10)
+    return rows
+
+
+class Drawn:
+    """As much of a collected row as a figure asks for."""
+
+    def __init__(self, seed: int, rows: list[dict], cell: str = "division"):
+        self.seed, self.cell, self.rows = seed, cell, rows
+
+    def history(self) -> list[dict]:
+        return self.rows
+
+
+def test_the_figure_shows_every_run_and_its_transition():
+    table = load_table("grokking")
+    slow = history(accuracies=(1.0, 2.0, 3.0, 4.0))
+    assert transition(history()) == 100
+    assert transition(slow) is None
+    figure = draw(table, [Drawn(0, history()), Drawn(1, slow), Drawn(0, history(), "decay")])
+    columns = [axis for axis in figure.axes if axis.get_title()]
+    assert [axis.get_title() for axis in columns] == [cell.label for cell in table.cells.values()]
+    assert len(figure.axes) == 2 * (5 + 1)  # five panels and the scale of the accuracy, per cell
+    degree = next(axis for axis in figure.axes if axis.get_ylabel() == "ED")
+    curves = [line for line in degree.lines if len(line.get_xdata()) == 4]
+    assert [list(line.get_ydata()) for line in curves] == [
+        [0.1, 0.2, 6.0, 9.9],
+        [0.1, 0.2, 0.3, 0.4],
+    ]
+    marks = [line.get_xdata()[0] for line in degree.lines if len(line.get_xdata()) == 2]
+    assert marks == [100]
+    assert degree.get_xscale() == "log"
+    figure.draw_without_rendering()
+
+
+def test_nothing_is_drawn_of_runs_without_history():
+    assert draw(load_table("grokking"), [Drawn(0, [])]) is None
