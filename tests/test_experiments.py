@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from ed.analysis.spec import Run, expand, load_table, nested, parse_value, table_names
 from ed.engine.check import check
 from ed.engine.compose import CONFIGS, GROUPS, compose_config
+from ed.engine.main import build_measures
 from ed.figures.files import drawing
 
 
@@ -49,7 +50,7 @@ def test_cell_composes_and_passes_check(run):
         assert cfg.regularizer.sampler == cfg.sampler
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     instantiate(cfg.optimizer)
-    check(cfg, task, regularizer)
+    check(cfg, task, regularizer, build_measures(cfg).values())
 
 
 def test_every_file_states_command_and_cost():

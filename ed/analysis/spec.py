@@ -11,11 +11,14 @@ collector both use it, so that a table knows which of its runs are missing. Keys
     comparable       false where the paper's numbers stand for other settings (default true)
     fixed            overrides of every cell
     notes            remarks about the whole table
-    figure           module:function that draws it from its rows (see ed/figures/files.py)
+    figure           module:function that draws it from its rows (see scripts/table.py)
+    correlation      {against: metric, measures: {name: [metric, ...]}}: each measure, in several
+                     variants, against one metric over all cells
     cells            name: {label, paper, note} and one of
                        overrides: [key=value, ...]   what it changes
                        overrides + grid: {key: [values]}   one cell per combination
-                       same_as: table/cell           the very runs of another table
+                       same_as: table/cell           the very runs of another table, or a whole
+                                                     grid of them
                        best_of: grid                 the best point of a grid under `tuning`
     tuning           name: {overrides, grid, rule}; `rule` says how the best point is chosen
 """
@@ -39,7 +42,7 @@ INCIDENTAL = (
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REQUIRED = ("title", "place", "seeds", "fixed", "cells")
 OPTIONAL = ("metric", "metrics", "status", "paper_seeds", "digits", "comparable", "notes", "figure")
-OPTIONAL += ("tuning",)
+OPTIONAL += ("correlation", "tuning")
 CELL_KEYS = ("label", "paper", "note", "overrides", "grid", "same_as", "best_of")
 GRID_KEYS = ("overrides", "grid", "rule")
 STATUSES = ("ready", "planned")
@@ -82,6 +85,14 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Study:
+    """What is correlated: every variant (a metric) of every measure, against one metric."""
+
+    against: str
+    measures: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class Table:
     name: str
     path: Path
@@ -97,6 +108,7 @@ class Table:
     cells: dict[str, Cell]
     tuning: dict[str, Grid]
     figure: str | None = None
+    correlation: Study | None = None
 
     @property
     def primary(self) -> str:
@@ -315,6 +327,7 @@ class _Reader:
             cells=cells,
             tuning=tuning,
             figure=self.read_figure(),
+            correlation=self.read_correlation(),
         )
         self.check_whole(table)
         return table
@@ -339,6 +352,21 @@ class _Reader:
         if name is not None and not re.fullmatch(r"[\w.]+:\w+", str(name)):
             self.fail(f"figure: {name}; write module:function, e.g. ed.figures.correlation:draw")
         return name
+
+    def read_correlation(self) -> Study | None:
+        raw = self.raw.get("correlation")
+        if raw is None:
+            return None
+        self.check_keys(raw, "correlation", required=("against", "measures"))
+        measures = raw["measures"]
+        if not isinstance(measures, dict) or not all(
+            isinstance(v, list) for v in measures.values()
+        ):
+            self.fail("correlation: measures: name: [metric, ...] is needed")
+        for metric in (raw["against"], *itertools.chain(*measures.values())):
+            if metric not in self.metrics:
+                self.fail(f"correlation: {metric}; {_nearest(metric, self.metrics)}")
+        return Study(raw["against"], {name: tuple(v) for name, v in measures.items()})
 
     def read_seeds(self) -> tuple[int, ...]:
         seeds = self.raw["seeds"]
@@ -385,24 +413,25 @@ class _Reader:
             best_of=raw.get("best_of"),
         )
         if kinds == ["same_as"]:
-            return [self.borrowed(cell, raw["same_as"])]
+            return self.borrowed(cell, raw["same_as"])
         if kinds == ["best_of"]:
             return [cell]
         cell = replace(cell, overrides=self.fixed + self.strings(raw["overrides"], where))
         return self.product(cell, raw["grid"], where) if "grid" in raw else [cell]
 
-    def borrowed(self, cell: Cell, target: str) -> Cell:
+    def borrowed(self, cell: Cell, target: str) -> list[Cell]:
         table, _, name = str(target).partition("/")
         path = self.path.with_name(f"{table}.yaml")
         if not path.is_file() or path == self.path:
             self.fail(f"cell {cell.name}: same_as: {target}; write table/cell of another table")
         other = _Reader(path)
         home = (other.raw.get("cells") or {}).get(name)
-        if not isinstance(home, dict) or "overrides" not in home or "grid" in home:
+        if not isinstance(home, dict) or "overrides" not in home:
             self.fail(f"cell {cell.name}: same_as: {target} is no cell with runs of its own there")
         overrides = other.strings(other.raw.get("fixed"), "fixed")
         overrides += other.strings(home["overrides"], f"cell {name}")
-        return replace(cell, home=(table, name), overrides=overrides)
+        cell = replace(cell, home=(table, name), overrides=overrides)
+        return other.product(cell, home["grid"], f"cell {name}") if "grid" in home else [cell]
 
     def grid(self, name: str, raw: dict) -> Grid:
         where = f"tuning {name}"
@@ -423,13 +452,13 @@ class _Reader:
         points = []
         for values in itertools.product(*grid.values()):
             settings = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
-            name = "-".join([cell.name, *map(str, values)])
+            suffix = "-".join(["", *map(str, values)])
             points.append(
                 replace(
                     cell,
-                    name=name,
+                    name=cell.name + suffix,
                     label=f"{cell.label}, {', '.join(settings)}",
-                    home=(self.path.stem, name),
+                    home=(cell.home[0], cell.home[1] + suffix),
                     overrides=(*cell.overrides, *settings),
                 )
             )

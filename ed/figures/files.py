@@ -43,8 +43,9 @@ def figures(table: Table, rows: Sequence[Row]) -> dict[str, bytes]:
             figure = draw(table, [row for row in done if row.deviations == deviations])
             if figure is None:
                 continue
-            if deviations:
-                figure.suptitle(f"Reduced: {deviations}", fontsize=8, color="tab:red")
+            if deviations or not table.comparable:  # a picture travels without its table
+                remark = f"Reduced: {deviations}" if deviations else table.title
+                figure.suptitle(remark, fontsize=8, color="tab:red")
             stem = reduced_name(table.name, deviations.split())
             files |= {f"{stem}.{kind}": _bytes(figure, kind) for kind in UNDATED}
     return files
