@@ -277,16 +277,16 @@ def test_mean_and_std_agree_with_numpy():
     assert summarise([]) == Ours(None, None, 0)
 
 
-def test_verdict_uses_two_standard_errors_or_two_stds_of_the_one_known():
+def test_verdict_uses_two_standard_errors_and_judges_nothing_without_the_papers_std():
     both = tolerance(Ours(0.0, 3.0, 9), Paper(0.0, 2.0), 4)
     assert both == pytest.approx(2 * np.sqrt(9 / 9 + 4 / 4))
-    assert tolerance(Ours(0.0, 3.0, 9), Paper(0.0), 1) == 6.0
     assert tolerance(Ours(0.0, None, 1), Paper(0.0, 2.0), 4) == 4.0
-    assert tolerance(Ours(0.0, None, 1), Paper(0.0), 1) is None
     done = {"paper_count": 4, "done": 9, "planned": 9}
     assert verdict(Ours(10.0, 3.0, 9), Paper(10.0 + both * 0.999, 2.0), **done) == "match"
     assert verdict(Ours(10.0, 3.0, 9), Paper(10.0 - both * 1.001, 2.0), **done) == "differs"
-    assert verdict(Ours(10.0, None, 1), Paper(10.0), **done) == "undecided"
+    assert verdict(Ours(10.3, 0.001, 3), Paper(10.0), **done) == "no std: +3 %"
+    assert verdict(Ours(-12.0, None, 1), Paper(-10.0), **done) == "no std: -20 %"
+    assert verdict(Ours(0.5, None, 1), Paper(0.0), **done) == "no std"
     assert verdict(Ours(1.0, None, 1), Paper(), **done) == "not in paper"
     assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done, comparable=False) == "reference only"
     assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done | {"done": 2}) == "pending 2 of 9"
@@ -312,7 +312,7 @@ def full_rows(table: Table) -> list[Row]:
 def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
     text = to_markdown(table, full_rows(table))
     assert r"| baseline | 80.00 ± 1.00 | 79.80 ± 0.42 (2) | -0.20 | match | [^1] |" in text
-    assert r"| ed | 90.00 | 85.05 ± 0.07 (2) | -4.95 | differs |  |" in text
+    assert r"| ed | 90.00 | 85.05 ± 0.07 (2) | -4.95 | no std: -6 % |  |" in text
     assert "| sam | - | 6.00 ± 1.41 (2) |  | not in paper | [^2] |" in text
     assert "[^1]: a | note\n[^2]: rho-0.5: the best of 2 of 2 grid points" in text
     assert "8 runs are done, 4.00 hours in all" in text

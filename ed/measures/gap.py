@@ -35,11 +35,11 @@ class GeneralizationGap(Measure):
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """{"": gap, "_train": accuracy in percent, "_test": likewise}."""
-        correct = 0.0
+        count, percent = task.num_examples, 0.0
         with untouched(model):
-            for batch, share in in_batches(task, torch.arange(task.num_examples), self.batch_size):
+            for batch, share in in_batches(task, torch.arange(count), self.batch_size):
                 _, report = task.loss(task.field(model, batch)(), batch)
-                correct += report["acc"].double() * share  # summed on the device: no wait per batch
+                percent += report["acc"].double() * share  # summed on the device: no wait per batch
             test = task.evaluate(model)["eval/acc"]
-        train = float(correct)
+        train = 100 * round(float(percent) / 100 * count) / count  # reports are rounded, counts not
         return {"": train - test, "_train": train, "_test": test}
