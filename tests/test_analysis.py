@@ -420,6 +420,21 @@ def test_a_damaged_results_file_is_an_error_and_stays(table, tmp_path, damage, c
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["tabel1"], "unknown table 'tabel1'; did you mean table1"),
+        (["table1", "--add", "nowhere.csv"], "--add nowhere.csv: no such file"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(arguments, complaint, capsys):
+    assert table_script()(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert complaint in error
+
+
 def test_check_notices_an_edited_table(table, tmp_path, capsys):
     main = table_script()
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
