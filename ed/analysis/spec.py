@@ -17,8 +17,7 @@ collector both use it, so that a table knows which of its runs are missing. Keys
     cells            name: {label, paper, note} and one of
                        overrides: [key=value, ...]   what it changes
                        overrides + grid: {key: [values]}   one cell per combination
-                       same_as: table/cell           the very runs of another table, or a whole
-                                                     grid of them
+                       same_as: table/cell           the very runs of another table
                        best_of: grid                 the best point of a grid under `tuning`
     tuning           name: {overrides, grid, rule}; `rule` says how the best point is chosen
 """
@@ -61,7 +60,8 @@ class Cell:
     """One number (per metric) of a table.
 
     Attributes:
-        home: (table, cell) whose folders hold its runs; another table's for `same_as`.
+        home: (table, cell) whose folders hold its runs; another table's for `same_as`, which may
+            name a whole grid there.
         overrides: all of them, the table's fixed ones included; empty for `best_of`.
         metrics: the keys it is judged by.
         best_of: name of the grid under `tuning` whose best point it shows.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ed.core.modes import frozen_statistics
 from ed.core.streams import reseed
-from ed.engine.optimizer import Recipe, set_learning_rate
+from ed.engine.optimizer import Recipe, lay_out_like_weights, set_learning_rate
 from ed.regularizers.base import Moment, Regularizer
 from ed.tasks.base import Batch, Task
 
@@ -101,7 +101,7 @@ class TrainStep:
         self.optimizer.load_state_dict(state["optimizer"])
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        _lay_out_like_weights(self.optimizer)
+        lay_out_like_weights(self.optimizer)
         self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         self.count = state["count"]
 
@@ -155,15 +155,6 @@ def compile_in_place(model: nn.Module) -> None:
     for part in ("to_space", "from_space"):
         if hasattr(model, part):
             setattr(model, part, torch.compile(getattr(model, part), dynamic=False))
-
-
-def _lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
-    """A checkpoint may come from a device with another memory format, and fused updates run over
-    weights and their state side by side in memory."""
-    for weight, state in optimizer.state.items():
-        for name, value in state.items():
-            if value.shape == weight.shape and value.stride() != weight.stride():
-                state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def _split(batch: Batch, parts: int) -> list[Batch]:
