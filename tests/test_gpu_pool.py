@@ -1,4 +1,4 @@
-"""What only a GPU can show of the correlation pool: channels last, and measures that do not wait."""
+"""What only a GPU can show of the correlation pool: channels last, measures that do not wait."""
 
 import warnings
 from dataclasses import replace
