@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ed.analysis.spec import expand, load_table
+from ed.engine.compose import compose_config
+from ed.engine.main import start_tracker
+from scripts.launch import command
 from tests.small import SMALL, small_run
 
 ROOT = Path(__file__).parents[1]
@@ -133,3 +137,24 @@ def test_wandb_offline_logs_and_a_resumed_run_stays_one(tmp_path, monkeypatch):
     folders = list((tmp_path / "run" / "wandb").glob("offline-run-*"))
     assert len(folders) == 2
     assert all(folder.name.endswith(identifier) for folder in folders)
+
+
+def test_wandb_groups_a_tables_runs_by_cell_and_names_them_by_seed(tmp_path, monkeypatch):
+    """From the launcher's own command line to what the tracker was told, in two sessions."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    runs = expand(load_table("table1"), cells=["ed"], seeds=[0, 1], root=tmp_path)
+    seen = []
+    for run in (*runs, runs[0]):  # the last one: resumed
+        run.folder.mkdir(parents=True, exist_ok=True)
+        cfg = compose_config([*command(run)[2:], "logger=wandb", "logger.mode=offline"])
+        tracker = start_tracker(cfg, run.folder)
+        seen.append((tracker.run.group, tracker.run.name, tracker.run.id))
+        tracker.close()
+    assert [(group, name) for group, name, _ in seen] == [
+        ("table1/ed", "table1/ed/seed0"),
+        ("table1/ed", "table1/ed/seed1"),
+        ("table1/ed", "table1/ed/seed0"),
+    ]
+    assert seen[0] == seen[2]
+    assert seen[0][2] != seen[1][2]

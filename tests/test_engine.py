@@ -1,5 +1,6 @@
 """Schedules, streams, models and the parts of a step."""
 
+import copy
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from hydra.utils import instantiate
 
 from ed.core.streams import stream_seed
 from ed.engine.compose import compose_config, flat_keys
+from ed.engine.main import wants_channels_last
 from ed.engine.schedule import learning_rate_factor
 from ed.engine.step import TrainStep
 from ed.models.spaces import split
@@ -80,10 +82,10 @@ def test_no_ramp_is_full_strength_from_the_start():
     assert regularizer.strength(torch.tensor(0.0)).item() == 1
 
 
-def make_step(*overrides: str, **how) -> TrainStep:
+def make_step(*overrides: str, model=None, **how) -> TrainStep:
     cfg = compose_config(["debug=tiny", "task.batch_size=40", *overrides])
     torch.manual_seed(0)
-    task, model = instantiate(cfg.task), instantiate(cfg.model)
+    task, model = instantiate(cfg.task), model or instantiate(cfg.model)
     task.prepare(torch.device("cpu"), seed=0)
     regularizer, recipe = instantiate(cfg.regularizer), instantiate(cfg.optimizer)
     return TrainStep(task, model, regularizer, recipe, device=torch.device("cpu"), seed=0, **how)
@@ -106,6 +108,42 @@ def test_optional_compile_gives_the_same_losses():
         eager(batch, number)
         compiled(batch, number)
     assert compiled.means()["train/loss"] == pytest.approx(eager.means()["train/loss"], rel=1e-4)
+
+
+def test_only_convolutional_networks_on_a_gpu_lie_channels_last():
+    for name, expected in (("resnet18", True), ("impala", True), ("vit_tiny", False)):
+        model = instantiate(compose_config([f"model={name}"]).model)
+        assert wants_channels_last(model, torch.device("cuda"), "auto") == expected, name
+        assert not wants_channels_last(model, torch.device("cpu"), "auto")
+        assert wants_channels_last(model, torch.device("cpu"), True)
+
+
+def convolutional() -> torch.nn.Module:
+    torch.manual_seed(0)
+    first, second = (torch.nn.Conv2d(*c, 3, stride=2, padding=1) for c in ((3, 8), (8, 4)))
+    return torch.nn.Sequential(
+        first, torch.nn.ReLU(), second, torch.nn.Flatten(), torch.nn.Linear(4 * 8 * 8, 10)
+    )
+
+
+def test_memory_format_changes_no_result():
+    """The same weights after steps with momentum, also when the format changes midway: what a CPU
+    has saved may go on on a GPU."""
+    settings = ["optimizer=sgd", "optimizer.lr=0.1"]
+    plain, last, resumed = (make_step(*settings, model=convolutional()) for _ in range(3))
+    last.model.to(memory_format=torch.channels_last)
+    for number, batch in zip(range(5), plain.task.batches(plain.model, 0), strict=False):
+        if number == 3:
+            resumed.model.to(memory_format=torch.channels_last)
+            resumed.load_state_dict(copy.deepcopy(plain.state_dict()))
+        for step in (plain, last, *([resumed] if number >= 3 else [])):
+            step(batch, number)
+    for step in (last, resumed):
+        torch.testing.assert_close(step.model.state_dict(), plain.model.state_dict())
+        for weight, state in step.optimizer.state.items():
+            assert state["momentum_buffer"].stride() == weight.stride()
+        features = step.model[:3](batch["x"])  # from a batch that lies as it always did
+        assert features.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_clipping_bounds_the_gradient():

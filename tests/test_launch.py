@@ -330,6 +330,20 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(
     assert (tmp_path / "runs/six/ed/seed1/FAILED").read_text() == "exit 1: error: x\n"
 
 
+def test_an_unknown_partition_is_refused_before_anything_is_written(
+    tmp_path, launch, capsys, monkeypatch
+):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sinfo", "printf 'ci\\nlong\\n'")
+    fake(tmp_path, "sbatch", f"touch {tmp_path}/submitted")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
+    assert launch.main([*arguments, "--partition", "gpu"]) == 1
+    error = capsys.readouterr().err
+    assert error == "error: --partition gpu: no such partition; there are ci, long\n"
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "submitted").exists()
+
+
 def test_what_slurm_says_is_shown_in_one_line(tmp_path, launch, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fake(tmp_path, "sinfo", "echo ci")

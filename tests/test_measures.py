@@ -18,6 +18,7 @@ from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
 from ed.measures.base import fixed_subset, in_groups
 from ed.measures.degree import EffectiveDegree
+from ed.measures.gap import GeneralizationGap
 from ed.measures.norm import ParameterNorm
 from ed.measures.sharpness import Sharpness
 from ed.regularizers.base import Regularizer
@@ -35,14 +36,16 @@ ALL = {
     "sharpness": Sharpness(radii=(0.01, 0.1)),
     "adaptive": Sharpness(radii=(0.5,), adaptive=True, examples=30, batch_size=7),
     "worst": Sharpness(radii=(0.05,), method="worst", steps=5),
+    "groups": Sharpness(radii=(0.05, 0.1), examples=30, group=12),
     "norm": ParameterNorm(),
+    "gap": GeneralizationGap(batch_size=17),
 }
 
 
 class Toy:
     """As much of a task as measures ask for: 60 points in the plane, three classes."""
 
-    num_examples, has_noise, penalised = 60, True, slice(None)
+    num_examples, has_noise, penalised, metric = 60, True, slice(None), "eval/acc"
 
     def __init__(self):
         draw = torch.Generator().manual_seed(0)
@@ -56,7 +59,11 @@ class Toy:
         return Field.of(model, batch["x"])
 
     def loss(self, outputs, batch):
-        return nn.functional.cross_entropy(outputs, batch["label"]), {}
+        right = (outputs.argmax(-1) == batch["label"]).float().mean()
+        return nn.functional.cross_entropy(outputs, batch["label"]), {"acc": 100 * right}
+
+    def evaluate(self, model):
+        return {"eval/acc": 100 * (model(-self.x).argmax(-1) == self.label).double().mean().item()}
 
     def noise_like(self, x, generator):
         return torch.rand(x.shape, generator=generator, dtype=x.dtype)
@@ -186,6 +193,38 @@ def test_a_subset_is_fixed_and_without_repeats():
     assert torch.equal(fixed_subset(5, 9, seed=0), torch.arange(5))
 
 
+def test_groups_are_searched_apart_and_averaged():
+    """A group's rise is that of a task which has no other examples."""
+    model, grouped = network(), Sharpness(radii=(0.05, 0.1), examples=30, group=12, seed=3)
+    parts = grouped.groups(60)
+    assert [len(part) for part in parts] == [12, 12, 6]
+    assert torch.cat(list(parts)).sort().values.equal(fixed_subset(60, 30, 3))
+    assert not torch.cat(list(parts)).equal(fixed_subset(60, 30, 3))  # not in the data's order
+
+    class Part(Toy):
+        def __init__(self, index):
+            super().__init__()
+            self.x, self.label, self.num_examples = self.x[index], self.label[index], len(index)
+
+    alone = [Sharpness(radii=(0.05, 0.1))(model, Part(part)) for part in parts]
+    for key, value in grouped(model, Toy()).items():
+        assert value == pytest.approx(sum(rises[key] for rises in alone) / 3, rel=1e-9)
+
+
+def test_the_gap_is_train_minus_test_accuracy_of_all_examples_in_eval_mode():
+    model, task = network(norm=True).train(), Toy()
+    found = GeneralizationGap(batch_size=7)(model, task)
+    model.eval()
+    right = sum(int(model(task.x[i : i + 1]).argmax() == task.label[i]) for i in range(60))
+    test = task.evaluate(model)["eval/acc"]
+    assert found == {"": 100 * right / 60 - test, "_train": 100 * right / 60, "_test": test}
+
+
+def test_the_gap_needs_a_task_that_is_judged_by_its_accuracy():
+    with pytest.raises(ValueError, match=r"judged by eval/mse; leave gap out of measures"):
+        GeneralizationGap().check(instantiate(compose_config(["task=pnn", "model=pnn"]).task))
+
+
 def test_norm_counts_every_parameter():
     model = network(norm=True)
     flat = nn.utils.parameters_to_vector(model.parameters())
@@ -270,6 +309,8 @@ def test_the_model_is_restored_when_a_measure_fails():
         (lambda: Sharpness(radii=(0.1, -1)), "positive radii"),
         (lambda: Sharpness(radii=(0.1,), method="luck"), "method=luck: use step or worst"),
         (lambda: Sharpness(radii=(0.1,), batch_size=0), "batch_size=0"),
+        (lambda: Sharpness(radii=(0.1,), group=0), "group=0"),
+        (lambda: GeneralizationGap(batch_size=0), "batch_size=0"),
     ],
 )
 def test_impossible_measures_are_refused(build, message):
@@ -312,7 +353,7 @@ def test_a_stopped_run_is_measured_when_it_goes_on(tmp_path, monkeypatch):
 
 
 MEASURED = [
-    "measures=[ed,ed_norm,sharpness,adaptive_sharpness,norm]",
+    "measures=paper",
     "measures.ed.pairs=5",
     "measures.ed.resolution=50",
     "measures.ed_norm.pairs=5",
@@ -329,12 +370,13 @@ def test_measures_land_in_the_summary_and_do_not_change_training(tmp_path):
     extra = ["regularizer=ed", "model.dropout=0.1", "task.epochs=2"]
     plain = small_run(tmp_path / "plain", *extra)
     summary = small_run(tmp_path / "measured", *extra, *MEASURED, "system.measure_every=1")
-    expected = {"ed", "ed_se", "ed_norm", "ed_norm_se", "norm"}
+    expected = {"ed", "ed_se", "ed_norm", "ed_norm_se", "norm", "gap", "gap_train", "gap_test"}
     expected |= {f"sharpness_{rho}" for rho in ("0.01", "0.05", "0.1")}
     expected |= {f"adaptive_sharpness_{rho}" for rho in ("0.01", "0.05", "0.1", "0.5", "1")}
     done = json.loads((tmp_path / "measured" / "DONE").read_text())
     assert {f"measure/{key}" for key in expected} | set(plain["last"]) == set(done["last"])
     assert done["last"] == summary["last"]
+    assert done["last"]["measure/gap_test"] == done["last"]["eval/acc"]  # a CPU has one precision
     text = (tmp_path / "measured" / "metrics.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     assert [row["step"] for row in rows if "measure/ed" in row] == [10, 20]

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import ed
-from ed.analysis.collect import CollectError, read_results, result_path
+from ed.analysis.collect import CollectError, Row, read_results, result_path
+from ed.analysis.render import to_csv
 from ed.analysis.report.charts import Axis, line_chart
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, tag
@@ -237,6 +238,29 @@ def test_text_from_files_is_escaped(folder):
     assert text.count("&lt;script&gt;alert") > 4
     (folder / "results" / "explorer.json").write_text(json.dumps({"classes": ["</script><b>"]}))
     assert "</script><b>" not in build_page(folder)
+
+
+def test_a_pool_shows_every_variant_with_its_r(tmp_path):
+    path = Path(shutil.copy(ROOT / "experiments" / "correlation_vit.yaml", tmp_path))
+    table = load_table(str(path))
+    rows = [
+        Row(
+            *cell.home,
+            seed,
+            status="done",
+            last={m: place + seed + len(m) for m in table.metrics} | {"measure/norm": -place * 2.0},
+        )
+        for place, cell in enumerate(table.cells.values())
+        for seed in table.seeds
+    ]
+    (tmp_path / "results").mkdir()
+    result_path(table, "csv").write_text(to_csv(table, rows))
+    text = Page(build_page(tmp_path)).texts["experiment-correlation_vit"]
+    for variants in table.correlation.measures.values():
+        assert all(table.metrics[metric] in text for metric in variants)
+    assert text.count("27 of 27") == 11
+    assert text.count("+1.00 to +1.00") == 10
+    assert text.count("-1.00 to -1.00") == 1
 
 
 def test_pictures_go_to_the_experiment_they_are_named_after(folder):

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ed.analysis.collect import Row, columns
+from ed.analysis.correlation import RESAMPLES, correlations
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, difference, summarise, verdict
 
+CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
+CORRELATION_MEANING = (
+    f"A point is a cell, the mean over its seeds. Intervals: bootstrap over points, {RESAMPLES:,} "
+    "resamples. Of a measure's variants the one with the largest absolute r is selected, as the "
+    "paper reports the best correlation over variants; that favours measures with many of them."
+)
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
 
 
@@ -119,6 +126,8 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
 
 
 def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[str]:
+    if table.correlation is not None:
+        return _pool_sections(table, rows)
     parts = [_markdown_table(table, table_lines(table, rows), footnotes)]
     if table.tuning:
         rules = [f"- {grid.name}: {grid.rule}" for grid in table.tuning.values()]
@@ -129,6 +138,51 @@ def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[s
         begun = [line for line in lines if line.begun]
         parts += [f"## Reduced: {deviations}", _markdown_table(table, begun, footnotes)]
     return parts
+
+
+def _pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
+    """Correlations over a pool of cells, then the cells, whose numbers no paper prints."""
+    parts = []
+    for deviations in sorted({row.deviations for row in rows} | {""}):
+        here = [row for row in rows if row.deviations == deviations]
+        parts += [f"## Reduced: {deviations}"] if deviations else []
+        against = table.metrics[table.correlation.against]
+        parts += [f"### Correlation with the {against}", CORRELATION_MEANING]
+        parts.append(_plain_table(CORRELATION, correlation_fields(table, here)))
+        begun = pool_fields(table, here)
+        parts += ["### Points", _plain_table(pool_header(table), begun)] if begun else []
+    return parts
+
+
+def pool_header(table: Table) -> tuple[str, ...]:
+    return ("cell", "seeds", *table.metrics.values())
+
+
+def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Means over the finished seeds of each cell that has any, under `pool_header`."""
+    fields = []
+    for cell in table.cells.values():
+        own = [row for row in rows if (row.table, row.cell) == cell.home and row.status == "done"]
+        means = [summarise(_values(own, metric)).mean for metric in table.metrics]
+        if own:
+            shown = ("-" if mean is None else f"{mean:.4g}" for mean in means)
+            fields.append((cell.label, f"{len(own)} of {len(table.seeds)}", *shown))
+    return fields
+
+
+def correlation_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """One line for each variant of each measure, under the head `CORRELATION`."""
+    return [
+        (
+            found.measure,
+            table.metrics[found.metric],
+            "-" if found.r is None else f"{found.r:+.2f}",
+            "-" if found.r is None else f"{found.low:+.2f} to {found.high:+.2f}",
+            f"{len(found.cells)} of {len(table.cells)}",
+            "selected" if found.selected else "",
+        )
+        for found in correlations(table, rows)
+    ]
 
 
 def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -207,6 +261,10 @@ def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -
             )
         )
     return "\n".join(text)
+
+
+def _plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(map(_markdown_row, (header, ["---"] * len(header), *rows)))
 
 
 def _markdown_row(fields: Sequence[str]) -> str:

@@ -11,6 +11,9 @@ collector both use it, so that a table knows which of its runs are missing. Keys
     comparable       false where the paper's numbers stand for other settings (default true)
     fixed            overrides of every cell
     notes            remarks about the whole table
+    figure           module:function that draws it from its rows (see scripts/table.py)
+    correlation      {against: metric, measures: {name: [metric, ...]}}: each measure, in several
+                     variants, against one metric over all cells
     cells            name: {label, paper, note} and one of
                        overrides: [key=value, ...]   what it changes
                        overrides + grid: {key: [values]}   one cell per combination
@@ -37,7 +40,8 @@ INCIDENTAL = (
 )  # settings that cannot change a result, so no deviations
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REQUIRED = ("title", "place", "seeds", "fixed", "cells")
-OPTIONAL = ("metric", "metrics", "status", "paper_seeds", "digits", "comparable", "notes", "tuning")
+OPTIONAL = ("metric", "metrics", "status", "paper_seeds", "digits", "comparable", "notes", "figure")
+OPTIONAL += ("correlation", "tuning")
 CELL_KEYS = ("label", "paper", "note", "overrides", "grid", "same_as", "best_of")
 GRID_KEYS = ("overrides", "grid", "rule")
 STATUSES = ("ready", "planned")
@@ -56,7 +60,8 @@ class Cell:
     """One number (per metric) of a table.
 
     Attributes:
-        home: (table, cell) whose folders hold its runs; another table's for `same_as`.
+        home: (table, cell) whose folders hold its runs; another table's for `same_as`, which may
+            name a whole grid there.
         overrides: all of them, the table's fixed ones included; empty for `best_of`.
         metrics: the keys it is judged by.
         best_of: name of the grid under `tuning` whose best point it shows.
@@ -80,6 +85,14 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Study:
+    """What is correlated: every variant (a metric) of every measure, against one metric."""
+
+    against: str
+    measures: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class Table:
     name: str
     path: Path
@@ -94,6 +107,8 @@ class Table:
     notes: tuple[str, ...]
     cells: dict[str, Cell]
     tuning: dict[str, Grid]
+    figure: str | None = None
+    correlation: Study | None = None
 
     @property
     def primary(self) -> str:
@@ -161,14 +176,13 @@ def expand(
     """
     deviations = deviations_of(sets)
     extra = (*sets, *([] if data is None else [f"task.data={data}"]))
-    tag = f"@{_tag(deviations)}" if deviations else ""
     return [
         Run(
             table=cell.home[0],
             cell=cell.home[1],
             seed=seed,
             overrides=(*cell.overrides, *extra, f"seed={seed}"),
-            folder=root / f"{cell.home[0]}{tag}" / cell.home[1] / f"seed{seed}",
+            folder=root / reduced_name(cell.home[0], deviations) / cell.home[1] / f"seed{seed}",
             deviations=deviations,
         )
         for cell in _choose_cells(table, cells)
@@ -191,9 +205,9 @@ def deviations_of(sets: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(s for s in sets if re.split(r"[.=]", s)[0] not in INCIDENTAL))
 
 
-def reduced_folder(table: str, deviations: Sequence[str], root: Path) -> Path:
-    """Where the runs of a table with these deviations live."""
-    return root / f"{table}@{_tag(deviations)}"
+def reduced_name(table: str, deviations: Sequence[str]) -> str:
+    """What the runs of a table with these deviations go by; the table's own name without any."""
+    return f"{table}@{_tag(deviations)}" if deviations else table
 
 
 def nested(config: dict, key: str):
@@ -312,6 +326,8 @@ class _Reader:
             notes=tuple(raw.get("notes") or ()),
             cells=cells,
             tuning=tuning,
+            figure=self.read_figure(),
+            correlation=self.read_correlation(),
         )
         self.check_whole(table)
         return table
@@ -330,6 +346,27 @@ class _Reader:
         if ("metric" in self.raw) == ("metrics" in self.raw):
             self.fail("give either metric: KEY or metrics: {KEY: label, ...}")
         return self.raw.get("metrics") or {self.raw["metric"]: self.raw["metric"]}
+
+    def read_figure(self) -> str | None:
+        name = self.raw.get("figure")
+        if name is not None and not re.fullmatch(r"[\w.]+:\w+", str(name)):
+            self.fail(f"figure: {name}; write module:function, e.g. ed.figures.correlation:draw")
+        return name
+
+    def read_correlation(self) -> Study | None:
+        raw = self.raw.get("correlation")
+        if raw is None:
+            return None
+        self.check_keys(raw, "correlation", required=("against", "measures"))
+        measures = raw["measures"]
+        if not isinstance(measures, dict) or not all(
+            isinstance(v, list) for v in measures.values()
+        ):
+            self.fail("correlation: measures: name: [metric, ...] is needed")
+        for metric in (raw["against"], *itertools.chain(*measures.values())):
+            if metric not in self.metrics:
+                self.fail(f"correlation: {metric}; {_nearest(metric, self.metrics)}")
+        return Study(raw["against"], {name: tuple(v) for name, v in measures.items()})
 
     def read_seeds(self) -> tuple[int, ...]:
         seeds = self.raw["seeds"]
@@ -376,24 +413,25 @@ class _Reader:
             best_of=raw.get("best_of"),
         )
         if kinds == ["same_as"]:
-            return [self.borrowed(cell, raw["same_as"])]
+            return self.borrowed(cell, raw["same_as"])
         if kinds == ["best_of"]:
             return [cell]
         cell = replace(cell, overrides=self.fixed + self.strings(raw["overrides"], where))
         return self.product(cell, raw["grid"], where) if "grid" in raw else [cell]
 
-    def borrowed(self, cell: Cell, target: str) -> Cell:
+    def borrowed(self, cell: Cell, target: str) -> list[Cell]:
         table, _, name = str(target).partition("/")
         path = self.path.with_name(f"{table}.yaml")
         if not path.is_file() or path == self.path:
             self.fail(f"cell {cell.name}: same_as: {target}; write table/cell of another table")
         other = _Reader(path)
         home = (other.raw.get("cells") or {}).get(name)
-        if not isinstance(home, dict) or "overrides" not in home or "grid" in home:
+        if not isinstance(home, dict) or "overrides" not in home:
             self.fail(f"cell {cell.name}: same_as: {target} is no cell with runs of its own there")
         overrides = other.strings(other.raw.get("fixed"), "fixed")
         overrides += other.strings(home["overrides"], f"cell {name}")
-        return replace(cell, home=(table, name), overrides=overrides)
+        cell = replace(cell, home=(table, name), overrides=overrides)
+        return other.product(cell, home["grid"], f"cell {name}") if "grid" in home else [cell]
 
     def grid(self, name: str, raw: dict) -> Grid:
         where = f"tuning {name}"
@@ -414,13 +452,13 @@ class _Reader:
         points = []
         for values in itertools.product(*grid.values()):
             settings = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
-            name = "-".join([cell.name, *map(str, values)])
+            suffix = "-".join(["", *map(str, values)])
             points.append(
                 replace(
                     cell,
-                    name=name,
+                    name=cell.name + suffix,
                     label=f"{cell.label}, {', '.join(settings)}",
-                    home=(self.path.stem, name),
+                    home=(cell.home[0], cell.home[1] + suffix),
                     overrides=(*cell.overrides, *settings),
                 )
             )

@@ -4,9 +4,10 @@ The verdict is defined here and nowhere else. With ours a (mean of n runs, std s
 b (n', s'):
 
     match            |a - b| <= 2 sqrt(s^2/n + s'^2/n'), two standard errors of the difference;
-                     where only one std is known (single runs), |a - b| <= 2 times that std
+                     for a single run of ours, which has no std, |a - b| <= 2 s'
     differs          otherwise
-    undecided        no std on either side, so no scale to judge the difference by
+    no std: +3 %     the paper prints no std, so that nobody can say how far its own number might
+                     be off: the relative difference (a - b) / |b|, and no judgement
     reference only   the runs differ from the paper's on purpose (shorter schedule, reductions)
     pending k of n   k of the n planned runs are done
     not in paper     the paper prints no number here
@@ -46,12 +47,11 @@ def difference(ours: Ours, paper: Paper) -> float | None:
     return ours.mean - paper.mean
 
 
-def tolerance(ours: Ours, paper: Paper, paper_count: int | None) -> float | None:
-    """How far apart two numbers that agree may be; None where nothing is known of the spread."""
-    if ours.std is not None and paper.std is not None and paper_count:
-        return 2 * math.sqrt(ours.std**2 / ours.count + paper.std**2 / paper_count)
-    known = [std for std in (ours.std, paper.std) if std is not None]
-    return 2 * known[0] if known else None
+def tolerance(ours: Ours, paper: Paper, paper_count: int) -> float:
+    """How far apart two numbers that agree may be, given the paper's std."""
+    if ours.std is None:
+        return 2 * paper.std
+    return 2 * math.sqrt(ours.std**2 / ours.count + paper.std**2 / paper_count)
 
 
 def verdict(
@@ -70,7 +70,6 @@ def verdict(
         return "not in paper"
     if not comparable:
         return "reference only"
-    allowed = tolerance(ours, paper, paper_count)
-    if allowed is None:
-        return "undecided"
-    return "match" if abs(apart) <= allowed else "differs"
+    if paper.std is None:
+        return f"no std: {round(100 * apart / abs(paper.mean)):+d} %" if paper.mean else "no std"
+    return "match" if abs(apart) <= tolerance(ours, paper, paper_count) else "differs"

@@ -93,3 +93,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
             group["lr"].fill_(value)
         else:
             group["lr"] = value
+
+
+def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
+    """A checkpoint may come from a device with another memory format, and fused updates run over
+    weights and their state side by side in memory."""
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if value.shape == weight.shape and value.stride() != weight.stride():
+                state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ed.core.modes import frozen_statistics
 from ed.core.streams import reseed
-from ed.engine.optimizer import Recipe, set_learning_rate
+from ed.engine.optimizer import Recipe, lay_out_like_weights, set_learning_rate
 from ed.regularizers.base import Moment, Regularizer
 from ed.tasks.base import Batch, Task
 
@@ -103,6 +103,7 @@ class TrainStep:
         self.optimizer.load_state_dict(state["optimizer"])
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+        lay_out_like_weights(self.optimizer)
         self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         self.count = state["count"]
 

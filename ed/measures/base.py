@@ -63,6 +63,12 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 tensor.copy_(old)  # (w + e) - e would not be w in floats
 
 
+def in_batches(task, index: Tensor, batch_size: int) -> Iterator[tuple[dict[str, Tensor], float]]:
+    """Batches of these examples, each with its share of them all."""
+    for part in index.split(batch_size):
+        yield task.examples(part), len(part) / len(index)
+
+
 def fixed_subset(size: int, count: int | None, seed: int) -> Tensor:
     """Indices of `count` of `size` examples, the same at every call; None: all, in their order."""
     if count is None or count >= size:

@@ -10,17 +10,19 @@ u = e / T, where the ball is a sphere and the gradient is T g:
            Andriushchenko et al. measure worst-case sharpness; its first iterate is `step`
 
 Eval mode, training examples without augmentation, the loss of the task. The rise is that of the
-loss over all chosen examples together, not a mean over small batches.
+loss over all chosen examples together; with `group`, a search of its own for every so many of them,
+and the mean of their rises (m-sharpness, as da Silva et al. measure models too large for more).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ed.measures.base import Measure, fixed_subset, untouched
+from ed.core.streams import generator
+from ed.measures.base import Measure, fixed_subset, in_batches, untouched
 
 METHODS = ("step", "worst")
 MOMENTUM = 0.75  # weight of the new direction against the last one; also the success threshold
@@ -39,6 +41,7 @@ class Sharpness(Measure):
         method: "step" or "worst".
         steps: gradient passes of the worst-case search, for each radius.
         examples: size of a fixed subset of the training examples; None: all of them.
+        group: examples that share one search; None: all.
         batch_size: examples per pass; bounds the memory, not the result.
         seed: of the subset.
     """
@@ -48,6 +51,7 @@ class Sharpness(Measure):
     method: str = "step"
     steps: int = 20
     examples: int | None = None
+    group: int | None = None
     batch_size: int = 500
     seed: int = 0
 
@@ -56,25 +60,42 @@ class Sharpness(Measure):
             raise ValueError(f"measures: method={self.method}: use {' or '.join(METHODS)}")
         if not self.radii or not all(rho > 0 for rho in self.radii):
             raise ValueError(f"measures: radii={list(self.radii)}: positive radii are needed")
-        for name in ("steps", "batch_size"):
-            if getattr(self, name) < 1:
+        for name in ("steps", "batch_size", "group"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"measures: {name}={getattr(self, name)}: must be at least 1")
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """{"_<rho>": rise of the loss}."""
         with untouched(model):
-            surface = Surface(model, task, self)
-            if self.method == "step":
-                return {f"_{rho:g}": one_step(surface, rho) for rho in self.radii}
-            return {f"_{rho:g}": worst_case(surface, rho, self.steps) for rho in self.radii}
+            groups = [self.rises(model, task, index) for index in self.groups(task.num_examples)]
+        means = [math.fsum(rises) / len(groups) for rises in zip(*groups, strict=True)]
+        return {f"_{rho:g}": mean for rho, mean in zip(self.radii, means, strict=True)}
+
+    def groups(self, size: int) -> Sequence[Tensor]:
+        """Indices of the examples that share a search."""
+        index = fixed_subset(size, self.examples, self.seed)
+        if self.group is None:
+            return [index]
+        # data may be ordered by class, and no group should be of one class
+        order = torch.randperm(len(index), generator=generator(self.seed, "groups"))
+        return index[order].split(self.group)
+
+    def rises(self, model: nn.Module, task, index: Tensor) -> list[float]:
+        """Of the loss over these examples, for each radius; the weights are where they were."""
+        surface = Surface(model, task, index, self)
+        if self.method == "step":
+            found = [one_step(surface, rho) for rho in self.radii]
+        else:
+            found = [worst_case(surface, rho, self.steps) for rho in self.radii]
+        surface.leave()
+        return found
 
 
 class Surface:
     """The loss as a function of u, where the weights are w + T u."""
 
-    def __init__(self, model: nn.Module, task, settings: Sharpness):
-        self.model, self.task = model, task
-        self.index = fixed_subset(task.num_examples, settings.examples, settings.seed)
+    def __init__(self, model: nn.Module, task, index: Tensor, settings: Sharpness):
+        self.model, self.task, self.index = model, task, index
         self.batch_size = settings.batch_size
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.centre = [weight.detach().clone() for weight in self.weights]
@@ -84,27 +105,30 @@ class Surface:
     def value(self, u: Tensors) -> float:
         self._move(u)
         with torch.no_grad():
-            return sum(loss.double().item() for loss in self._parts())
+            return float(sum(loss.double() for loss in self._parts()))
 
     def gradient(self, u: Tensors) -> tuple[float, Tensors]:
-        """The loss and its gradient with respect to u, summed over chunks."""
+        """The loss and its gradient with respect to u, summed over chunks on the device."""
         self._move(u)
         total, sums = 0.0, [torch.zeros_like(weight) for weight in self.weights]
         with torch.enable_grad():
             for loss in self._parts():
-                slopes = torch.autograd.grad(loss, self.weights, allow_unused=True)
-                total += loss.double().item()
-                for own, slope in zip(sums, slopes, strict=True):
-                    if slope is not None:
-                        own += slope
-        return total, torch._foreach_mul(sums, self.scales)
+                slopes = torch.autograd.grad(
+                    loss, self.weights, allow_unused=True, materialize_grads=True
+                )
+                torch._foreach_add_(sums, slopes)
+                total += loss.detach().double()
+        return float(total), torch._foreach_mul(sums, self.scales)
+
+    def leave(self) -> None:
+        """Puts the weights back."""
+        self._move([torch.zeros_like(weight) for weight in self.weights])
 
     def _parts(self) -> Iterator[Tensor]:
         """Shares of the mean loss, chunk by chunk."""
-        for part in self.index.split(self.batch_size):
-            batch = self.task.examples(part)
+        for batch, share in in_batches(self.task, self.index, self.batch_size):
             loss, _ = self.task.loss(self.task.field(self.model, batch)(), batch)
-            yield loss * (len(part) / len(self.index))
+            yield loss * share
 
     def _move(self, u: Tensors) -> None:
         with torch.no_grad():

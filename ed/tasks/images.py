@@ -122,7 +122,9 @@ class PictureTask(Task):
             yield {"x": self.normalise(pixels), "label": self.train.labels[index]}
 
     def examples(self, index: Tensor) -> Batch:
-        index = index.to(self.device)
+        if self.device.type == "cuda":  # from pinned memory a copy does not wait for the device
+            index = index.pin_memory()
+        index = index.to(self.device, non_blocking=True)
         return {"x": self.normalise(self.train.pixels[index]), "label": self.train.labels[index]}
 
     def normalise(self, pixels: Tensor) -> Tensor:

@@ -37,10 +37,11 @@ ABOUT_NEXT = (
     "the two means lie within two standard errors of their difference."
 )
 VERDICTS = {
-    "match": "the means differ by at most two standard errors of their difference; where only one "
-    "standard deviation is known, by at most two of those",
+    "match": "the means differ by at most two standard errors of their difference; a single run of "
+    "ours, by at most two of the paper's standard deviations",
     "differs": "they differ by more",
-    "undecided": "no standard deviation on either side, so there is no scale to judge by",
+    "no std: +3 %": "the paper prints no standard deviation, so there is no scale to judge by: the "
+    "relative difference",
     "reference only": "the runs differ from the paper's on purpose, such as a shorter schedule",
     "pending k of n": "k of the n planned runs are done",
     "not in paper": "the paper prints no number here",
@@ -153,7 +154,7 @@ def _headline(experiments: Sequence[Experiment]) -> Html:
         "pending": str(counts["pending"]),
     }
     if other:
-        figures["reference only or undecided"] = str(other)
+        figures["without a judgement"] = str(other)
     items = [tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items()]
     return tag("dl", *items, class_="headline")
 

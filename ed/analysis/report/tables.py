@@ -11,6 +11,7 @@ from ed.analysis.render import Line, grid_lines, table_lines
 from ed.analysis.report.cells import anchor, cell_details
 from ed.analysis.report.charts import interval_strip
 from ed.analysis.report.markup import Html, code, join, plural, tag
+from ed.analysis.report.pools import pool as pool_table
 from ed.analysis.report.sortable import Field, number, sortable
 from ed.analysis.spec import Cell, Table, expand
 from ed.analysis.stats import difference
@@ -54,7 +55,10 @@ def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[P
     table, rows = experiment.table, experiment.rows
     footnotes: list[str] = []
     cells = [(cell, metric) for cell in table.cells.values() for metric in cell.metrics]
-    main = comparison(table, cells, experiment.lines, footnotes)
+    if table.correlation is None:
+        main = comparison(table, cells, experiment.lines, footnotes)
+    else:
+        main = pool_table(table, [row for row in rows if not row.deviations])
     folds = [*_tuning(table, rows, footnotes), *_reduced(table, rows, cells, footnotes)]
     parts = [
         tag("h3", table.title),

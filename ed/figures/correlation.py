@@ -1,0 +1,61 @@
+"""Measures against the generalization gap: one panel per measure, as in the paper's figures."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ed.analysis.collect import Row
+from ed.analysis.correlation import Correlation, correlations, line_and_band
+from ed.analysis.spec import Table
+
+COLOURED_BY = {"optimizer.lr": "learning rate"}  # settings that group points, in this order
+COLOURS = ("#1b6ca8", "#e08e1b", "#3a9d5d", "#8c5ab0", "#7a7a7a")
+LINE = "#c0392b"
+
+
+def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
+    """The selected variant of every measure; None while there are too few points."""
+    chosen = [found for found in correlations(table, rows) if found.selected]
+    if not chosen:
+        return None
+    figure = Figure(figsize=(2.7 * len(chosen) + 0.4, 3.4))
+    axes = figure.subplots(1, len(chosen), squeeze=False, sharey=True)[0]
+    for axis, found in zip(axes, chosen, strict=True):
+        _panel(axis, table, found)
+    axes[0].set_ylabel(f"{table.metrics[table.correlation.against]} (points)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+    return figure
+
+
+def _panel(axis, table: Table, found: Correlation) -> None:
+    places = np.linspace(found.x.min(), found.x.max(), 100)
+    line, low, high = line_and_band(found.x, found.y, places)
+    axis.fill_between(places, low, high, color=LINE, alpha=0.15, linewidth=0)
+    axis.plot(places, line, color=LINE, linewidth=1.5)
+    for (label, group), colour in zip(_groups(table, found.cells), COLOURS, strict=False):
+        axis.scatter(
+            found.x[group], found.y[group], s=22, color=colour, alpha=0.85, linewidth=0, label=label
+        )
+    axis.set_title(f"{found.measure}\nr = {found.r:.2f}  [{found.low:.2f}, {found.high:.2f}]")
+    axis.set_xlabel(table.metrics[found.metric])
+    axis.margins(0.06)
+    axis.locator_params(axis="x", nbins=5)
+
+
+def _groups(table: Table, cells: Sequence[str]) -> list[tuple[str | None, list[int]]]:
+    """(legend, places of its points) for each value of the setting that groups them."""
+    for key, name in COLOURED_BY.items():
+        values = [_setting(table.cells[cell].overrides, key) for cell in cells]
+        if None not in values and 1 < len(set(values)) <= len(COLOURS):
+            return [
+                (f"{name} {value}", [i for i, own in enumerate(values) if own == value])
+                for value in dict.fromkeys(values)
+            ]
+    return [(None, list(range(len(cells))))]
+
+
+def _setting(overrides: Sequence[str], key: str) -> str | None:
+    return dict(text.split("=", 1) for text in overrides).get(key)

@@ -1,0 +1,207 @@
+"""Correlations over a pool of cells: against numpy and slow loops, and what the files show."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from ed.analysis.collect import Row
+from ed.analysis.correlation import (
+    RESAMPLES,
+    _resamples,
+    correlations,
+    line_and_band,
+    pearson,
+)
+from ed.analysis.render import to_markdown
+from ed.analysis.spec import SpecError, Table, expand, load_table
+from ed.figures.correlation import draw
+from ed.figures.files import figures
+
+METRICS = {"measure/gap": "gap", "measure/a": "first", "measure/b": "second", "measure/c": "third"}
+STUDY = {
+    "against": "measure/gap",
+    "measures": {"Pair": ["measure/a", "measure/b"], "Single": ["measure/c"]},
+}
+POOL = {
+    "pool": {
+        "overrides": [],
+        "grid": {"optimizer.lr": [0.1, 0.01], "optimizer.weight_decay": [0, 1, 2, 3]},
+        "paper": None,
+    }
+}
+
+
+SPEC = {
+    "title": "A pool",
+    "place": "Nowhere",
+    "metrics": METRICS,
+    "figure": "ed.figures.correlation:draw",
+    "correlation": STUDY,
+    "seeds": [0, 1],
+    "fixed": ["task=cifar10"],
+    "cells": POOL,
+}
+
+
+def write_pool(folder: Path, name: str = "pool", **changes) -> Table:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(SPEC | changes, sort_keys=False))
+    return load_table(str(path))
+
+
+@pytest.fixture
+def table(tmp_path) -> Table:
+    return write_pool(tmp_path)
+
+
+def rows_of(table: Table, values: dict[str, np.ndarray]) -> list[Row]:
+    """Two seeds of every cell, which lie symmetrically about the given mean."""
+    return [
+        Row(
+            *cell.home,
+            seed,
+            status="done",
+            last={m: float(value[i]) + (0.25 if seed else -0.25) for m, value in values.items()},
+        )
+        for i, cell in enumerate(table.cells.values())
+        for seed in table.seeds
+    ]
+
+
+@pytest.fixture
+def values() -> dict[str, np.ndarray]:
+    noise = np.random.default_rng(0).normal(size=(3, 8))
+    gap = np.arange(8.0)
+    return {
+        "measure/gap": gap,
+        "measure/a": gap + noise[0],
+        "measure/b": -2 * gap + 0.1 * noise[1],
+        "measure/c": noise[2],
+    }
+
+
+def test_r_is_pearsons_of_the_means_over_seeds(table, values):
+    found = {c.metric: c for c in correlations(table, rows_of(table, values))}
+    for metric in ("measure/a", "measure/b", "measure/c"):
+        expected = np.corrcoef(values[metric], values["measure/gap"])[0, 1]
+        assert found[metric].r == pytest.approx(expected, abs=1e-12)
+        np.testing.assert_allclose(found[metric].x, values[metric], atol=1e-12)
+    line = np.arange(5.0)
+    assert pearson(line, 3 - 2 * line) == pytest.approx(-1)
+    assert np.isnan(pearson(line, np.ones(5)))
+
+
+def test_the_variant_with_the_largest_absolute_r_is_selected_and_all_are_listed(table, values):
+    found = correlations(table, rows_of(table, values))
+    assert [(c.measure, c.metric) for c in found] == [
+        ("Pair", "measure/a"),
+        ("Pair", "measure/b"),
+        ("Single", "measure/c"),
+    ]
+    assert [c.selected for c in found] == [False, True, True]  # b: r is near -1
+    assert found[1].r < -0.99
+
+
+def test_the_interval_is_that_of_a_bootstrap_written_out(table, values):
+    found = correlations(table, rows_of(table, values))[0]
+    draw_points, seen = np.random.default_rng(0), []
+    for points in draw_points.integers(8, size=(RESAMPLES, 8)):
+        if len(set(points)) > 1:
+            seen.append(np.corrcoef(found.x[points], found.y[points])[0, 1])
+    np.testing.assert_allclose([found.low, found.high], np.quantile(seen, (0.025, 0.975)))
+    again = correlations(table, rows_of(table, values)[::-1])[0]
+    assert (again.low, again.high) == (found.low, found.high)
+
+
+def test_the_interval_agrees_with_fishers_for_many_normal_points():
+    """z = artanh r has a standard error of 1 / sqrt(n - 3)."""
+    draw_points, count = np.random.default_rng(5), 400
+    x = draw_points.normal(size=count)
+    y = 0.6 * x + 0.8 * draw_points.normal(size=count)
+    draws = _resamples(count)
+    low, high = np.quantile(pearson(x[draws], y[draws]), (0.025, 0.975))
+    centre, half = np.arctanh(pearson(x, y)), 1.96 / np.sqrt(count - 3)
+    np.testing.assert_allclose([low, high], np.tanh([centre - half, centre + half]), atol=0.015)
+
+
+def test_cells_that_lack_a_seed_or_a_measure_are_no_points(table, values):
+    rows = rows_of(table, values)
+    rows = rows[1:]  # the first cell lacks a seed
+    del rows[2].last["measure/a"]  # a radius too large: not finite, so not there
+    first, second, _ = correlations(table, rows)
+    assert len(first.cells) == 6
+    assert len(second.cells) == 7
+    few = correlations(table, rows[:7])
+    assert [c.r for c in few] == [None, None, None]
+    assert not any(c.selected for c in few)
+
+
+def test_the_line_is_least_squares_and_its_band_vanishes_without_scatter():
+    draw_points = np.random.default_rng(1)
+    x, at = draw_points.normal(size=30), np.linspace(-2, 2, 7)
+    y = 1 - x + draw_points.normal(size=30)
+    line, low, high = line_and_band(x, y, at)
+    np.testing.assert_allclose(line, np.polyval(np.polyfit(x, y, 1), at), atol=1e-12)
+    assert (low < line).all()
+    assert (line < high).all()
+    line, low, high = line_and_band(x, 1 - x, at)
+    np.testing.assert_allclose(low, high, atol=1e-9)
+
+
+def test_markdown_lists_every_variant_and_the_points(table, values):
+    text = to_markdown(table, rows_of(table, values))
+    assert "### Correlation with the gap" in text
+    assert "| Pair | second | -1.00 | -1.00 to -1.00 | 8 of 8 | selected |" in text
+    assert "largest absolute r is selected" in text
+    points = text.split("### Points")[1]
+    assert "| cell | seeds | gap | first | second | third |" in points
+    assert points.count("| 2 of 2 |") == 8
+    assert "| - | - | 0 of 8 |" in to_markdown(table, [])
+
+
+def test_the_figure_has_a_panel_for_each_measure_with_r_and_line(table, values):
+    figure = draw(table, rows_of(table, values))
+    assert [axis.get_title().split("\n")[0] for axis in figure.axes] == ["Pair", "Single"]
+    assert [axis.get_xlabel() for axis in figure.axes] == ["second", "third"]
+    assert "r = -1.00" in figure.axes[0].get_title()
+    assert sum(len(dots.get_offsets()) for dots in figure.axes[0].collections[1:]) == 8
+    assert len(figure.axes[0].lines) == 1
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words == ["learning rate 0.1", "learning rate 0.01"]
+    assert draw(table, []) is None
+
+
+def test_the_figure_is_the_same_bytes_for_the_same_rows_in_any_order(table, values):
+    rows = rows_of(table, values)
+    files = figures(table, rows)
+    assert set(files) == {"pool.png", "pool.pdf"}
+    assert files == figures(table, rows[::-1])
+
+
+def test_a_table_may_show_a_whole_grid_of_another_ones_runs(table, tmp_path):
+    cells = {"again": {"same_as": "pool/pool", "paper": None}}
+    borrower = write_pool(tmp_path, "borrower", cells=cells, fixed=[])
+    assert expand(borrower) == expand(table)
+    assert list(borrower.cells)[:2] == ["again-0.1-0", "again-0.1-1"]
+
+
+def test_the_random_pixel_figure_reads_the_runs_of_the_pool():
+    pixels, pool = (load_table(f"correlation_{name}") for name in ("random_pixels", "resnet18"))
+    assert expand(pixels) == expand(pool)
+    assert set(pixels.metrics) <= set(pool.metrics)  # else its CSV file could not give them
+
+
+@pytest.mark.parametrize(
+    ("study", "complaint"),
+    [
+        ({"against": "measure/gap"}, "correlation: the key 'measures' is missing"),
+        ({"against": "gap", "measures": {}}, "correlation: gap; did you mean measure/gap"),
+        ({"against": "measure/gap", "measures": {"A": "measure/a"}}, r"name: \[metric, ...\]"),
+        ({"against": "measure/gap", "measures": {"A": ["x"]}}, "correlation: x; known are"),
+    ],
+)
+def test_errors_in_a_study_name_the_place(tmp_path, study, complaint):
+    with pytest.raises(SpecError, match=complaint):
+        write_pool(tmp_path, correlation=study)
