@@ -189,8 +189,14 @@ def test_embedding_gradient_of_ed_equals_finite_differences(data, checkpoint):
         torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-5, atol=1e-9)
 
 
+def test_a_new_model_drops_out(data, checkpoint):
+    model, task = TextClassifier(checkpoint, classes=2), make_task(data, checkpoint)
+    field = task.field(model, task.train.batch(torch.arange(8), None))
+    assert not torch.equal(field(), field())
+
+
 def test_paths_without_dropout_take_a_pass_of_their_own(data, checkpoint):
-    model = TextClassifier(checkpoint, classes=2).train()
+    model = TextClassifier(checkpoint, classes=2)
     with_dropout, without = (make_task(data, checkpoint, path_dropout=d) for d in (True, False))
     batch = with_dropout.train.batch(torch.arange(8), None)
     alpha = torch.full((4, 2), 0.5)
@@ -231,7 +237,7 @@ def test_an_objective_never_waits_for_the_device(data, checkpoint, overrides):
     """
     cfg = compose_config([f"regularizer={overrides[0]}", *overrides[1:]])
     method = instantiate(cfg.regularizer)
-    task, model = make_task(data, checkpoint), TextClassifier(checkpoint, classes=2).train()
+    task, model = make_task(data, checkpoint), TextClassifier(checkpoint, classes=2)
     moment = Moment(torch.zeros(()), torch.Generator().manual_seed(0))
     for length in (None, int(task.train.lengths.min())):
         batch = task.train.batch(torch.arange(8), length)

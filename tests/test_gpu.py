@@ -98,24 +98,27 @@ def text(tmp_path_factory):
         folder = write_checkpoint(tmp_path_factory.mktemp("bert"), **chances)
         task = ["task=glue", f"task.data={data}", "task.name=cola", "task.batch_size=8"]
         model = ["model=bert_base", f"model.checkpoint={folder}", "optimizer.clip=1.0"]
-        return [*task, *model, "task.length=24", "regularizer.ramp=0", *others]
+        return [*task, *model, "task.length=24", "optimizer.schedule=constant", *others]
 
     return overrides
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_captured_equals_eager_in_embedding_space(text, compiled):
-    overrides = text(0.0, "regularizer=ed", "optimizer.lr=1e-3")
+ED = ("regularizer=ed", "regularizer.ramp=0", "regularizer.weight=0.5")
+
+
+@pytest.mark.parametrize(("compiled", "early", "late"), [(False, 1e-5, 2e-3), (True, 1e-3, 2e-2)])
+def test_captured_equals_eager_in_embedding_space(text, compiled, early, late):
+    overrides = text(0.0, *ED, "optimizer.lr=1e-3")
     eager = losses(make_step(overrides), 0, 50)
     captured = losses(make_step(overrides, capture=True, compile_model=compiled), 0, 50)
-    torch.testing.assert_close(captured, eager, rtol=2e-3, atol=1e-3)
-    torch.testing.assert_close(captured[:10], eager[:10], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(captured, eager, rtol=late, atol=late)
+    torch.testing.assert_close(captured[:10], eager[:10], rtol=early, atol=early)
 
 
 @pytest.mark.parametrize("how", [{}, {"bf16": True}, {"bf16": True, "compile_model": True}])
 def test_a_captured_step_draws_dropout_anew_and_trains(text, how):
     """One batch again and again: at a vanishing rate only dropout can move its loss."""
-    still = make_step(text(0.1, "regularizer=ed", "optimizer.lr=1e-30"), capture=True, **how)
+    still = make_step(text(0.1, *ED, "optimizer.lr=1e-30"), capture=True, **how)
     batch = next(still.task.batches(still.model, 0))
 
     def repeat(step: TrainStep, count: int) -> list[float]:
@@ -127,16 +130,15 @@ def test_a_captured_step_draws_dropout_anew_and_trains(text, how):
 
     replayed = repeat(still, 20)[4:]
     assert len(set(replayed)) > 12  # bf16 may round two of them to the same number
-    moving = make_step(text(0.1, "regularizer=ed", "optimizer.lr=1e-3"), capture=True, **how)
-    seen = repeat(moving, 100)
+    moving = make_step(text(0.1, *ED, "optimizer.lr=2e-3"), capture=True, **how)
+    seen = repeat(moving, 50)
     assert sum(seen[-10:]) / 10 < 0.7 * sum(seen[:4]) / 4
 
 
 @pytest.mark.parametrize("method", ["none", "mixup", "ed"])
 def test_a_step_on_text_never_waits_for_the_device(text, method):
     """The whole step, data, clipping and optimizer included."""
-    overrides = [o for o in text(0.1, f"regularizer={method}") if method == "ed" or "ramp" not in o]
-    step = make_step(overrides)
+    step = make_step(text(0.1, f"regularizer={method}"))
     batches = step.task.batches(step.model, 0)
     for number in range(2):
         step(next(batches), number)

@@ -35,6 +35,7 @@ class TextClassifier(nn.Module):
         wanted = inspect.signature(base.embeddings.forward).parameters
         self.takes_segments = "token_type_ids" in wanted
         base.embeddings = _Given()
+        self.train()  # transformers hands models out in eval mode, in which dropout would be off
 
     @property
     def longest(self) -> int:
