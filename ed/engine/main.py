@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ed.core.streams import stream_seed
 from ed.engine.check import check
-from ed.engine.checkpoint import load_checkpoint
+from ed.engine.checkpoint import load_checkpoint, remove_checkpoints
 from ed.engine.loop import Cadence, describe, train
 from ed.engine.metrics import TerminalHandler, Wandb
 from ed.engine.run import RunFolder, default_folder
@@ -101,13 +101,16 @@ def train_in(
     logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)
     tracker = start_tracker(cfg, folder.path)
     try:
-        return train(task, model, step, folder, cadence, tracker, measures)
+        summary = train(task, model, step, folder, cadence, tracker, measures)
     except BaseException as error:
         logger.error("stopped: %s", error)
         raise
     finally:
         if tracker is not None:
             tracker.close()
+    if not cfg.system.keep_checkpoint:
+        remove_checkpoints(folder.path)
+    return summary
 
 
 def trained_model(folder: Path, device: str = "auto"):
@@ -115,7 +118,9 @@ def trained_model(folder: Path, device: str = "auto"):
     cfg = OmegaConf.load(folder / "config.yaml")
     state = load_checkpoint(folder, logger.warning)
     if state is None:
-        raise FileNotFoundError(f"{folder} holds no checkpoint: train there first")
+        raise FileNotFoundError(
+            f"{folder} holds no checkpoint: train there first, with system.keep_checkpoint=true"
+        )
     task, where = instantiate(cfg.task), choose_device(device)
     task.prepare(where, cfg.seed)
     model = instantiate(cfg.model)
