@@ -363,12 +363,6 @@ def test_a_missing_model_comes_with_the_way_to_it(tmp_path, monkeypatch):
     assert "\n" not in message
 
 
-def test_an_old_transformers_is_refused(checkpoint, monkeypatch):
-    monkeypatch.setattr("transformers.__version__", "4.57.1")
-    with pytest.raises(ValueError, match=r"needs transformers 5 or newer, not 4\.57\.1: pip"):
-        TextClassifier(checkpoint, classes=2)
-
-
 def test_an_encoder_without_an_embedding_block_is_refused(tmp_path):
     config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50)
     transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)

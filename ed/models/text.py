@@ -35,6 +35,8 @@ class TextClassifier(nn.Module):
         wanted = inspect.signature(base.embeddings.forward).parameters
         self.takes_segments = "token_type_ids" in wanted
         base.embeddings = _Given()
+        # where older code asks this method for a 4-D mask: ours is one already
+        base.get_extended_attention_mask = lambda mask, *_, **__: mask
         self.train()  # transformers hands models out in eval mode, in which dropout would be off
 
     @property
@@ -79,18 +81,13 @@ def checkpoint_source(name: str) -> str:
 
 
 def _load(checkpoint: str, classes: int) -> nn.Module:
-    import transformers
+    from transformers import AutoModelForSequenceClassification, logging
 
-    if int(transformers.__version__.split(".")[0]) < 5:  # older ones take no ready 4-D mask
-        raise ValueError(
-            f"task=glue needs transformers 5 or newer, not {transformers.__version__}: "
-            "pip install '.[glue]'"
-        )
-    transformers.logging.set_verbosity_error()  # it warns that the head is new: the point of it
-    transformers.logging.disable_progress_bar()
-    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    logging.set_verbosity_error()  # it warns that the head is new, which is the point
+    logging.disable_progress_bar()
+    source = checkpoint_source(checkpoint)
     try:
-        return load(checkpoint_source(checkpoint), num_labels=classes)
+        return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"model.checkpoint={checkpoint}: no weights could be had "
