@@ -80,7 +80,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--data", metavar="PATH", help="another place of the same data set; no deviation")
     add("--rerun-failed", action="store_true", help="run failed ones again")
     add("--runs", type=Path, default=ROOT / "runs", metavar="DIR", help="where run folders go")
-    add("--jobs", type=int, metavar="N", help="at a time: default one per GPU, on SLURM 8")
+    add("--jobs", type=int, metavar="N", help="at a time: one per GPU, on SLURM 8; more share GPUs")
     slurm = parser.add_argument_group("SLURM, handed to sbatch")
     slurm.add_argument("--partition", metavar="NAME")
     slurm.add_argument("--time", metavar="LIMIT", help="per run, e.g. 02:00:00")
@@ -127,18 +127,22 @@ def is_locked(run: Run, name: str) -> bool:
 
 def freeze(runs: Sequence[Run], table: Table) -> None:
     """Writes every run's config before any begins; what a folder already holds must agree."""
+    from omegaconf import OmegaConf
+
     from ed.engine.compose import compose_config
     from ed.engine.run import RunFolder
 
-    configs = []
+    cells = {}  # composing takes a moment, and the seeds of a cell differ in nothing else
     for run in runs:
         try:
-            configs.append(compose_config([*run.overrides, f"system.run_dir={run.folder}"]))
+            if (run.table, run.cell) not in cells:
+                cells[run.table, run.cell] = compose_config(list(run.overrides))
         except Exception as error:  # Hydra raises its own kinds, all about the overrides
             reason = re.sub(r"\s+", " ", str(error))
             raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
-    for run, config in zip(runs, configs, strict=True):
-        RunFolder(run.folder, config).close()
+    for run in runs:
+        own = {"seed": run.seed, "system": {"run_dir": str(run.folder)}}
+        RunFolder(run.folder, OmegaConf.merge(cells[run.table, run.cell], own)).close()
         if run.deviations:  # the collector finds reduced runs by this file
             for name in {run.table, table.name}:
                 folder = run.folder.parents[2] / reduced_name(name, run.deviations)

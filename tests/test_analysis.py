@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ed.analysis.collect import CollectError, Row, collect, collect_run, merge, read_metrics
-from ed.analysis.render import table_lines, to_csv, to_latex, to_markdown
+from ed.analysis.render import grid_lines, table_lines, to_csv, to_latex, to_markdown
 from ed.analysis.spec import Paper, SpecError, Table, expand, load_table
 from ed.analysis.stats import Ours, summarise, tolerance, verdict
 
@@ -44,7 +44,8 @@ SPEC = {
 
 def write_table(folder: Path, name: str = "mini", **changes) -> Table:
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(SPEC | changes, sort_keys=False))
+    spec = {key: value for key, value in (SPEC | changes).items() if value is not None}
+    path.write_text(yaml.safe_dump(spec, sort_keys=False))
     return load_table(str(path))
 
 
@@ -184,6 +185,32 @@ def test_unknown_names_list_the_nearest(table):
         expand(table, sets=["task.epochs"])
     with pytest.raises(SpecError, match="given twice"):
         expand(table, sets=["task.epochs=1", "task.epochs=2"])
+
+
+def test_a_grid_is_decided_by_the_metric_of_its_cell(tmp_path):
+    """Accuracy is the table's first metric; the cell is judged by Matthews, so this decides."""
+    table = write_table(
+        tmp_path,
+        metric=None,
+        cells={"sam": {"best_of": "rho", "paper": {"eval/matthews": {"mean": None}}}},
+        metrics={"eval/acc": "accuracy", "eval/matthews": "Matthews", "best/matthews": "best"},
+    )
+    runs = expand(table, root=tmp_path)
+    for run, accuracy, matthews in zip(runs, (90, 90, 70, 70), (10, 10, 30, 34), strict=True):
+        fabricate(run, accuracy)
+        done = {"last": {"eval/acc": accuracy, "eval/matthews": matthews}, "steps": 1, "seconds": 1}
+        done["best"] = {"eval/matthews": matthews + 5}
+        (run.folder / "DONE").write_text(json.dumps(done))
+    rows = merge(collect(table, [tmp_path]))
+    (line,) = table_lines(table, rows)
+    assert (line.metric, line.ours.mean) == ("eval/matthews", 32)
+    assert line.remarks == ["rho-0.5: the best of 2 of 2 grid points"]
+    assert [(line.metric, line.ours.mean) for line in grid_lines(table, rows)] == [
+        ("eval/matthews", 10),
+        ("eval/matthews", 32),
+    ]
+    assert rows[0].last["best/matthews"] == 15
+    assert "and beside it the best evaluation" in to_markdown(table, rows)
 
 
 # --- run folders

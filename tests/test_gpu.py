@@ -91,6 +91,70 @@ def test_captured_run_resumes_with_its_learning_rate(optimizer):
     assert all(rate.is_cuda for rate in rates)
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Overrides of a tiny BERT on made-up sentences, by its dropout."""
+    pytest.importorskip("transformers")
+    from tests.test_glue import write_checkpoint, write_sentences
+
+    data = write_sentences(tmp_path_factory.mktemp("glue"))
+
+    def overrides(dropout: float, *others: str) -> list[str]:
+        chances = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        folder = write_checkpoint(tmp_path_factory.mktemp("bert"), **chances)
+        task = ["task=glue", f"task.data={data}", "task.name=cola", "task.batch_size=8"]
+        model = ["model=bert_base", f"model.checkpoint={folder}", "optimizer.clip=1.0"]
+        return [*task, *model, "task.length=24", "optimizer.schedule=constant", *others]
+
+    return overrides
+
+
+ED = ("regularizer=ed", "regularizer.ramp=0", "regularizer.weight=0.5")
+
+
+@pytest.mark.parametrize(("compiled", "early", "late"), [(False, 1e-5, 2e-3), (True, 1e-3, 2e-2)])
+def test_captured_equals_eager_in_embedding_space(text, compiled, early, late):
+    overrides = text(0.0, *ED, "optimizer.lr=1e-3")
+    eager = losses(make_step(overrides), 0, 50)
+    captured = losses(make_step(overrides, capture=True, compile_model=compiled), 0, 50)
+    torch.testing.assert_close(captured, eager, rtol=late, atol=late)
+    torch.testing.assert_close(captured[:10], eager[:10], rtol=early, atol=early)
+
+
+@pytest.mark.parametrize("how", [{}, {"bf16": True}, {"bf16": True, "compile_model": True}])
+def test_a_captured_step_draws_dropout_anew_and_trains(text, how):
+    """One batch again and again: at a vanishing rate only dropout can move its loss."""
+    still = make_step(text(0.1, *ED, "optimizer.lr=1e-30"), capture=True, **how)
+    batch = next(still.task.batches(still.model, 0))
+
+    def repeat(step: TrainStep, count: int) -> list[float]:
+        seen = []
+        for number in range(count):
+            step(batch, number)
+            seen.append(step.means()["train/loss"])
+        return seen
+
+    replayed = repeat(still, 20)[4:]
+    assert len(set(replayed)) > 12  # bf16 may round two of them to the same number
+    moving = make_step(text(0.1, *ED, "optimizer.lr=2e-3"), capture=True, **how)
+    seen = repeat(moving, 50)
+    assert sum(seen[-10:]) / 10 < 0.7 * sum(seen[:4]) / 4
+
+
+@pytest.mark.parametrize("method", ["none", "mixup", "ed"])
+def test_a_step_on_text_never_waits_for_the_device(text, method):
+    """The whole step, data, clipping and optimizer included."""
+    step = make_step(text(0.1, f"regularizer={method}"))
+    batches = step.task.batches(step.model, 0)
+    for number in range(2):
+        step(next(batches), number)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(next(batches), 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_a_step_never_waits_for_the_device():
     field = Field.of(torch.nn.Linear(8, 5, device="cuda"), torch.randn(16, 8, device="cuda"))
     labels = torch.randint(5, (16,), device="cuda")

@@ -211,6 +211,28 @@ def test_one_gpu_each_where_there_are_several(tmp_path, launch, monkeypatch):
     assert [(tmp_path / f"six/ed/seed{k}/gpu").read_text() for k in (0, 1)] == ["3", "5"]
 
 
+def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, launch, monkeypatch):
+    """Each waits until all three are there, which only runs at the same time can see."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    code = (
+        "import os, pathlib, sys, time\n"
+        "own = pathlib.Path(sys.argv[1])\n"
+        "(own / 'gpu').write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "end = time.monotonic() + 30\n"
+        "while len(list(own.parent.glob('*/gpu'))) < 3 and time.monotonic() < end:\n"
+        "    time.sleep(0.02)\n"
+        "(own / 'saw').write_text(str(len(list(own.parent.glob('*/gpu')))))"
+    )
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--jobs", "3"])
+    folders = [tmp_path / f"six/ed/seed{k}" for k in (0, 1, 2)]
+    assert [(folder / "gpu").read_text() for folder in folders] == ["3"] * 3
+    assert [(folder / "saw").read_text() for folder in folders] == ["3"] * 3
+    frozen = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in folders]
+    assert [config["seed"] for config in frozen] == [0, 1, 2]  # composed once, each its own
+    assert [config["system"]["run_dir"] for config in frozen] == [str(f) for f in folders]
+
+
 def test_configs_are_frozen_at_launch_and_disagreement_is_refused(
     tmp_path, launch, capsys, monkeypatch
 ):

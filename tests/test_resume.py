@@ -13,6 +13,7 @@ import torch
 
 from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.loop import Interrupted
+from ed.engine.main import trained_model
 from ed.engine.metrics import read_rows
 from ed.engine.run import RunError
 from tests.small import SMALL, SMALL_GROKKING, small_run, weights
@@ -78,6 +79,15 @@ def test_a_finished_run_is_not_run_again(tmp_path, capsys):
     assert small_run(tmp_path / "run") == first
     assert "already done" in capsys.readouterr().out
     assert (tmp_path / "run" / "last.pt").stat().st_mtime_ns == before
+
+
+def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
+    """Large sweeps want numbers; the run is as done as any other, and is not trained again."""
+    summary = small_run(tmp_path / "run", "system.keep_checkpoint=false")
+    assert not list((tmp_path / "run").glob("*.pt"))
+    assert small_run(tmp_path / "run") == summary
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint: .*system\.keep_checkpoint=true"):
+        trained_model(tmp_path / "run")
 
 
 def start_training(folder: Path, *extra: str) -> subprocess.Popen:

@@ -33,7 +33,7 @@ class Row:
 
     Attributes:
         deviations: settings that differ from the experiment file, separated by spaces.
-        last: the last value of each metric of the table; best: the best of its first metric.
+        last: the value of each metric of the table at the end; best: the best of its first metric.
         source: the folder, or the file and line, it was read from.
         folder: of the run, where there is one: a line of a CSV file alone has none.
     """
@@ -238,7 +238,9 @@ def _read_json(path: Path, kind: type = dict):
 def _summary(path: Path, done: dict, table: Table) -> dict:
     try:
         best = done["best"].get(table.primary)
-        last = {key: done["last"][key] for key in table.metrics if key in done["last"]}
+        best_epoch = {_best_name(key): value for key, value in done["best"].items()}
+        found = done["last"] | best_epoch
+        last = {key: found[key] for key in table.metrics if key in found}
         steps, seconds = done["steps"], done["seconds"]
     except (KeyError, AttributeError, TypeError) as error:
         raise CollectError(f"{path} is not the summary of a run ({error} is missing)") from None
@@ -252,6 +254,11 @@ def _summary(path: Path, done: dict, table: Table) -> dict:
         raise CollectError(f"{path}: {', '.join(wild)}; move the folder away and launch again")
     values = {"last": last, "best": best, "seconds": seconds}
     return values | {"steps": steps, "total_steps": steps}
+
+
+def _best_name(key: str) -> str:
+    """How a table asks for the best evaluation of a metric: best/acc, for that of eval/acc."""
+    return key.replace("eval/", "best/", 1)
 
 
 def _sessions(path: Path) -> dict:

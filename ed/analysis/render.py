@@ -115,13 +115,13 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
     for grid in table.tuning.values():
         for point in grid.points:
             own = [row for row in here if (row.table, row.cell) == point.home]
-            ours = summarise(_values(own, table.primary))
+            ours = summarise(_values(own, point.metrics[0]))
             judged = verdict(
                 ours, Paper(), paper_count=None, done=ours.count, planned=len(table.seeds)
             )
             remarks = _unfinished(own)
-            line = Line(point.label, table.primary, Paper(), ours, judged, _begun(own), remarks)
-            lines.append(line)
+            metric = point.metrics[0]
+            lines.append(Line(point.label, metric, Paper(), ours, judged, _begun(own), remarks))
     return lines
 
 
@@ -198,16 +198,17 @@ def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], 
 
 
 def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Rows of the grid's complete point with the highest mean of the first metric."""
+    """Rows of the grid's complete point with the highest mean of the cell's first metric."""
     points = table.tuning[name].points
+    metric = points[0].metrics[0]
     complete = {}
     for point in points:
         own = [row for row in rows if (row.table, row.cell) == point.home]
-        if len(_values(own, table.primary)) == len(table.seeds):
+        if len(_values(own, metric)) == len(table.seeds):
             complete[point.name] = own
     if not complete:
         return [], []
-    best = max(complete, key=lambda p: summarise(_values(complete[p], table.primary)).mean)
+    best = max(complete, key=lambda p: summarise(_values(complete[p], metric)).mean)
     return complete[best], [f"{best}: the best of {len(complete)} of {len(points)} grid points"]
 
 
@@ -305,9 +306,11 @@ def _provenance(table: Table, rows: Sequence[Row]) -> str:
     versions = sorted({row.torch for row in done if row.torch})
     commits = sorted({row.commit[:8] for row in done if row.commit})
     count = "1 run is" if len(done) == 1 else f"{len(done)} runs are"
+    best = any(metric.startswith("best/") for metric in table.metrics)
+    reported = "The last step is reported" + (", and beside it the best evaluation" if best else "")
     return (
         f"{count} done, {hours:.2f} hours in all, on {', '.join(devices)} with torch "
-        f"{', '.join(versions)}, commit {', '.join(commits)}. The last step is reported. {made}"
+        f"{', '.join(versions)}, commit {', '.join(commits)}. {reported}. {made}"
     )
 
 

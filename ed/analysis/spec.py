@@ -5,7 +5,8 @@ collector both use it, so that a table knows which of its runs are missing. Keys
 
     title, place     what it is, and where it stands in the paper
     status           `planned` while its task is not there yet (default: ready)
-    metric(s)        one key, or a mapping of keys to column labels; the first decides tuning
+    metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step,
+                     best/x the best evaluation of it (where x is the task's own metric)
     seeds            seeds of every cell; paper_seeds: how many the paper averages over
     digits           decimals of the printed numbers (default 2)
     comparable       false where the paper's numbers stand for other settings (default true)
@@ -18,7 +19,8 @@ collector both use it, so that a table knows which of its runs are missing. Keys
                        overrides: [key=value, ...]   what it changes
                        overrides + grid: {key: [values]}   one cell per combination
                        same_as: table/cell           the very runs of another table
-                       best_of: grid                 the best point of a grid under `tuning`
+                       best_of: grid                 the best point of a grid under `tuning`,
+                                                     by the first metric that `paper` names
     tuning           name: {overrides, grid, rule}; `rule` says how the best point is chosen
 """
 
@@ -308,7 +310,11 @@ class _Reader:
         self.metrics = self.read_metrics()
         self.fixed = self.strings(raw["fixed"], "fixed")
         cells = self.read_cells()
-        tuning = {name: self.grid(name, g) for name, g in (raw.get("tuning") or {}).items()}
+        shown = {cell.best_of: cell.metrics for cell in cells.values()}
+        tuning = {
+            name: self.grid(name, grid, shown.get(name, tuple(self.metrics)))
+            for name, grid in (raw.get("tuning") or {}).items()
+        }
         for cell in cells.values():
             if cell.best_of is not None and cell.best_of not in tuning:
                 self.fail(f"cell {cell.name}: best_of: {cell.best_of}; {_nearest('', tuning)}")
@@ -433,7 +439,7 @@ class _Reader:
         cell = replace(cell, home=(table, name), overrides=overrides)
         return other.product(cell, home["grid"], f"cell {name}") if "grid" in home else [cell]
 
-    def grid(self, name: str, raw: dict) -> Grid:
+    def grid(self, name: str, raw: dict, metrics: tuple[str, ...]) -> Grid:
         where = f"tuning {name}"
         self.check_keys(raw, where, required=GRID_KEYS)
         seed_cell = Cell(
@@ -441,7 +447,7 @@ class _Reader:
             label=name,
             home=(self.path.stem, name),
             overrides=self.fixed + self.strings(raw["overrides"], where),
-            metrics=tuple(self.metrics),
+            metrics=metrics,
             paper={},
         )
         return Grid(name, raw["rule"], tuple(self.product(seed_cell, raw["grid"], where)))

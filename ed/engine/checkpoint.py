@@ -14,6 +14,7 @@ import torch
 
 MAGIC = b"ed-checkpoint-1\n"
 DIGEST_SIZE = 32
+NAMES = ("last.pt", "previous.pt")
 
 
 class SaveError(RuntimeError):
@@ -45,7 +46,7 @@ def save_checkpoint(folder: Path, state: dict) -> None:
 
 def load_checkpoint(folder: Path, warn) -> dict | None:
     """The newest good checkpoint, or None where there is none. `warn` is told of damaged ones."""
-    for name in ("last.pt", "previous.pt"):
+    for name in NAMES:
         path = folder / name
         if not path.exists():
             continue
@@ -55,6 +56,11 @@ def load_checkpoint(folder: Path, warn) -> dict | None:
             reason = str(error).splitlines()[0]
             warn(f"{path} is damaged ({reason}): falling back to an older one, or to the start")
     return None
+
+
+def remove_checkpoints(folder: Path) -> None:
+    for name in NAMES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict:

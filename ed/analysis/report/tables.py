@@ -171,7 +171,7 @@ def _tuning(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[Htm
         begun = sum(line.begun for line in lines)
         count = f"{begun} of {plural(len(lines), 'point')} begun"
         title = tag("summary", f"Tuning: {grid.name} ", tag("span", count, class_="quiet"))
-        cells = [(point, table.primary) for point in grid.points]
+        cells = [(point, point.metrics[0]) for point in grid.points]
         shown = comparison(table, cells, lines, footnotes)
         rule = tag("p", f"Chosen is {grid.rule}.")
         folds.append(tag("details", title, rule, shown, id=f"{table.name}--{grid.name}"))
@@ -182,7 +182,7 @@ def _reduced(
     table: Table, rows: Sequence[Row], cells: Sequence[tuple[Cell, str]], footnotes: list[str]
 ) -> list[Html]:
     """Runs with other settings than the file's, one fold per set of them."""
-    points = [(p, table.primary) for grid in table.tuning.values() for p in grid.points]
+    points = [(p, p.metrics[0]) for grid in table.tuning.values() for p in grid.points]
     folds = []
     for deviations in sorted({row.deviations for row in rows} - {""}):
         lines = table_lines(table, rows, deviations) + grid_lines(table, rows, deviations)
