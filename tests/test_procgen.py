@@ -7,9 +7,10 @@ from torch.nn import functional as F
 
 from ed.engine.compose import compose_config
 from ed.engine.main import run
-from ed.envs.procgen import ACTIONS, ProcgenEnv, Step, load_envpool
+from ed.envs.play import Player, Policy, play
+from ed.envs.procgen import ACTIONS, LEVELS, Step, load_envpool, make_games
 from ed.models.impala import Impala
-from ed.tasks.procgen import Player, ProcgenPPO, RewardNormaliser, generalised_advantages
+from ed.tasks.procgen import ProcgenPPO, RewardNormaliser, generalised_advantages
 
 GAMMA, LAMBDA = 0.9, 0.8
 SMALL = ["task=procgen", "model=impala", "model.channels=[4,4]", "model.hidden=16"]
@@ -33,10 +34,8 @@ needs_envpool = pytest.mark.skipif(not has_envpool(), reason="EnvPool does not l
 class Bandit:
     """A hand-made game: action 3 pays 1, others nothing; episodes last five steps."""
 
-    engine = "bandit"
-
-    def __init__(self, count):
-        self.count, self.clock = count, 0
+    def __init__(self, count, level):
+        self.count, self.clock, self.level = count, 0, level
         self.totals = np.zeros(count)
 
     def frames(self):
@@ -45,7 +44,7 @@ class Bandit:
 
     def reset(self):
         nothing = np.zeros(self.count, np.float32)
-        return Step(self.frames(), nothing, nothing > 0, [], np.zeros(self.count, int))
+        return Step(self.frames(), nothing, nothing > 0, [], np.full(self.count, self.level))
 
     def step(self, actions):
         self.clock += 1
@@ -54,14 +53,13 @@ class Bandit:
         dones = np.full(self.count, self.clock % 5 == 0)
         returns = self.totals[dones].tolist()
         self.totals[dones] = 0
-        return Step(self.frames(), rewards, dones, returns, np.zeros(self.count, int))
+        return Step(self.frames(), rewards, dones, returns, np.full(self.count, self.level))
 
 
 @pytest.fixture
 def bandit(monkeypatch):
-    sizes = {"train": "envs", "test": "test_envs"}
     monkeypatch.setattr(
-        ProcgenPPO, "make_env", lambda task, side, _: Bandit(getattr(task, sizes[side]))
+        ProcgenPPO, "make_games", lambda task, side, count, _: Bandit(count, task.levels[side][0])
     )
 
 
@@ -138,7 +136,7 @@ def test_reward_normaliser_keeps_the_running_variance_of_returns():
         seen.append(discounted)
         discounted = discounted * (1 - done)
     variance = torch.cat(seen).var(unbiased=False).item()
-    assert normaliser.variance == pytest.approx(variance, rel=1e-3)
+    assert normaliser.state["variance"].item() == pytest.approx(variance, rel=1e-3)
     expected = (rewards[-1] / (variance + 1e-8) ** 0.5).clamp(-10, 10)
     torch.testing.assert_close(normalised[-1], expected, rtol=1e-3, atol=1e-6)
 
@@ -166,11 +164,13 @@ def test_rollout_keeps_what_was_played(bandit):
     task = make_task(envs=4, rollout=8, minibatches=2, frames=64, test_envs=0)
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[4, 4], hidden=16, image_size=[64, 64])
-    player = Player(Bandit(4), torch.device("cpu"))
-    played = player.play(model, 12, torch.Generator().manual_seed(0))
-    assert played["rewards"].equal((played["actions"] == 3).float())
+    player = Player([Bandit(4, 0)], Policy(model, device=torch.device("cpu")), steps=12)
+    player.draw(torch.Generator().manual_seed(0))
+    play([player])
+    played = player.memory
+    assert played["rewards"].equal((played["actions"][:-1] == 3).float())
     assert played["dones"].sum(0).tolist() == [2, 2, 2, 2]  # after steps 5 and 10
-    assert len(player.finished) == 8
+    assert len(player.returns) == 8
     outputs = model(played["frames"][7].float() / 255)
     torch.testing.assert_close(played["values"][7], outputs[:, -1].detach())
     logarithms = F.log_softmax(outputs[:, :ACTIONS], dim=-1)
@@ -211,7 +211,7 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"task\.frames=100: less than one rollout of 32768"):
         make_task(frames=100)
     with pytest.raises(ValueError, match=r"task\.game=pong: use one of bigfish"):
-        ProcgenEnv("pong", mode="hard", count=1, levels=0, seed=0)
+        make_task(game="pong")
 
 
 def test_anchoring_without_labels_is_refused(bandit, tmp_path):
@@ -223,23 +223,22 @@ def test_anchoring_without_labels_is_refused(bandit, tmp_path):
 @needs_envpool
 def test_training_levels_are_the_ones_asked_for_and_test_levels_go_beyond():
     seen = {}
-    for levels in (5, 0):
-        env = ProcgenEnv("starpilot", mode="hard", count=16, levels=levels, seed=1, threads=1)
+    for side, levels in make_task(levels=5).levels.items():
+        env = make_games("starpilot", mode="hard", count=16, levels=levels, seed=1, threads=1)
         found = set(env.reset().levels.tolist())
         rng = np.random.default_rng(0)
         for _ in range(300):
             found |= set(env.step(rng.integers(0, ACTIONS, 16)).levels.tolist())
-        seen[levels] = found
-    assert seen[5] <= set(range(5))
-    assert len(seen[5]) == 5
-    assert max(seen[0]) > 1000  # all levels: seeds from the whole range
-    assert len(seen[0]) > 5
+        seen[side] = found
+    assert seen["train"] == set(range(5))
+    assert min(seen["test"]) >= 5
+    assert max(seen["test"]) > LEVELS / 2  # seeds from the whole range
 
 
 @needs_envpool
 def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
     """Same-step resets: the frame that comes with a done is what a reset would have shown."""
-    env = ProcgenEnv("starpilot", mode="hard", count=8, levels=1, seed=3, threads=1)
+    env = make_games("starpilot", mode="hard", count=8, levels=range(1), seed=3, threads=1)
     first = env.reset().frames.copy()
     rng = np.random.default_rng(0)
     total, ended = np.zeros(8), 0
@@ -256,7 +255,7 @@ def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
 
 @needs_envpool
 def test_wrong_actions_are_refused():
-    env = ProcgenEnv("jumper", mode="easy", count=2, levels=5, seed=0, threads=1)
+    env = make_games("jumper", mode="easy", count=2, levels=range(5), seed=0, threads=1)
     env.reset()
     for actions in ([0, 15], [-1, 0], [0, 1, 2]):
         with pytest.raises(ValueError, match="needed are 2 between 0 and 14"):
