@@ -1,9 +1,9 @@
 """Playing: a network's sampled actions in many copies of a game, engine and GPU at work together.
 
 The copies of a player are split into lanes. On a GPU each lane has a thread, a stream and a CUDA
-graph: while the engine steps one lane, the GPU decides for another. A decision is one replay (frames
-in from pinned memory, network, sampling, storing, actions out), so the host waits for nothing else.
-On a CPU the lanes play one after the other, by the same code.
+graph: while the engine steps one lane, the GPU decides for another. A decision is one replay:
+frames in from pinned memory, network, sampling, storing, actions out. On a CPU the lanes play one
+after the other, by the same code.
 
 The randomness of a rollout is drawn before it, one number per step, copy and action. So neither
 the order of lanes nor capture can move a draw: a rollout is a function of seed and weights.

@@ -198,6 +198,6 @@ def load_procgen():
         return importlib.import_module("procgen")
     except ImportError as error:
         raise EngineError(
-            f"task.engine=procgen needs the original Procgen ({error}), which has wheels for Python "
-            "3.7 to 3.10 on x86_64 alone; build it from source, or use task.engine=envpool"
+            f"task.engine=procgen needs the original Procgen ({error}); its wheels are for x86_64 "
+            "and Python 3.7 to 3.10: build it from source, or use task.engine=envpool"
         ) from error

@@ -104,19 +104,25 @@ class ProcgenPPO(Task):
             engine=self.engine,
         )
 
-    def make_player(self, side: str, rollout: int, policy: Policy) -> Player:
-        """Games for one side; seeded by where training stands, as their state is not saved."""
-        seed = stream_seed(self.seed, f"environment {side}", rollout)
-        counts = [self.test_envs] if side == "test" else _shares(self.envs, self.lanes)
-        games = [self.make_games(side, count, seed + lane) for lane, count in enumerate(counts)]
-        return Player(games, policy, steps=self.rollout)
+    def lane_counts(self) -> dict[str, list[int]]:
+        """Copies in each lane of each side that plays."""
+        sides = {"train": _shares(self.envs, self.lanes)}
+        return sides | ({"test": [self.test_envs]} if self.test_envs else {})
+
+    def make_players(self, rollout: int, policy: Policy) -> dict[str, Player]:
+        """Both sides; seeded by where training stands, as the state of games is not saved."""
+        players = {}
+        for side, counts in self.lane_counts().items():
+            seed = stream_seed(self.seed, f"environment {side}", rollout)
+            games = [self.make_games(side, count, seed + lane) for lane, count in enumerate(counts)]
+            players[side] = Player(games, policy, steps=self.rollout)
+        return players
 
     def batches(self, model: nn.Module, start: int) -> Iterator[Batch]:
         first = start // self.steps_per_rollout
         bf16 = self.precision == "bf16" and self.device.type == "cuda"
         policy = Policy(model, device=self.device, bf16=bf16)
-        sides = ("train", "test") if self.test_envs else ("train",)
-        players = {side: self.make_player(side, first, policy) for side in sides}
+        players = self.make_players(first, policy)
         for rollout in range(first, self.rollouts):
             reseed(self.generator, self.seed, "actions", rollout)
             policy.refresh()
