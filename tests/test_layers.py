@@ -13,7 +13,7 @@ ALLOWED = {
     "models": ("core",),
     "regularizers": ("core",),
     "measures": ("core",),
-    "figures": ("core",),
+    "figures": ("core", "analysis"),
     "envs": (),
     "tasks": ("core", "models", "envs"),
     "engine": ("core", "files", "tasks.base", "regularizers.base"),

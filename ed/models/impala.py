@@ -25,8 +25,6 @@ class Impala(nn.Module):
             nn.init.zeros_(head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda:  # what tensor cores want; compilation leaves convolutions this narrow alone
-            x = x.contiguous(memory_format=torch.channels_last)
         features = self.hidden(self.stages(x).flatten(1).relu()).relu()
         return torch.cat([self.actor(features), self.critic(features)], dim=-1)
 
