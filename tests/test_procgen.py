@@ -335,7 +335,7 @@ class FakeProcgen:
 
     def observe(self):
         rgb = np.zeros((self.count, 64, 64, 3), np.uint8)
-        rgb[..., 1] = self.time
+        rgb[..., 1] = self.time % 256
         return self.acted.astype(np.float32), {"rgb": rgb}, self.time % self.lengths() == 0
 
     def lengths(self):
