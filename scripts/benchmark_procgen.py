@@ -8,6 +8,7 @@ network, a transfer per step, no test copies). On a CPU the same at a small size
 """
 
 import argparse
+import gc
 import os
 import statistics
 import sys
@@ -97,6 +98,8 @@ def heading(task, options) -> str:
 
 def build(overrides: list[str], options):
     """The config, and a prepared task long enough to be timed."""
+    torch._dynamo.reset()  # one case must not feed on another's compilation
+    gc.collect()
     cfg = compose_config(overrides)
     device = choose_device("auto")
     task = instantiate(cfg.task)

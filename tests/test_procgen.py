@@ -434,7 +434,7 @@ def test_short_runs_on_the_real_game(tmp_path):
         rows.append(read_rows(folder / "metrics.jsonl"))
     last = rows[0][-1]
     assert last["time/frames_per_s"] > 0
-    assert 0 <= last["levels/train_lowest"] <= last["levels/train_highest"] < 500
+    assert 4 <= last["levels/train_distinct"] <= 1 + last["levels/train_highest"] <= 500
     assert last["levels/test_lowest"] >= 500
     for first, second in zip(*rows, strict=True):
         assert all(first[key] == second[key] for key in first if not key.startswith("time/"))

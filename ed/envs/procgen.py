@@ -109,6 +109,7 @@ class EnvPoolGames(Games):
             ended = np.flatnonzero(dones).astype(np.int32)
             first, first_info = self._pool.reset(ended)
             order = first_info["env_id"]  # the pool answers in any order
+            frames = np.require(frames, requirements="W")  # ours alone; a copy only where it must
             frames[order], levels[order] = first, first_info["level_seed"]
         return frames, rewards, dones, levels
 

@@ -103,7 +103,7 @@ def _game(axis, curves: Sequence[Curves]) -> None:
     seeds = sorted({len(found.values[TEST]) for found in curves})
     axis.set_title(f"{TITLES.get(game, game.capitalize())} (n = {'/'.join(map(str, seeds))})")
     axis.set_xlabel("million frames")
-    axis.margins(x=0)
+    axis.set_xlim(0, max(found.frames for found in curves) / MILLION)
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +129,7 @@ def _all_games(axis, curves: Sequence[Curves]) -> None:
     axis.set_title("all games: IQM, 95 % interval")
     axis.set_xlabel("% of training")
     axis.set_ylabel("normalised return")
-    axis.margins(x=0)
+    axis.set_xlim(0, 100)
 
 
 def _legend(figure: Figure, curves: Sequence[Curves]) -> None:

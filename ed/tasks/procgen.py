@@ -192,8 +192,9 @@ class ProcgenPPO(Task):
             for side, seen in self.returns.items()
             if seen
         }
-        for side, seen in self.levels_seen.items():
-            found |= {f"levels/{side}_{name}": value for name, value in seen.summary().items()}
+        for side, name in (("train", "distinct"), ("train", "highest"), ("test", "lowest")):
+            summary = self.levels_seen[side].summary()
+            found |= {f"levels/{side}_{name}": summary[name]} if name in summary else {}
         now = time.monotonic()
         found["time/frames_per_s"] = self.frames_since / max(now - self.clock, 1e-9)
         self.clock, self.frames_since = now, 0
