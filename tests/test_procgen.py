@@ -464,6 +464,21 @@ def test_kill_9_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
 
 
 @needs_envpool
+def test_the_benchmark_compares_the_loops(tmp_path):
+    tiny = ["--rollouts", "1", "--out", str(tmp_path / "table.md")]
+    tiny += ["--set", "task.rollout=4", "model.channels=[]", "task.threads=1"]
+    command = [sys.executable, "scripts/benchmark_procgen.py", *tiny]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [
+        line.split("|")[1].strip() for line in (tmp_path / "table.md").read_text().splitlines()[4:9]
+    ]
+    assert rows[0].startswith("engine alone")
+    assert rows[2:] == ["our loop", "our loop with ED", "plain loop"]
+    assert "x the plain loop" in done.stdout
+
+
+@needs_envpool
 @pytest.mark.slow
 def test_ppo_learns_the_real_game(tmp_path):
     """StarPilot, easy: twice the return of random play after a million frames (GPU: a minute)."""
