@@ -180,6 +180,15 @@ def test_reward_normaliser_divides_by_the_running_deviation_of_returns():
         torch.testing.assert_close(normalised[step], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_reward_statistics_survive_a_resume_and_returns_under_way_do_not():
+    torch.manual_seed(0)
+    before, after, fresh = (RewardNormaliser(3, GAMMA) for _ in range(3))
+    before(torch.rand(20, 3), torch.zeros(20, 3))
+    after.load_state_dict(before.state_dict())
+    assert after.state["variance"] == before.state["variance"] != fresh.state["variance"]
+    assert after.state["discounted"].equal(torch.zeros(3, dtype=torch.float64))
+
+
 def test_critic_head_gets_no_gradient_from_ed_and_the_actor_does(bandit):
     cfg = compose_config([*SMALL, *ED, "task.frames=64"])
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
@@ -283,6 +292,8 @@ def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"task\.minibatches=7: must divide the 32768 frames"):
         make_task(minibatches=7)
+    with pytest.raises(ValueError, match=r"task\.envs=0, .* must be at least 1"):
+        make_task(envs=0)
     with pytest.raises(ValueError, match=r"task\.frames=100: less than one rollout of 32768"):
         make_task(frames=100)
     with pytest.raises(ValueError, match=r"task\.game=pong: use one of bigfish"):

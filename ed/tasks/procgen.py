@@ -54,6 +54,11 @@ class ProcgenPPO(Task):
         precision: str,
     ):
         check_settings(game, mode=mode, engine=engine)
+        if min(envs, rollout, minibatches, epochs) < 1 or test_envs < 0:
+            raise ValueError(
+                f"task.envs={envs}, rollout={rollout}, minibatches={minibatches}, epochs={epochs} "
+                f"must be at least 1, and test_envs={test_envs} at least 0"
+            )
         if (envs * rollout) % minibatches:
             raise ValueError(
                 f"task.minibatches={minibatches}: must divide the {envs * rollout} frames of a "
@@ -298,10 +303,12 @@ class RewardNormaliser:
         return variances
 
     def state_dict(self) -> dict:
-        return dict(self.state)
+        """Without the returns under way: a resumed run starts new episodes."""
+        return {name: value for name, value in self.state.items() if name != "discounted"}
 
     def load_state_dict(self, state: dict) -> None:
-        self.state = {name: state[name].to(value.device) for name, value in self.state.items()}
+        for name, value in state.items():
+            self.state[name].copy_(value)
 
 
 def generalised_advantages(
