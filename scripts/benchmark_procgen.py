@@ -41,7 +41,7 @@ ED = ["regularizer=ed", "regularizer.anchored=false", "regularizer.weight=0.01"]
 ED += ["regularizer.resolution=4", "regularizer.degree=3", "regularizer.components=3"]
 SMALL = ["task.envs=8", "task.test_envs=2", "task.rollout=8", "task.minibatches=2"]
 SMALL += ["task.epochs=1", "model.channels=[4,8,8]", "model.hidden=32"]
-WARM_UP = 3  # rollouts before the timed ones
+WARM_UP = 3 if CUDA else 1  # rollouts before the timed ones: compilation and capture
 PLAIN_THREADS = 4  # what the original package starts unless told otherwise
 
 
