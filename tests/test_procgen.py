@@ -1,16 +1,38 @@
 """PPO's arithmetic against slow references, and Procgen's levels and resets."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
 from torch.nn import functional as F
 
+from ed.core.penalty import Paths
+from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
+from ed.engine.loop import Interrupted
 from ed.engine.main import run
-from ed.envs.procgen import ACTIONS, ProcgenEnv, Step, load_envpool
+from ed.engine.metrics import read_rows
+from ed.envs.play import Player, Policy, play
+from ed.envs.procgen import ACTIONS, LEVELS, Step, load_envpool, make_games
 from ed.models.impala import Impala
-from ed.tasks.procgen import Player, ProcgenPPO, RewardNormaliser, generalised_advantages
+from ed.tasks.procgen import (
+    LevelRecord,
+    ProcgenPPO,
+    RewardNormaliser,
+    generalised_advantages,
+    solve_backward,
+)
 
+ROOT = Path(__file__).parents[1]
 GAMMA, LAMBDA = 0.9, 0.8
 SMALL = ["task=procgen", "model=impala", "model.channels=[4,4]", "model.hidden=16"]
 SMALL += ["task.envs=4", "task.test_envs=2", "task.rollout=8", "task.minibatches=2"]
@@ -33,19 +55,20 @@ needs_envpool = pytest.mark.skipif(not has_envpool(), reason="EnvPool does not l
 class Bandit:
     """A hand-made game: action 3 pays 1, others nothing; episodes last five steps."""
 
-    engine = "bandit"
-
-    def __init__(self, count):
-        self.count, self.clock = count, 0
+    def __init__(self, count, level, first=0):
+        self.count, self.clock, self.level, self.first = count, 0, level, first
         self.totals = np.zeros(count)
 
     def frames(self):
         picture = np.full((self.count, 3, 64, 64), 40 * (self.clock % 5), np.uint8)
-        return picture + np.arange(self.count, dtype=np.uint8)[:, None, None, None]
+        return (
+            picture
+            + np.arange(self.first, self.first + self.count, dtype=np.uint8)[:, None, None, None]
+        )
 
     def reset(self):
         nothing = np.zeros(self.count, np.float32)
-        return Step(self.frames(), nothing, nothing > 0, [], np.zeros(self.count, int))
+        return Step(self.frames(), nothing, nothing > 0, [], np.full(self.count, self.level))
 
     def step(self, actions):
         self.clock += 1
@@ -54,14 +77,13 @@ class Bandit:
         dones = np.full(self.count, self.clock % 5 == 0)
         returns = self.totals[dones].tolist()
         self.totals[dones] = 0
-        return Step(self.frames(), rewards, dones, returns, np.zeros(self.count, int))
+        return Step(self.frames(), rewards, dones, returns, np.full(self.count, self.level))
 
 
 @pytest.fixture
 def bandit(monkeypatch):
-    sizes = {"train": "envs", "test": "test_envs"}
     monkeypatch.setattr(
-        ProcgenPPO, "make_env", lambda task, side, _: Bandit(getattr(task, sizes[side]))
+        ProcgenPPO, "make_games", lambda task, side, count, _: Bandit(count, task.levels[side][0])
     )
 
 
@@ -85,6 +107,17 @@ def test_advantages_equal_the_definition():
                 if not alive:
                     break
             assert ours[start, copy].item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 9])
+def test_doubling_solves_the_recursion(steps):
+    torch.manual_seed(0)
+    terms, factors = torch.randn(2, steps, 4, dtype=torch.float64)
+    expected, following = torch.empty_like(terms), torch.zeros(4, dtype=torch.float64)
+    for t in reversed(range(steps)):
+        following = terms[t] + factors[t] * following
+        expected[t] = following
+    torch.testing.assert_close(solve_backward(terms, factors), expected)
 
 
 def test_with_lambda_one_targets_are_discounted_returns():
@@ -127,25 +160,36 @@ def test_loss_equals_a_reference_written_out():
     assert total.item() == pytest.approx(float(policy + 0.5 * value - 0.01 * entropy), rel=1e-4)
 
 
-def test_reward_normaliser_keeps_the_running_variance_of_returns():
+def test_reward_normaliser_divides_by_the_running_deviation_of_returns():
+    """Step by step, over two rollouts: the variance of all discounted returns seen so far."""
     normaliser = RewardNormaliser(3, GAMMA)
     torch.manual_seed(0)
     rewards, dones = torch.rand(40, 3) * 5, (torch.rand(40, 3) < 0.1).float()
-    normalised = normaliser(rewards, dones)
-    discounted, seen = torch.zeros(3), []
-    for reward, done in zip(rewards, dones, strict=True):
+    halves = zip(rewards.chunk(2), dones.chunk(2), strict=True)
+    normalised = torch.cat([normaliser(*half) for half in halves])
+    discounted, seen = torch.zeros(3, dtype=torch.float64), []
+    for step, (reward, done) in enumerate(zip(rewards, dones, strict=True)):
         discounted = discounted * GAMMA + reward
         seen.append(discounted)
         discounted = discounted * (1 - done)
-    variance = torch.cat(seen).var(unbiased=False).item()
-    assert normaliser.variance == pytest.approx(variance, rel=1e-3)
-    expected = (rewards[-1] / (variance + 1e-8) ** 0.5).clamp(-10, 10)
-    torch.testing.assert_close(normalised[-1], expected, rtol=1e-3, atol=1e-6)
+        everything = torch.cat(seen)
+        # the start, variance 1 around mean 0, weighs 1e-4 of a value
+        weight, mean = len(everything) + 1e-4, everything.sum() / (len(everything) + 1e-4)
+        squares = 1e-4 * (1 + mean**2) + (everything - mean).square().sum()
+        expected = (reward / (squares / weight + 1e-8).sqrt()).clamp(-10, 10).float()
+        torch.testing.assert_close(normalised[step], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_reward_statistics_survive_a_resume_and_returns_under_way_do_not():
+    torch.manual_seed(0)
+    before, after, fresh = (RewardNormaliser(3, GAMMA) for _ in range(3))
+    before(torch.rand(20, 3), torch.zeros(20, 3))
+    after.load_state_dict(before.state_dict())
+    assert after.state["variance"] == before.state["variance"] != fresh.state["variance"]
+    assert after.state["discounted"].equal(torch.zeros(3, dtype=torch.float64))
 
 
 def test_critic_head_gets_no_gradient_from_ed_and_the_actor_does(bandit):
-    from hydra.utils import instantiate
-
     cfg = compose_config([*SMALL, *ED, "task.frames=64"])
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     task.prepare(torch.device("cpu"), seed=0)
@@ -153,8 +197,6 @@ def test_critic_head_gets_no_gradient_from_ed_and_the_actor_does(bandit):
     model = instantiate(cfg.model)
     batch = next(iter(task.batches(model, 0)))
     field = task.field(model, batch)
-    from ed.core.penalty import Paths
-
     paths = Paths.draw(field, regularizer.representation, 8)
     paths.degrees(paths.field()[:, task.penalised]).mean().backward()
     assert model.critic.weight.grad.abs().max() == 0
@@ -166,11 +208,13 @@ def test_rollout_keeps_what_was_played(bandit):
     task = make_task(envs=4, rollout=8, minibatches=2, frames=64, test_envs=0)
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[4, 4], hidden=16, image_size=[64, 64])
-    player = Player(Bandit(4), torch.device("cpu"))
-    played = player.play(model, 12, torch.Generator().manual_seed(0))
-    assert played["rewards"].equal((played["actions"] == 3).float())
+    player = Player([Bandit(4, 0)], Policy(model, device=torch.device("cpu")), steps=12)
+    player.draw(torch.Generator().manual_seed(0))
+    play([player])
+    played = player.memory
+    assert played["rewards"].equal((played["actions"][:-1] == 3).float())
     assert played["dones"].sum(0).tolist() == [2, 2, 2, 2]  # after steps 5 and 10
-    assert len(player.finished) == 8
+    assert len(player.returns) == 8
     outputs = model(played["frames"][7].float() / 255)
     torch.testing.assert_close(played["values"][7], outputs[:, -1].detach())
     logarithms = F.log_softmax(outputs[:, :ACTIONS], dim=-1)
@@ -179,9 +223,52 @@ def test_rollout_keeps_what_was_played(bandit):
     assert task.steps_per_rollout == 6
 
 
+def test_episodes_that_end_inside_a_rollout(bandit):
+    """Rewards, ends and advantages of a game whose every number is known: episodes of 5 steps."""
+    task = make_task(envs=3, rollout=12, minibatches=2, frames=36, test_envs=0)
+    task.prepare(torch.device("cpu"), seed=0)
+    task.normaliser = lambda rewards, dones: rewards
+    torch.manual_seed(0)
+    model = Impala(actions=ACTIONS, channels=[], hidden=16, image_size=[64, 64])
+    player = task.make_players(0, Policy(model, device=torch.device("cpu")))["train"]
+    player.draw(torch.Generator().manual_seed(0))
+    play([player])
+    data = {name: v.unflatten(0, (12, 3)) for name, v in task._advantages(player.memory).items()}
+    paid, values = (data["actions"] == 3).float(), player.memory["values"]
+    assert player.returns == [paid[a:b, c].sum() for a, b in ((0, 5), (5, 10)) for c in range(3)]
+    for copy in range(3):
+        for start in range(12):
+            end = min(5 * (start // 5 + 1), 12)  # the first step beyond this episode or rollout
+            expected, factor = 0.0, 1.0
+            for t in range(start, end):
+                after = 0 if t + 1 in (5, 10) else values[t + 1, copy]
+                expected += factor * (paid[t, copy] + 0.999 * after - values[t, copy])
+                factor *= 0.999 * 0.95
+            assert data["advantages"][start, copy].item() == pytest.approx(
+                expected.item(), abs=1e-5
+            )
+    torch.testing.assert_close(data["targets"], data["advantages"] + values[:-1])
+
+
+def test_lanes_do_not_change_a_rollout():
+    """The draws belong to steps and copies, so one lane of 6 plays like lanes of 2 and 4."""
+    torch.manual_seed(0)
+    model = Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64])
+    torch.nn.init.orthogonal_(model.actor.weight, 3.0)
+    played = []
+    for shares in ([6], [2, 4]):
+        games = [Bandit(count, 0, first=sum(shares[:i])) for i, count in enumerate(shares)]
+        player = Player(games, Policy(model, device=torch.device("cpu")), steps=12)
+        player.draw(torch.Generator().manual_seed(0))
+        play([player])
+        played.append(player.memory)
+    for name in ("frames", "actions", "rewards", "dones"):
+        assert played[0][name].equal(played[1][name]), name
+
+
 def test_ppo_learns_the_bandit(bandit, tmp_path):
     """Random play earns 5/15 an episode; the game pays 5 at best."""
-    overrides = [*SMALL, "model.channels=[2]", "task.rollout=20", "task.frames=2400"]
+    overrides = [*SMALL, "model.channels=[]", "task.rollout=20", "task.frames=2400"]
     overrides += ["optimizer.lr=1e-2", "task.epochs=4", f"system.run_dir={tmp_path}"]
     summary = run(compose_config(overrides), ["procgen"])
     assert summary["last"]["eval/train_return"] > 2
@@ -189,16 +276,13 @@ def test_ppo_learns_the_bandit(bandit, tmp_path):
 
 
 def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
-    from ed.engine.checkpoint import load_checkpoint
-    from ed.engine.loop import Interrupted
-    from ed.engine.metrics import read_rows
-
-    overrides = [*SMALL, "task.frames=256", f"system.run_dir={tmp_path}"]
+    overrides = [*SMALL, "model.channels=[]", "task.frames=256", f"system.run_dir={tmp_path}"]
     with pytest.raises(Interrupted):
         run(compose_config([*overrides, "system.max_minutes=0"]), ["procgen"])
     state = load_checkpoint(tmp_path, print)
     assert state["step"] == 4  # one rollout: 2 epochs of 2 minibatches, never in between
     assert state["task"]["normaliser"]["weight"] > 30
+    assert state["task"]["levels"]["train"]["seen"] == [0]
     summary = run(compose_config(overrides), ["procgen"])
     assert summary["steps"] == 32
     steps = [row["step"] for row in read_rows(tmp_path / "metrics.jsonl") if "train/loss" in row]
@@ -208,10 +292,12 @@ def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"task\.minibatches=7: must divide the 32768 frames"):
         make_task(minibatches=7)
+    with pytest.raises(ValueError, match=r"task\.envs=0, .* must be at least 1"):
+        make_task(envs=0)
     with pytest.raises(ValueError, match=r"task\.frames=100: less than one rollout of 32768"):
         make_task(frames=100)
     with pytest.raises(ValueError, match=r"task\.game=pong: use one of bigfish"):
-        ProcgenEnv("pong", mode="hard", count=1, levels=0, seed=0)
+        make_task(game="pong")
 
 
 def test_anchoring_without_labels_is_refused(bandit, tmp_path):
@@ -220,26 +306,112 @@ def test_anchoring_without_labels_is_refused(bandit, tmp_path):
         run(cfg, ["procgen"])
 
 
+def test_a_level_outside_its_range_is_an_error():
+    record = LevelRecord(range(10, 15))
+    record.add([12, 10, 12])
+    assert record.summary() == {"lowest": 10, "highest": 12, "distinct": 2}
+    other = LevelRecord(range(10, 15))
+    other.load_state_dict(record.state_dict())
+    other.add([14])
+    assert other.summary() == {"lowest": 10, "highest": 14, "distinct": 3}
+    with pytest.raises(RuntimeError, match=r"played levels 12 to 15 of range\(10, 15\)"):
+        record.add([12, 15])
+
+
+def test_sides_never_share_a_level():
+    levels = make_task(start_level=100, levels=500).levels
+    assert levels["train"] == range(100, 600)
+    assert levels["test"] == range(600, LEVELS)
+    with pytest.raises(ValueError, match=r"task\.levels=0 from task\.start_level=0: at least one"):
+        make_task(levels=0)
+
+
+def test_another_engine_does_not_go_on_with_a_run():
+    task = make_task()
+    task.prepare(torch.device("cpu"), seed=0)
+    state = task.state_dict() | {"engine": "envpool 0.1"}
+    with pytest.raises(ValueError, match=r"played on envpool 0\.1, here .* envpool==0\.1"):
+        task.load_state_dict(state)
+
+
+class FakeProcgen:
+    """The interface of the original package's `ProcgenGym3Env`: copy i's episodes last i + 2 steps.
+
+    `first` tells that what is seen now begins an episode; the reward beside it ended the last one.
+    """
+
+    def __init__(self, **settings):
+        self.settings, self.count = settings, settings["num"]
+        self.time, self.acted = 0, np.zeros(self.count)
+
+    def observe(self):
+        rgb = np.zeros((self.count, 64, 64, 3), np.uint8)
+        rgb[..., 1] = self.time % 256
+        return self.acted.astype(np.float32), {"rgb": rgb}, self.time % self.lengths() == 0
+
+    def lengths(self):
+        return np.arange(self.count) + 2
+
+    def act(self, actions):
+        assert actions.dtype == np.int32
+        self.time, self.acted = self.time + 1, actions
+
+    def get_info(self):
+        start = self.settings["start_level"]
+        return [{"level_seed": start + int(n)} for n in self.time // self.lengths()]
+
+
+def test_the_original_engine_behind_the_same_interface(monkeypatch):
+    fake = types.ModuleType("procgen")
+    fake.ProcgenGym3Env = FakeProcgen
+    monkeypatch.setitem(sys.modules, "procgen", fake)
+    task = make_task(engine="procgen", start_level=7, game="jumper", threads=3)
+    games = task.make_games("train", 2, seed=5)
+    settings = {"num": 2, "env_name": "jumper", "distribution_mode": "hard", "num_levels": 500}
+    settings |= {"start_level": 7, "rand_seed": 5, "num_threads": 3}
+    assert games._env.settings == settings
+    assert games.reset().levels.tolist() == [7, 7]
+    steps = [games.step(np.array([1, 4])) for _ in range(6)]
+    assert [s.dones.tolist() for s in steps[:3]] == [[False, False], [True, False], [False, True]]
+    assert [s.returns for s in steps] == [[], [2], [12], [2], [], [2, 12]]
+    assert steps[-1].levels.tolist() == [10, 9]
+    assert steps[-1].frames.shape == (2, 3, 64, 64)
+    assert steps[-1].frames[:, 1].min() == 6  # green: channels come first
+    assert steps[-1].frames[:, 0].max() == 0
+
+
+def test_a_missing_engine_is_one_clear_line(monkeypatch, capsys):
+    from ed.engine.errors import explain
+
+    monkeypatch.setitem(sys.modules, "procgen", None)
+    with pytest.raises(ImportError) as error:
+        make_task(engine="procgen").make_games("train", 2, seed=0)
+    assert explain(error.value) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: task.engine=procgen needs the original Procgen")
+    assert "use task.engine=envpool" in printed
+    assert printed.count("\n") == 1
+
+
 @needs_envpool
 def test_training_levels_are_the_ones_asked_for_and_test_levels_go_beyond():
     seen = {}
-    for levels in (5, 0):
-        env = ProcgenEnv("starpilot", mode="hard", count=16, levels=levels, seed=1, threads=1)
+    for side, levels in make_task(levels=5).levels.items():
+        env = make_games("starpilot", mode="hard", count=16, levels=levels, seed=1, threads=1)
         found = set(env.reset().levels.tolist())
         rng = np.random.default_rng(0)
         for _ in range(300):
             found |= set(env.step(rng.integers(0, ACTIONS, 16)).levels.tolist())
-        seen[levels] = found
-    assert seen[5] <= set(range(5))
-    assert len(seen[5]) == 5
-    assert max(seen[0]) > 1000  # all levels: seeds from the whole range
-    assert len(seen[0]) > 5
+        seen[side] = found
+    assert seen["train"] == set(range(5))
+    assert min(seen["test"]) >= 5
+    assert max(seen["test"]) > LEVELS / 2  # seeds from the whole range
 
 
 @needs_envpool
 def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
     """Same-step resets: the frame that comes with a done is what a reset would have shown."""
-    env = ProcgenEnv("starpilot", mode="hard", count=8, levels=1, seed=3, threads=1)
+    env = make_games("starpilot", mode="hard", count=8, levels=range(1), seed=3, threads=1)
     first = env.reset().frames.copy()
     rng = np.random.default_rng(0)
     total, ended = np.zeros(8), 0
@@ -256,7 +428,7 @@ def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
 
 @needs_envpool
 def test_wrong_actions_are_refused():
-    env = ProcgenEnv("jumper", mode="easy", count=2, levels=5, seed=0, threads=1)
+    env = make_games("jumper", mode="easy", count=2, levels=range(5), seed=0, threads=1)
     env.reset()
     for actions in ([0, 15], [-1, 0], [0, 1, 2]):
         with pytest.raises(ValueError, match="needed are 2 between 0 and 14"):
@@ -264,6 +436,71 @@ def test_wrong_actions_are_refused():
 
 
 @needs_envpool
-def test_a_short_run_on_the_real_game(tmp_path):
-    overrides = [*SMALL, *ED, "task.frames=64", "task.threads=1", f"system.run_dir={tmp_path}"]
-    assert run(compose_config(overrides), ["procgen"])["steps"] == 8
+def test_short_runs_on_the_real_game(tmp_path):
+    """Two of one seed agree in every number; levels, engine and speed are on record."""
+    overrides = [*SMALL, *ED, "model.channels=[2]", "task.frames=64", "task.threads=1"]
+    rows = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        assert run(compose_config([*overrides, f"system.run_dir={folder}"]), ["x"])["steps"] == 8
+        rows.append(read_rows(folder / "metrics.jsonl"))
+    last = rows[0][-1]
+    assert last["time/frames_per_s"] > 0
+    assert 4 <= last["levels/train_distinct"] <= 1 + last["levels/train_highest"] <= 500
+    assert last["levels/test_lowest"] >= 500
+    for first, second in zip(*rows, strict=True):
+        assert all(first[key] == second[key] for key in first if not key.startswith("time/"))
+    (session,) = json.loads((tmp_path / "a" / "meta.json").read_text())["sessions"]
+    assert session["engine"].startswith("envpool 1.")
+
+
+@needs_envpool
+def test_kill_9_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
+    overrides = [*SMALL, "model.channels=[]", "task.threads=1", f"system.run_dir={tmp_path}"]
+    command = [sys.executable, "train.py", *overrides, "task.frames=640", "system.save_seconds=0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    rows, deadline = tmp_path / "metrics.jsonl", time.monotonic() + 120
+    while time.monotonic() < deadline and not (rows.exists() and len(read_rows(rows)) > 12):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    reached = load_checkpoint(tmp_path, print)["step"]
+    assert reached > 0
+    assert reached % 4 == 0  # a rollout is 2 epochs of 2 minibatches
+    summary = run(compose_config([*overrides, "task.frames=640"]), ["procgen"])
+    assert summary["steps"] == 80
+    steps = [row["step"] for row in read_rows(rows) if "train/loss" in row]
+    assert steps == list(range(1, 81))
+    assert len(json.loads((tmp_path / "meta.json").read_text())["sessions"]) == 2
+
+
+@needs_envpool
+def test_the_benchmark_compares_the_loops(tmp_path):
+    tiny = ["--rollouts", "1", "--out", str(tmp_path / "table.md")]
+    tiny += ["--set", "task.rollout=4", "model.channels=[]", "task.threads=1"]
+    command = [sys.executable, "scripts/benchmark_procgen.py", *tiny]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [
+        line.split("|")[1].strip() for line in (tmp_path / "table.md").read_text().splitlines()[4:9]
+    ]
+    assert rows[0].startswith("engine alone")
+    assert rows[2:] == ["our loop", "our loop with ED", "plain loop"]
+    assert "x the plain loop" in done.stdout
+
+
+@needs_envpool
+@pytest.mark.slow
+def test_ppo_learns_the_real_game(tmp_path):
+    """StarPilot, easy: twice the return of random play after a million frames (GPU: a minute)."""
+    games = make_games("starpilot", mode="easy", count=64, levels=range(200), seed=0)
+    games.reset()
+    rng, returns = np.random.default_rng(0), []
+    for _ in range(600):
+        returns += games.step(rng.integers(0, ACTIONS, 64)).returns
+    overrides = ["task=procgen", "model=impala", "task.mode=easy", "task.levels=200"]
+    overrides += ["task.envs=64", "task.frames=1000000", "optimizer.lr=5e-4", "optimizer.eps=1e-5"]
+    overrides += ["optimizer.schedule=constant", "optimizer.weight_decay=0", "optimizer.clip=0.5"]
+    summary = run(compose_config([*overrides, f"system.run_dir={tmp_path}"]), ["procgen"])
+    assert summary["last"]["eval/train_return"] > 2 * np.mean(returns)
+    assert summary["last"]["eval/test_return"] > 1.5 * np.mean(returns)

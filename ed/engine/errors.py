@@ -11,7 +11,8 @@ import traceback
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
-EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted")  # by name: their modules load torch
+# by name: their modules load torch
+EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted", "EngineError")
 
 
 def explain(error: BaseException) -> int:

@@ -112,7 +112,7 @@ def train_in(
         measure_evals=cfg.system.measure_every,
     )
     name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
-    folder.open_session(name, task.total_steps)
+    folder.open_session(name, task.total_steps, task.provenance())
     logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)
     tracker = start_tracker(cfg, folder.path)
     try:

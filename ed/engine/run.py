@@ -91,7 +91,9 @@ class RunFolder:
     def finish(self, summary: dict) -> None:
         write_json(self.path / "DONE", summary)
 
-    def open_session(self, device: str, steps: int | None = None) -> None:
+    def open_session(
+        self, device: str, steps: int | None = None, provenance: dict[str, str] | None = None
+    ) -> None:
         """Notes this session in meta.json: what ran, where, with which code, `steps` to its end."""
         path = self.path / "meta.json"
         try:
@@ -108,6 +110,7 @@ class RunFolder:
             "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "steps": steps,
             "versions": {name: _version(name) for name in PACKAGES},
+            **(provenance or {}),
         }
         write_json(path, {"sessions": [*sessions, session]})
 

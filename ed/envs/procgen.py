@@ -1,15 +1,18 @@
-"""Procgen games through EnvPool: many copies at once, stepped by its C++ thread pool.
+"""Procgen games, many copies at once, from either of two engines behind one small interface.
 
-EnvPool resets a finished copy one step later than the original Procgen, whose users expect the
-first frame of the next episode together with the reward that ended the last one. `ProcgenEnv`
-restores that: after a step it resets the finished copies at once and puts their first frames in
-place.
+`envpool` ships the games for today's Pythons; `procgen` is the original package (through gym3),
+whose wheels end with Python 3.10. EnvPool resets a finished copy one step later than the original,
+whose users expect the first frame of the next episode together with the reward that ended the last
+one. `EnvPoolGames` restores that: after a step it resets the finished copies at once and puts their
+first frames in place.
 """
 
 import importlib
+import os
 import sys
 import types
 from dataclasses import dataclass
+from importlib import metadata
 
 import numpy as np
 
@@ -18,6 +21,11 @@ GAMES += ("fruitbot", "heist", "jumper", "leaper", "maze", "miner", "ninja", "pl
 MODES = ("easy", "hard")
 ACTIONS = 15
 FRAME = (3, 64, 64)
+LEVELS = 2**31 - 1  # level seeds are below this
+
+
+class EngineError(ImportError):
+    """The engine that was asked for is not installed."""
 
 
 @dataclass(frozen=True)
@@ -38,67 +46,138 @@ class Step:
     levels: np.ndarray
 
 
-class ProcgenEnv:
-    """`count` copies of a game, on `levels` levels from `start_level` on (0: on all there are)."""
+class Games:
+    """`count` copies of a game; an engine fills in `_reset` and `_step`."""
 
-    def __init__(
-        self,
-        game: str,
-        *,
-        mode: str,
-        count: int,
-        levels: int,
-        seed: int,
-        start_level: int = 0,
-        threads: int = 0,
-    ):
-        if game not in GAMES:
-            raise ValueError(f"task.game={game}: use one of {', '.join(GAMES)}")
-        if mode not in MODES:
-            raise ValueError(f"task.mode={mode}: use {' or '.join(MODES)}")
-        envpool = load_envpool()
-        self.engine = f"envpool {envpool.__version__}"
+    def __init__(self, count: int):
         self.count = count
-        self._pool = envpool.make(
-            f"{game.capitalize()}{mode.capitalize()}-v0",
-            env_type="gymnasium",
-            num_envs=count,
-            num_levels=levels,
-            start_level=start_level,
-            seed=seed % 2**31,
-            num_threads=threads,
-        )
         self._totals = np.zeros(count)
 
     def reset(self) -> Step:
-        """First frames of all copies."""
-        frames, info = self._pool.reset()
-        self._totals[:] = 0
+        """First frames of all copies, once."""
+        frames, levels = self._reset()
         zeros = np.zeros(self.count, np.float32)
-        return Step(frames, zeros, zeros.astype(bool), [], info["level_seed"].copy())
+        return Step(frames, zeros, zeros.astype(bool), [], levels)
 
     def step(self, actions: np.ndarray) -> Step:
         """Advances all copies; `actions` (N,) of whole numbers in 0..14."""
         actions = np.asarray(actions)
-        # the engine accepts any number in silence, and a list makes it fail obscurely
+        # the engines accept any number in silence, and a list makes them fail obscurely
         if actions.shape != (self.count,) or actions.min() < 0 or actions.max() >= ACTIONS:
             raise ValueError(
                 f"actions of shape {actions.shape} from {actions.min()} to {actions.max()}: needed "
                 f"are {self.count} between 0 and {ACTIONS - 1}"
             )
-        frames, rewards, terminated, truncated, info = self._pool.step(actions.astype(np.int32))
-        dones = terminated | truncated
-        levels = info["level_seed"].copy()
+        frames, rewards, dones, levels = self._step(actions.astype(np.int32))
         self._totals += rewards
         returns = self._totals[dones].tolist()
+        self._totals[dones] = 0
+        return Step(frames, rewards, dones, returns, levels)
+
+    def _reset(self) -> tuple[np.ndarray, np.ndarray]:
+        """Frames and levels."""
+        raise NotImplementedError
+
+    def _step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Frames, rewards, dones and levels."""
+        raise NotImplementedError
+
+
+class EnvPoolGames(Games):
+    """Stepped by EnvPool's C++ threads."""
+
+    def __init__(self, game: str, mode: str, count: int, levels: range, seed: int, threads: int):
+        super().__init__(count)
+        self._pool = load_envpool().make(
+            f"{game.capitalize()}{mode.capitalize()}-v0",
+            env_type="gymnasium",
+            num_envs=count,
+            num_levels=len(levels),
+            start_level=levels.start,
+            seed=seed,
+            num_threads=threads,
+        )
+
+    def _reset(self):
+        frames, info = self._pool.reset()
+        return frames, info["level_seed"].copy()
+
+    def _step(self, actions):
+        frames, rewards, terminated, truncated, info = self._pool.step(actions)
+        dones, levels = terminated | truncated, info["level_seed"].copy()
         if dones.any():
             ended = np.flatnonzero(dones).astype(np.int32)
             first, first_info = self._pool.reset(ended)
             order = first_info["env_id"]  # the pool answers in any order
-            frames = frames.copy()
+            frames = np.require(frames, requirements="W")  # ours alone; a copy only where it must
             frames[order], levels[order] = first, first_info["level_seed"]
-            self._totals[dones] = 0
-        return Step(frames, rewards, dones, returns, levels)
+        return frames, rewards, dones, levels
+
+
+class Gym3Games(Games):
+    """The original package: `first` already stands beside the reward that ended an episode."""
+
+    def __init__(self, game: str, mode: str, count: int, levels: range, seed: int, threads: int):
+        super().__init__(count)
+        self._env = load_procgen().ProcgenGym3Env(
+            num=count,
+            env_name=game,
+            distribution_mode=mode,
+            num_levels=len(levels),
+            start_level=levels.start,
+            rand_seed=seed,
+            num_threads=threads or os.cpu_count(),
+        )
+
+    def _reset(self):
+        _, frames, _, levels = self._look()
+        return frames, levels
+
+    def _step(self, actions):
+        self._env.act(actions)
+        return self._look()
+
+    def _look(self):
+        rewards, seen, first = self._env.observe()
+        levels = np.array([info["level_seed"] for info in self._env.get_info()], np.int32)
+        frames = np.ascontiguousarray(seen["rgb"].transpose(0, 3, 1, 2))
+        return frames, rewards, first.astype(bool), levels
+
+
+ENGINES = {"envpool": EnvPoolGames, "procgen": Gym3Games}
+
+
+def make_games(
+    game: str,
+    *,
+    mode: str,
+    count: int,
+    levels: range,
+    seed: int,
+    threads: int = 0,
+    engine: str = "envpool",
+) -> Games:
+    """`count` copies of a game that draw from `levels`; threads 0: one per core."""
+    check_settings(game, mode=mode, engine=engine)
+    if not len(levels) or levels.step != 1 or levels.start < 0 or levels.stop > LEVELS:
+        raise ValueError(f"levels {levels}: at least one is needed, all from 0 to {LEVELS - 1}")
+    return ENGINES[engine](game, mode, count, levels, seed % 2**31, threads)
+
+
+def check_settings(game: str, *, mode: str, engine: str) -> None:
+    for key, value, known in (("game", game, GAMES), ("mode", mode, MODES)):
+        if value not in known:
+            raise ValueError(f"task.{key}={value}: use one of {', '.join(known)}")
+    if engine not in ENGINES:
+        raise ValueError(f"task.engine={engine}: use {' or '.join(ENGINES)}")
+
+
+def engine_version(engine: str) -> str:
+    """Name and version: releases draw the same level differently, so a record must say it."""
+    try:
+        return f"{engine} {metadata.version(engine)}"
+    except metadata.PackageNotFoundError:
+        return f"{engine} not installed"
 
 
 def load_envpool():
@@ -108,8 +187,18 @@ def load_envpool():
         envpool = importlib.import_module("envpool")
         importlib.import_module("envpool.procgen.registration")
     except ImportError as error:
-        raise ImportError(
-            f"task=procgen needs EnvPool ({error}): run `bash scripts/setup.sh`, which "
+        raise EngineError(
+            f"task.engine=envpool needs EnvPool ({error}): run `bash scripts/setup.sh`, which "
             "installs it with the few packages that Procgen needs (on Debian also libqt5gui5)"
         ) from error
     return envpool
+
+
+def load_procgen():
+    try:
+        return importlib.import_module("procgen")
+    except ImportError as error:
+        raise EngineError(
+            f"task.engine=procgen needs the original Procgen ({error}); its wheels are for x86_64 "
+            "and Python 3.7 to 3.10: build it from source, or use task.engine=envpool"
+        ) from error

@@ -29,6 +29,10 @@ class Task:
     def prepare(self, device: torch.device, seed: int) -> None:
         """Loads the data. Until then only settings are known, which is enough to check them."""
 
+    def provenance(self) -> dict[str, str]:
+        """What a run's record must say besides the usual, e.g. the version of a simulator."""
+        return {}
+
     def check_model(self, model) -> None:
         """Raises ValueError where this task cannot train this model."""
 

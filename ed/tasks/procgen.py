@@ -5,8 +5,9 @@ Saves happen between rollouts only. What the engine cannot restore is the state 
 resumed run starts new episodes, with the reward statistics and the curves where they were.
 """
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +15,17 @@ from torch.nn import functional as F
 
 from ed.core.field import Field
 from ed.core.streams import reseed, stream_seed
-from ed.envs.procgen import ACTIONS, FRAME, ProcgenEnv
+from ed.envs.play import Player, Policy, play, scaled
+from ed.envs.procgen import ACTIONS, LEVELS, Games, check_settings, engine_version, make_games
 from ed.tasks.base import Batch, Task
 
 RECENT = 100  # episodes in the mean return of a curve
 REWARD_BOUND = 10.0
+GPU_LANES = 2  # halves of the training copies: one is stepped while the GPU decides for the other
 
 
 class ProcgenPPO(Task):
-    """Trains on `levels` levels, plays all levels beside it, and never trains on those."""
+    """Trains on `levels` levels, plays all later levels beside it, and never trains on those."""
 
     metric = "eval/test_return"
     penalised = slice(ACTIONS)
@@ -32,7 +35,9 @@ class ProcgenPPO(Task):
         game: str,
         *,
         mode: str,
+        engine: str,
         frames: int,
+        start_level: int,
         levels: int,
         envs: int,
         rollout: int,
@@ -46,7 +51,14 @@ class ProcgenPPO(Task):
         test_envs: int,
         eval_every: int,
         threads: int,
+        precision: str,
     ):
+        check_settings(game, mode=mode, engine=engine)
+        if min(envs, rollout, minibatches, epochs) < 1 or test_envs < 0:
+            raise ValueError(
+                f"task.envs={envs}, rollout={rollout}, minibatches={minibatches}, epochs={epochs} "
+                f"must be at least 1, and test_envs={test_envs} at least 0"
+            )
         if (envs * rollout) % minibatches:
             raise ValueError(
                 f"task.minibatches={minibatches}: must divide the {envs * rollout} frames of a "
@@ -54,11 +66,20 @@ class ProcgenPPO(Task):
             )
         if frames < envs * rollout:
             raise ValueError(f"task.frames={frames}: less than one rollout of {envs * rollout}")
-        self.game, self.mode, self.levels, self.threads = game, mode, levels, threads
+        if levels < 1 or start_level < 0 or start_level + levels >= LEVELS:
+            raise ValueError(
+                f"task.levels={levels} from task.start_level={start_level}: at least one level, "
+                f"and some left below {LEVELS} to test on"
+            )
+        self.game, self.mode, self.engine, self.threads = game, mode, engine, threads
+        self.levels = {
+            "train": range(start_level, start_level + levels),
+            "test": range(start_level + levels, LEVELS),  # disjoint by construction
+        }
         self.envs, self.rollout, self.minibatches, self.epochs = envs, rollout, minibatches, epochs
         self.gamma, self.gae_lambda, self.clip = gamma, gae_lambda, clip
         self.value_weight, self.entropy_weight = value_weight, entropy_weight
-        self.test_envs = test_envs
+        self.test_envs, self.precision = test_envs, precision
         self.batch_size = envs * rollout // minibatches
         self.steps_per_rollout = epochs * minibatches
         self.rollouts = frames // (envs * rollout)
@@ -67,49 +88,74 @@ class ProcgenPPO(Task):
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed
-        self.normaliser = RewardNormaliser(self.envs, self.gamma)
-        self.returns = {side: deque(maxlen=RECENT) for side in ("train", "test")}
+        self.normaliser = RewardNormaliser(self.envs, self.gamma, device)
+        self.returns = {side: deque(maxlen=RECENT) for side in self.levels}
+        self.levels_seen = {side: LevelRecord(levels) for side, levels in self.levels.items()}
         self.generator = torch.Generator(device)
+        self.lanes = GPU_LANES if device.type == "cuda" else 1
+        self.clock, self.frames_since = time.monotonic(), 0
 
-    def make_env(self, side: str, rollout: int) -> ProcgenEnv:
-        """Games for one side; seeded by where training stands, as their state is not saved."""
-        return ProcgenEnv(
+    def provenance(self) -> dict[str, str]:
+        return {"engine": engine_version(self.engine)}
+
+    def make_games(self, side: str, count: int, seed: int) -> Games:
+        return make_games(
             self.game,
             mode=self.mode,
-            count=self.envs if side == "train" else self.test_envs,
-            levels=self.levels if side == "train" else 0,
-            seed=stream_seed(self.seed, f"environment {side}", rollout),
+            count=count,
+            levels=self.levels[side],
+            seed=seed,
             threads=self.threads,
+            engine=self.engine,
         )
+
+    def lane_counts(self) -> dict[str, list[int]]:
+        """Copies in each lane of each side that plays."""
+        sides = {"train": _shares(self.envs, self.lanes)}
+        return sides | ({"test": [self.test_envs]} if self.test_envs else {})
+
+    def make_players(self, rollout: int, policy: Policy) -> dict[str, Player]:
+        """Both sides; seeded by where training stands, as the state of games is not saved."""
+        players = {}
+        for side, counts in self.lane_counts().items():
+            seed = stream_seed(self.seed, f"environment {side}", rollout)
+            games = [self.make_games(side, count, seed + lane) for lane, count in enumerate(counts)]
+            players[side] = Player(games, policy, steps=self.rollout)
+        return players
 
     def batches(self, model: nn.Module, start: int) -> Iterator[Batch]:
         first = start // self.steps_per_rollout
-        players = {
-            side: Player(self.make_env(side, first), self.device)
-            for side in ("train", "test")
-            if side == "train" or self.test_envs
-        }
+        bf16 = self.precision == "bf16" and self.device.type == "cuda"
+        policy = Policy(model, device=self.device, bf16=bf16)
+        players = self.make_players(first, policy)
         for rollout in range(first, self.rollouts):
             reseed(self.generator, self.seed, "actions", rollout)
+            policy.refresh()
+            for player in players.values():
+                player.draw(self.generator)
+            play(list(players.values()))
             for side, player in players.items():
-                played = player.play(model, self.rollout, self.generator)
-                self.returns[side].extend(player.finished)
-                if side == "train":
-                    data = self._advantages(played)
-            yield from self._minibatches(data, rollout)
+                self.returns[side].extend(player.returns)
+                self.levels_seen[side].add(player.new_levels())
+            self.frames_since += self.envs * self.rollout
+            yield from self._minibatches(self._advantages(players["train"].memory), rollout)
 
-    def _advantages(self, played: dict[str, Tensor]) -> Batch:
-        rewards = self.normaliser(played.pop("rewards"), played["dones"])
+    def _advantages(self, memory: dict[str, Tensor]) -> Batch:
+        rewards, dones = (
+            memory[name].to(self.device, non_blocking=True) for name in ("rewards", "dones")
+        )
+        values, last_value = memory["values"][:-1], memory["values"][-1]
         advantages = generalised_advantages(
-            rewards.to(self.device),
-            played["values"],
-            played.pop("dones").to(self.device),
-            played.pop("last_value"),
+            self.normaliser(rewards, dones),
+            values,
+            dones,
+            last_value,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        played |= {"advantages": advantages, "targets": advantages + played["values"]}
-        return {name: value.flatten(0, 1) for name, value in played.items()}
+        data = {name: memory[name][:-1] for name in ("frames", "actions", "log_probabilities")}
+        data |= {"values": values, "advantages": advantages, "targets": advantages + values}
+        return {name: value.flatten(0, 1) for name, value in data.items()}
 
     def _minibatches(self, data: Batch, rollout: int) -> Iterator[Batch]:
         reseed(self.generator, self.seed, "order", rollout)
@@ -142,109 +188,127 @@ class ProcgenPPO(Task):
         return total, {name: term.detach() for name, term in report.items()}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Mean raw returns of the last episodes; sides without a finished episode are left out."""
-        return {
+        """Mean raw returns of the last episodes; sides without a finished episode are left out.
+
+        Beside them the levels that were played, and training frames per second since last asked.
+        """
+        found = {
             f"eval/{side}_return": sum(seen) / len(seen)
             for side, seen in self.returns.items()
             if seen
         }
+        for side, name in (("train", "distinct"), ("train", "highest"), ("test", "lowest")):
+            summary = self.levels_seen[side].summary()
+            found |= {f"levels/{side}_{name}": summary[name]} if name in summary else {}
+        now = time.monotonic()
+        found["time/frames_per_s"] = self.frames_since / max(now - self.clock, 1e-9)
+        self.clock, self.frames_since = now, 0
+        return found
 
     def can_save(self, step: int) -> bool:
         return step % self.steps_per_rollout == 0
 
     def state_dict(self) -> dict:
-        curves = {side: list(seen) for side, seen in self.returns.items()}
-        return {"normaliser": self.normaliser.state_dict(), "returns": curves}
+        return {
+            "engine": engine_version(self.engine),
+            "normaliser": self.normaliser.state_dict(),
+            "returns": {side: list(seen) for side, seen in self.returns.items()},
+            "levels": {side: seen.state_dict() for side, seen in self.levels_seen.items()},
+        }
 
     def load_state_dict(self, state: dict) -> None:
+        here = engine_version(self.engine)
+        if state["engine"] != here:
+            raise ValueError(
+                f"this run was played on {state['engine']}, here is {here}, which draws the games "
+                f"differently: install {state['engine'].replace(' ', '==')}, or start another run"
+            )
         self.normaliser.load_state_dict(state["normaliser"])
-        for side, seen in state["returns"].items():
-            self.returns[side] = deque(seen, maxlen=RECENT)
+        for side in self.levels:
+            self.returns[side] = deque(state["returns"][side], maxlen=RECENT)
+            self.levels_seen[side].load_state_dict(state["levels"][side])
 
 
-class Player:
-    """Plays an environment with a model's sampled actions and keeps what learning needs."""
+class LevelRecord:
+    """Which of the allowed levels were played; any other is an error."""
 
-    def __init__(self, env, device: torch.device):
-        self.env, self.device = env, device
-        self.frames = torch.from_numpy(env.reset().frames).to(device)
+    COUNTED = 100_000  # more levels than this are not told apart
 
-    @torch.no_grad()
-    def play(self, model: nn.Module, steps: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """`steps` steps of all copies; tensors are (steps, N, ...), `last_value` is (N,)."""
-        count, where = self.env.count, {"device": self.device}
-        frames = torch.empty(steps, count, *FRAME, dtype=torch.uint8, **where)
-        actions = torch.empty(steps, count, dtype=torch.long, **where)
-        chosen, values = (torch.empty(steps, count, **where) for _ in range(2))
-        rewards, dones = torch.empty(steps, count), torch.empty(steps, count)
-        self.finished: list[float] = []
-        for step in range(steps):
-            frames[step] = self.frames
-            outputs = model(scaled(self.frames)).float()
-            logarithms = F.log_softmax(outputs[:, :ACTIONS], dim=-1)
-            action = torch.multinomial(logarithms.exp(), 1, generator=generator)
-            actions[step] = action.squeeze(1)
-            chosen[step] = logarithms.gather(1, action).squeeze(1)
-            values[step] = outputs[:, -1]
-            seen = self.env.step(action.squeeze(1).cpu().numpy())
-            rewards[step] = torch.from_numpy(seen.rewards)
-            dones[step] = torch.from_numpy(seen.dones)
-            self.finished += seen.returns
-            self.frames = torch.from_numpy(seen.frames).to(self.device)
-        last_value = model(scaled(self.frames)).float()[:, -1]
-        return {
-            "frames": frames,
-            "actions": actions,
-            "log_probabilities": chosen,
-            "values": values,
-            "rewards": rewards,
-            "dones": dones,
-            "last_value": last_value,
-        }
+    def __init__(self, allowed: range):
+        self.allowed = allowed
+        self.lowest, self.highest = None, None
+        self.seen: set[int] | None = set() if len(allowed) <= self.COUNTED else None
+
+    def add(self, levels: Sequence[int]) -> None:
+        if not levels:
+            return
+        lowest, highest = min(levels), max(levels)
+        if lowest < self.allowed.start or highest >= self.allowed.stop:
+            raise RuntimeError(f"the engine played levels {lowest} to {highest} of {self.allowed}")
+        self.lowest = lowest if self.lowest is None else min(lowest, self.lowest)
+        self.highest = highest if self.highest is None else max(highest, self.highest)
+        if self.seen is not None:
+            self.seen.update(levels)
+
+    def summary(self) -> dict[str, int]:
+        if self.lowest is None:
+            return {}
+        found = {"lowest": self.lowest, "highest": self.highest}
+        return found if self.seen is None else found | {"distinct": len(self.seen)}
+
+    def state_dict(self) -> dict:
+        seen = None if self.seen is None else sorted(self.seen)
+        return {"lowest": self.lowest, "highest": self.highest, "seen": seen}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.lowest, self.highest = state["lowest"], state["highest"]
+        self.seen = None if state["seen"] is None else set(state["seen"])
 
 
 class RewardNormaliser:
     """Divides rewards by the running standard deviation of the discounted return, then clips."""
 
-    def __init__(self, count: int, gamma: float):
+    def __init__(self, count: int, gamma: float, device: torch.device | str = "cpu"):
         self.gamma = gamma
-        self.discounted = torch.zeros(count, dtype=torch.float64)
-        self.mean, self.variance, self.weight = 0.0, 1.0, 1e-4
+        start = {"discounted": torch.zeros(count), "mean": 0.0, "variance": 1.0, "weight": 1e-4}
+        self.state = {
+            name: torch.as_tensor(value, dtype=torch.float64, device=device)
+            for name, value in start.items()
+        }
 
     def __call__(self, rewards: Tensor, dones: Tensor) -> Tensor:
-        """(T, N) raw -> (T, N) normalised, step by step as they came."""
-        normalised = torch.empty_like(rewards)
-        for step, (reward, done) in enumerate(zip(rewards.double(), dones.double(), strict=True)):
-            self.discounted = self.discounted * self.gamma + reward
-            self._observe(self.discounted)
-            scale = (self.variance + 1e-8) ** 0.5
-            normalised[step] = (reward / scale).clamp(-REWARD_BOUND, REWARD_BOUND)
-            self.discounted = self.discounted * (1 - done)
-        return normalised
+        """(T, N) raw -> (T, N) normalised, each by what was known when it came."""
+        terms, alive = rewards.to(torch.float64, copy=True), 1 - dones.double()
+        terms[0] += self.gamma * self.state["discounted"]
+        # the return up to step t: a done at t - 1 cuts it
+        factors = self.gamma * torch.cat([torch.zeros_like(alive[:1]), alive[:-1]])
+        discounted = solve_backward(terms.flip(0), factors.flip(0)).flip(0)
+        self.state["discounted"] = discounted[-1] * alive[-1]
+        scale = (self._observe(discounted) + 1e-8).sqrt()
+        bounded = (rewards.double() / scale[:, None]).clamp(-REWARD_BOUND, REWARD_BOUND)
+        return bounded.to(rewards.dtype)
 
-    def _observe(self, values: Tensor) -> None:
-        """Merges a batch into the running mean and variance (Chan et al.)."""
-        count, mean = len(values), values.mean().item()
-        variance = values.var(unbiased=False).item()
-        total, delta = self.weight + count, mean - self.mean
-        squares = self.variance * self.weight + variance * count
-        squares += delta**2 * self.weight * count / total
-        self.mean += delta * count / total
-        self.variance, self.weight = squares / total, total
+    def _observe(self, values: Tensor) -> Tensor:
+        """The running variance after each row of values (T, N): (T,)."""
+        mean, variance, weight = (self.state[name] for name in ("mean", "variance", "weight"))
+        apart = values - mean  # around the mean so far, so that nothing cancels
+        counts = weight + torch.full_like(values[:, 0], values.shape[1]).cumsum(0)
+        shifts = apart.sum(1).cumsum(0) / counts
+        squares = (variance * weight + apart.square().sum(1).cumsum(0)) / counts
+        variances = squares - shifts.square()
+        last = {"mean": mean + shifts[-1], "variance": variances[-1], "weight": counts[-1]}
+        self.state |= {
+            name: value.clone() for name, value in last.items()
+        }  # no views: they are saved
+        return variances
 
     def state_dict(self) -> dict:
-        numbers = {name: getattr(self, name) for name in ("mean", "variance", "weight")}
-        return {"discounted": self.discounted, **numbers}
+        """Without the returns under way: a resumed run starts new episodes."""
+        return {name: value for name, value in self.state.items() if name != "discounted"}
 
     def load_state_dict(self, state: dict) -> None:
         for name, value in state.items():
-            setattr(self, name, value)
-        self.discounted = torch.zeros_like(self.discounted)  # episodes start anew
-
-
-def scaled(frames: Tensor) -> Tensor:
-    """uint8 frames -> [0, 1], the space in which paths run."""
-    return frames.float() / 255
+            self.state[name].copy_(value)
 
 
 def generalised_advantages(
@@ -260,11 +324,30 @@ def generalised_advantages(
 
     dones[t] says that the episode ended with step t, so nothing flows back over it.
     """
-    advantages = torch.empty_like(values)
-    running, following = torch.zeros_like(last_value), last_value
-    for step in range(len(rewards) - 1, -1, -1):
-        alive = 1 - dones[step]
-        error = rewards[step] + gamma * following * alive - values[step]
-        running = error + gamma * gae_lambda * alive * running
-        advantages[step], following = running, values[step]
-    return advantages
+    alive = 1 - dones
+    following = torch.cat([values[1:], last_value[None]])
+    errors = rewards + gamma * following * alive - values
+    return solve_backward(errors, gamma * gae_lambda * alive)
+
+
+def solve_backward(terms: Tensor, factors: Tensor) -> Tensor:
+    """x[t] = terms[t] + factors[t] x[t + 1] with x[T] = 0, for all t at once: (T, ...) -> (T, ...).
+
+    By doubling, in log2(T) passes instead of T: putting the equation for x[t + span] into that for
+    x[t] leaves one of the same form with twice the span.
+    """
+    span = 1
+    while span < len(terms):
+        reach = factors[:-span]
+        terms, factors = (
+            torch.cat([terms[:-span] + reach * terms[span:], terms[-span:]]),
+            torch.cat([reach * factors[span:], torch.zeros_like(factors[-span:])]),
+        )
+        span *= 2
+    return terms
+
+
+def _shares(count: int, parts: int) -> list[int]:
+    """`count` cut into up to `parts` nearly equal whole numbers."""
+    shares = [(count + i) // parts for i in range(parts)]
+    return [share for share in shares if share]

@@ -1,0 +1,194 @@
+"""Playing: a network's sampled actions in many copies of a game, engine and GPU at work together.
+
+The copies of a player are split into lanes. On a GPU each lane has a thread, a stream and a CUDA
+graph: while the engine steps one lane, the GPU decides for another. A decision is one replay:
+frames in from pinned memory, network, sampling, storing, actions out. On a CPU the lanes play one
+after the other, by the same code.
+
+The randomness of a rollout is drawn before it, one number per step, copy and action. So neither
+the order of lanes nor capture can move a draw: a rollout is a function of seed and weights.
+"""
+
+import copy
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ed.envs.procgen import ACTIONS, FRAME, Games
+
+WARM_UP = 3  # eager decisions before capture: library handles must exist
+
+
+def scaled(frames: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 -> [0, 1], what the network sees and where paths run."""
+    return frames.to(dtype) / 255
+
+
+class Policy:
+    """A network as it plays. On a GPU a copy, with channels last, in bf16 where asked for."""
+
+    def __init__(self, model: nn.Module, *, device: torch.device, bf16: bool = False):
+        self.device, self.model, self.network = device, model, model
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        if device.type == "cuda":
+            # a copy is not compiled, and needs no cast of the weights in every decision
+            self.network = copy.deepcopy(model).to(
+                dtype=self.dtype, memory_format=torch.channels_last
+            )
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Takes over the weights that the model has now."""
+        if self.network is not self.model:
+            pairs = ((m.parameters(), m.buffers()) for m in (self.network, self.model))
+            mine, theirs = (list(chain(*tensors)) for tensors in pairs)
+            torch._foreach_copy_(mine, theirs)
+
+    def __call__(self, frames: Tensor) -> Tensor:
+        """Frames (N, 3, 64, 64) uint8 -> action logits and value (N, A + 1), float32."""
+        return self.network(scaled(frames, self.dtype)).float()
+
+
+class Lane:
+    """Copies of a game that step together, and their columns of the player's memory."""
+
+    def __init__(self, games: Games, policy: Policy, memory: dict[str, Tensor], *, capture: bool):
+        self.games, self.policy, self.memory, self.device = games, policy, memory, policy.device
+        first = games.reset()
+        self.frames = self._host(torch.from_numpy(first.frames))
+        self.actions = self._host(torch.zeros(games.count, dtype=torch.long))
+        self.clock = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.returns: list[float] = []  # of the episodes that ended in the last rollout
+        self.levels = first.levels.tolist()  # that began since they were last read
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        if capture:
+            self._record()
+
+    def _host(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor.clone()
+
+    @torch.no_grad()
+    def play(self) -> None:
+        """One rollout. Afterwards memory holds it, its last row the step that would come next."""
+        with torch.cuda.stream(self.stream):  # None: does nothing
+            self.clock.zero_()
+            self.returns = []
+            frames, actions = self.frames.numpy(), self.actions.numpy()
+            rewards, dones = (self.memory[name].numpy() for name in ("rewards", "dones"))
+            for step in range(len(rewards)):
+                self._wait_for_decision()
+                seen = self.games.step(actions)
+                np.copyto(frames, seen.frames)
+                rewards[step], dones[step] = seen.rewards, seen.dones
+                self.returns += seen.returns
+                self.levels += seen.levels[seen.dones].tolist()
+            self._wait_for_decision()
+
+    def _wait_for_decision(self) -> None:
+        if self.graph is None:
+            self._decide()
+        else:
+            self.graph.replay()
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def _decide(self) -> None:
+        """Frames on the host -> actions on the host; everything between stays on the device."""
+        frames = self.frames.to(self.device, non_blocking=True)
+        outputs = self.policy(frames)
+        logarithms = F.log_softmax(outputs[:, :ACTIONS], dim=-1)
+        noise = self.memory["noise"].index_select(0, self.clock).squeeze(0)
+        action = (logarithms.exp() / noise).argmax(-1)  # a draw from the policy, as noise is Exp(1)
+        self._keep("frames", frames)
+        self._keep("actions", action)
+        self._keep("log_probabilities", logarithms.gather(1, action[:, None]).squeeze(1))
+        self._keep("values", outputs[:, -1])
+        self.actions.copy_(action, non_blocking=True)
+        self.clock.add_(1)
+
+    def _keep(self, name: str, value: Tensor) -> None:
+        # by a clock on the device: a captured step could not count with the host's
+        self.memory[name].index_copy_(0, self.clock, value.unsqueeze(0))
+
+    @torch.no_grad()
+    def _record(self) -> None:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for _ in range(WARM_UP):
+                self.clock.zero_()
+                self._decide()
+            self.clock.zero_()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._decide()
+
+
+class Player:
+    """Copies in lanes, and the memory of their last rollout.
+
+    Attributes:
+        memory: frames, actions, log_probabilities, values and noise, (T + 1, N, ...) on the device:
+            row T is the step that would come next, for its value; rewards and dones, (T, N) on the
+            host.
+    """
+
+    def __init__(
+        self, games: Sequence[Games], policy: Policy, *, steps: int, capture: bool | None = None
+    ):
+        self.device = policy.device
+        cuda = self.device.type == "cuda"
+        count, where = sum(part.count for part in games), {"device": self.device}
+        rows, host = (steps + 1, count), {"pin_memory": cuda}
+        self.memory = {
+            "frames": torch.zeros(*rows, *FRAME, dtype=torch.uint8, **where),
+            "actions": torch.zeros(rows, dtype=torch.long, **where),
+            "log_probabilities": torch.zeros(rows, **where),
+            "values": torch.zeros(rows, **where),
+            "noise": torch.ones(*rows, ACTIONS, **where),
+            "rewards": torch.zeros(steps, count, **host),
+            "dones": torch.zeros(steps, count, **host),
+        }
+        self.lanes, start = [], 0
+        for part in games:
+            columns = slice(start, start + part.count)
+            memory = {name: value[:, columns] for name, value in self.memory.items()}
+            self.lanes.append(
+                Lane(part, policy, memory, capture=cuda if capture is None else capture)
+            )
+            start += part.count
+
+    def draw(self, generator: torch.Generator) -> None:
+        """The randomness of the next rollout."""
+        self.memory["noise"].exponential_(generator=generator)
+
+    @property
+    def returns(self) -> list[float]:
+        """Raw returns of the episodes that ended in the last rollout."""
+        return [value for lane in self.lanes for value in lane.returns]
+
+    def new_levels(self) -> list[int]:
+        """Level seeds of the episodes that began since this was last asked."""
+        levels = [level for lane in self.lanes for level in lane.levels]
+        for lane in self.lanes:
+            lane.levels = []
+        return levels
+
+
+def play(players: Sequence[Player]) -> None:
+    """A rollout of each, all lanes at once where there is a GPU to share."""
+    lanes = [lane for player in players for lane in player.lanes]
+    if lanes[0].stream is None:
+        for lane in lanes:
+            lane.play()
+        return
+    for lane in lanes:  # weights and noise are on their way on our stream
+        lane.stream.wait_stream(torch.cuda.current_stream())
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        list(threads.map(Lane.play, lanes))

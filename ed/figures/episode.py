@@ -1,0 +1,135 @@
+"""One episode of a game as a moving picture (GIF) and as a strip of frames (PNG)."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+# Procgen's actions: nine directions of a pad, column by column from below, then six buttons
+BUTTONS = ("D", "A", "W", "S", "Q", "E")
+DIRECTIONS = ("left down", "left", "left up", "down", "wait", "up")
+DIRECTIONS += ("right down", "right", "right up")
+NAMES = (*DIRECTIONS, *BUTTONS)
+
+SCALE, STRIP_SCALE = 6, 3  # of the 64 x 64 frames
+PANEL = 216  # pixels beside a frame of the GIF
+SHOWN = 8  # frames of the strip
+MOST_FRAMES = 300  # of the GIF; longer episodes leave frames out
+FRAME_MS = 70  # games run at 15 frames a second
+PAPER, INK, FAINT = (250, 250, 248), (28, 32, 38), (128, 134, 142)
+CELL, FULL, CHOSEN = (233, 235, 236), (31, 94, 148), (214, 118, 30)
+
+
+@dataclass
+class Episode:
+    """What was played.
+
+    Attributes:
+        frames: (3, 64, 64) uint8 each; actions, probabilities (15,) and rewards beside them: the
+            reward is what the action at this frame earned.
+    """
+
+    game: str
+    level: int
+    frames: list[np.ndarray] = field(default_factory=list)
+    actions: list[int] = field(default_factory=list)
+    probabilities: list[np.ndarray] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+    @property
+    def total(self) -> float:
+        return float(sum(self.rewards))
+
+
+def gif(episode: Episode) -> bytes:
+    """The episode with its return so far and the probability of every action."""
+    every = -(-len(episode.frames) // MOST_FRAMES)
+    pictures = [_scene(episode, step) for step in range(0, len(episode.frames), every)]
+    file = io.BytesIO()
+    pictures[0].save(
+        file,
+        format="GIF",
+        save_all=True,
+        append_images=pictures[1:],
+        duration=[FRAME_MS] * (len(pictures) - 1) + [1500],  # time to read the end
+        loop=0,
+    )
+    return file.getvalue()
+
+
+def strip(episode: Episode) -> bytes:
+    """A few frames side by side, from the first to the last."""
+    count = min(SHOWN, len(episode.frames))
+    steps = np.linspace(0, len(episode.frames) - 1, count).round().astype(int)
+    side, gap, top, foot = 64 * STRIP_SCALE, 10, 34, 40
+    image = Image.new("RGB", (count * (side + gap) + gap, top + side + foot), PAPER)
+    canvas = ImageDraw.Draw(image)
+    title = f"{episode.game}, level {episode.level}: return {episode.total:.4g} "
+    title += f"in {len(episode.frames)} steps"
+    canvas.text((gap, 8), title, fill=INK, font=_font(16))
+    for place, step in enumerate(steps):
+        left = gap + place * (side + gap)
+        image.paste(_picture(episode.frames[step], STRIP_SCALE), (left, top))
+        action = episode.actions[step]
+        earned = sum(episode.rewards[: step + 1])
+        lines = f"step {step + 1}, return {earned:.4g}\n"
+        lines += f"{NAMES[action]} ({episode.probabilities[step][action]:.2f})"
+        canvas.multiline_text((left, top + side + 4), lines, fill=FAINT, font=_font(13), spacing=2)
+    file = io.BytesIO()
+    image.save(file, format="PNG", optimize=True)
+    return file.getvalue()
+
+
+def _scene(episode: Episode, step: int) -> Image.Image:
+    side = 64 * SCALE
+    image = Image.new("RGB", (side + PANEL, side), PAPER)
+    image.paste(_picture(episode.frames[step], SCALE), (0, 0))
+    canvas, left = ImageDraw.Draw(image), side + 18
+    canvas.text((left, 14), episode.game, fill=INK, font=_font(20))
+    rows = {"level": str(episode.level), "step": f"{step + 1} of {len(episode.frames)}"}
+    rows["return"] = f"{sum(episode.rewards[: step + 1]):.4g}"
+    for place, (name, value) in enumerate(rows.items()):
+        canvas.text((left, 46 + 20 * place), name, fill=FAINT, font=_font(14))
+        canvas.text((left + 56, 46 + 20 * place), value, fill=INK, font=_font(14))
+    canvas.text((left, 122), "action probabilities", fill=FAINT, font=_font(13))
+    _pad(canvas, (left, 144), episode.probabilities[step], episode.actions[step])
+    return image
+
+
+def _pad(canvas: ImageDraw.ImageDraw, corner: tuple[int, int], chances: Sequence, chosen: int):
+    """Directions as a 3 x 3 pad, buttons in two rows under it; the action taken is framed."""
+    cell, gap = 40, 5
+    for action, chance in enumerate(chances):
+        if action < len(DIRECTIONS):
+            column, row = action // 3, 2 - action % 3
+        else:
+            column, row = (action - len(DIRECTIONS)) % 3, 3 + (action - len(DIRECTIONS)) // 3
+        x = corner[0] + column * (cell + gap + 14)
+        y = corner[1] + row * (cell + gap) + (8 if row > 2 else 0)
+        box = (x, y, x + cell + 12, y + cell)
+        mixed = [round(a + (b - a) * float(chance)) for a, b in zip(CELL, FULL, strict=True)]
+        outline = CHOSEN if action == chosen else None
+        canvas.rounded_rectangle(box, 5, tuple(mixed), outline, width=3)
+        ink = PAPER if chance > 0.45 else INK
+        middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+        label = _arrow(action) if action < len(DIRECTIONS) else BUTTONS[action - len(DIRECTIONS)]
+        text = f"{label}\n{chance:.2f}"
+        canvas.multiline_text(
+            middle, text, fill=ink, font=_font(11), anchor="mm", align="center", spacing=1
+        )
+
+
+def _arrow(action: int) -> str:
+    return DIRECTIONS[action].replace("right", "R").replace("left", "L").replace(" ", "+")
+
+
+def _picture(frame: np.ndarray, scale: int) -> Image.Image:
+    """Pixels stay pixels: the network sees no more than these."""
+    picture = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
+    return picture.resize((64 * scale, 64 * scale), Image.Resampling.NEAREST)
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)

@@ -1,0 +1,275 @@
+# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+"""Frames per second of PPO on Procgen: python scripts/benchmark_procgen.py [--game NAME]
+
+In one run, in training frames per second: the engine alone on random actions, with the very copies
+that training steps (test copies included, their frames not counted); rollouts without updates; our
+loop without and with ED; and a plain PPO loop of the usual kind (one synchronous engine with four
+threads, eager float32 network, transfers at every step, no test copies). On a CPU at a small size.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from torch import Tensor
+from torch.distributions import Categorical
+
+from ed.engine.compose import compose_config
+from ed.engine.errors import explain
+from ed.engine.main import choose_device, make_step
+from ed.envs.play import Policy, play
+from ed.envs.procgen import ACTIONS, engine_version
+from ed.files import write_atomic
+from ed.tasks.procgen import GPU_LANES, generalised_advantages
+
+CUDA = torch.cuda.is_available()
+BASE = ["task=procgen", "model=impala", "optimizer.weight_decay=0", "optimizer.eps=1e-5"]
+BASE += ["optimizer.lr=5e-4", "optimizer.schedule=constant", "optimizer.clip=0.5"]
+ED = ["regularizer=ed", "regularizer.anchored=false", "regularizer.weight=0.01"]
+ED += ["regularizer.resolution=4", "regularizer.degree=3", "regularizer.components=3"]
+SMALL = ["task.envs=8", "task.test_envs=2", "task.rollout=8", "task.minibatches=2"]
+SMALL += ["task.epochs=1", "model.channels=[4,8,8]", "model.hidden=32"]
+WARM_UP = 3 if CUDA else 1  # rollouts before the timed ones: compilation and capture
+PLAIN_THREADS = 4  # what the original package starts unless told otherwise
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if CUDA:
+        torch.backends.cudnn.benchmark = options.cudnn_benchmark
+    base = [*BASE, *([] if CUDA else SMALL), f"task.game={options.game}", *options.overrides]
+    text = heading(build(base, options)[1])
+    print(text)
+    rows: list[tuple[str, float, str]] = []
+
+    def add(name: str, speed: float, remark: str = "") -> None:
+        rows.append((name, speed, remark))
+        print(f"{name:<24} {speed:>10,.0f} frames/s  {remark}", flush=True)
+
+    for lanes in options.lanes:
+        add(f"engine alone, lanes: {lanes}", engine_speed(build(base, options, lanes)[1]))
+        add(f"playing alone, lanes: {lanes}", playing_speed(*build(base, options, lanes)))
+    add("our loop", *loop_speed(*build(base, options)))
+    add("our loop with ED", *loop_speed(*build([*base, *ED], options)))
+    add("plain loop", *plain_speed(*build(base, options)))
+    ratios = compare({name: speed for name, speed, _ in rows}, options.lanes[0])
+    print(ratios)
+    if options.out:
+        table = [f"| {name} | {speed:,.0f} | {remark} |" for name, speed, remark in rows]
+        header = ["| | training frames/s | |", "| --- | --- | --- |"]
+        write_atomic(options.out, "\n".join([text, "", *header, *table, "", ratios, ""]))
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    lanes = [GPU_LANES if CUDA else 1]
+    add("--game", default="starpilot")
+    add("--rollouts", type=int, default=8 if CUDA else 2, help="timed ones, of which the median")
+    add("--lanes", type=int, nargs="+", default=lanes, help="to compare; loops use the first")
+    add("--cudnn-benchmark", action="store_true", help="let cuDNN try its algorithms")
+    add("--out", type=Path, metavar="FILE", help="write the table as Markdown")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides", help="of the config")
+    return parser.parse_args(arguments)
+
+
+def heading(task) -> str:
+    name = torch.cuda.get_device_name() if CUDA else "CPU"
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{task.game}, {task.mode}: {task.envs} training copies in {task.lanes} lanes and "
+        f"{task.test_envs} test copies, rollouts of {task.rollout} steps; {name}, "
+        f"{cores} cores, torch {torch.__version__}, {engine_version(task.engine)}"
+    )
+
+
+def compare(speeds: dict[str, float], lanes: int) -> str:
+    ours, engine = speeds["our loop"], speeds[f"engine alone, lanes: {lanes}"]
+    return (
+        f"our loop: {ours / speeds['plain loop']:.2f} x the plain loop, {ours / engine:.0%} of the "
+        f"engine; with ED {speeds['our loop with ED'] / ours:.0%} of our loop"
+    )
+
+
+def build(overrides: list[str], options: argparse.Namespace, lanes: int | None = None):
+    """The config, and a prepared task long enough to be timed."""
+    torch._dynamo.reset()  # one case must not feed on another's compilation
+    gc.collect()
+    cfg = compose_config(overrides)
+    task = instantiate(cfg.task)
+    task.rollouts = options.rollouts + WARM_UP
+    task.total_steps = task.rollouts * task.steps_per_rollout
+    task.prepare(choose_device("auto"), cfg.seed)
+    task.lanes = lanes or options.lanes[0]
+    return cfg, task
+
+
+def wait() -> None:
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def timed(task, advance: Callable[[], None]) -> float:
+    """Training frames per second where `advance` plays a rollout."""
+    seconds = []
+    for _ in range(task.rollouts):
+        wait()
+        began = time.perf_counter()
+        advance()
+        seconds.append(time.perf_counter() - began)
+    return task.envs * task.rollout / statistics.median(seconds[WARM_UP:])
+
+
+def engine_speed(task) -> float:
+    """Random actions in all copies that training steps, all lanes at once."""
+    games = [
+        task.make_games(side, count, seed)
+        for side, counts in task.lane_counts().items()
+        for seed, count in enumerate(counts)
+    ]
+    for part in games:
+        part.reset()
+    rng = np.random.default_rng(0)
+    actions = [rng.integers(0, ACTIONS, (task.rollout, part.count)) for part in games]
+
+    def step(part, rows: np.ndarray) -> None:
+        for row in rows:
+            part.step(row)
+
+    with ThreadPoolExecutor(len(games)) as threads:
+        return timed(task, lambda: list(threads.map(step, games, actions)))
+
+
+def playing_speed(cfg, task) -> float:
+    """The rollouts of training without the updates."""
+    policy = Policy(instantiate(cfg.model).to(task.device), device=task.device, bf16=CUDA)
+    players = list(task.make_players(0, policy).values())
+
+    def advance() -> None:
+        for player in players:
+            player.draw(task.generator)
+        play(players)
+
+    return timed(task, advance)
+
+
+def loop_speed(cfg, task) -> tuple[float, str]:
+    """The engine's own step on the task's own batches; the first rollouts compile and capture."""
+    torch.manual_seed(0)
+    model = instantiate(cfg.model).to(task.device)
+    if CUDA:
+        model = model.to(memory_format=torch.channels_last)  # what convolutions are fastest in
+    step = make_step(
+        cfg, task, model, instantiate(cfg.regularizer), instantiate(cfg.optimizer), task.device
+    )
+    batches = task.batches(model, 0)
+    times = [one_rollout(task, step, batches, number) for number in range(task.rollouts)]
+    return summary(task, times[WARM_UP:])
+
+
+def summary(task, times: list[tuple[float, float]]) -> tuple[float, str]:
+    """Training frames per second, and where the time went."""
+    playing, learning = (statistics.median(part) for part in zip(*times, strict=True))
+    remark = f"{1000 * playing:.0f} ms playing + {1000 * learning:.0f} ms learning per rollout"
+    return task.envs * task.rollout / (playing + learning), remark
+
+
+def one_rollout(task, step, batches: Iterator, number: int) -> tuple[float, float]:
+    """Seconds of playing (with advantages) and of learning."""
+    first = number * task.steps_per_rollout
+    wait()
+    began = time.perf_counter()
+    batch = next(batches)
+    wait()
+    played = time.perf_counter()
+    for index in range(first, first + task.steps_per_rollout):
+        step(batch if index == first else next(batches), index)
+    wait()
+    return played - began, time.perf_counter() - played
+
+
+def plain_speed(cfg, task) -> tuple[float, str]:
+    """What most PPO scripts do, on the same engine."""
+    task.threads = PLAIN_THREADS
+    torch.manual_seed(0)
+    agent = instantiate(cfg.model).to(task.device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=5e-4, eps=1e-5)
+    games = task.make_games("train", task.envs, 0)
+    frames, times = games.reset().frames, []
+    for _ in range(4):
+        wait()
+        began = time.perf_counter()
+        data, frames = plain_rollout(task, agent, games, frames)
+        wait()
+        played = time.perf_counter()
+        plain_update(task, agent, optimizer, data)
+        wait()
+        times.append((played - began, time.perf_counter() - played))
+    return summary(task, times[1:])
+
+
+def to_input(frames: np.ndarray, device: torch.device) -> Tensor:
+    return torch.tensor(frames, dtype=torch.float32).to(device)
+
+
+@torch.no_grad()
+def plain_rollout(task, agent, games, frames: np.ndarray) -> tuple[dict[str, Tensor], np.ndarray]:
+    """One synchronous step after the other; observations are kept as float32 on the device."""
+    kept: dict[str, list[Tensor]] = {}
+    for _ in range(task.rollout):
+        x = to_input(frames, task.device)
+        outputs = agent(x / 255)
+        policy = Categorical(logits=outputs[:, :ACTIONS])
+        action = policy.sample()
+        seen = games.step(action.cpu().numpy())
+        frames = seen.frames
+        now = {"x": x, "action": action, "logarithm": policy.log_prob(action)}
+        now |= {"value": outputs[:, -1], "reward": torch.tensor(seen.rewards).to(task.device)}
+        now["done"] = torch.tensor(seen.dones, dtype=torch.float32).to(task.device)
+        for name, value in now.items():
+            kept.setdefault(name, []).append(value)
+    data = {name: torch.stack(values) for name, values in kept.items()}
+    last = agent(to_input(frames, task.device) / 255)[:, -1]
+    data["advantage"] = generalised_advantages(
+        data.pop("reward"), data["value"], data.pop("done"), last,
+        gamma=task.gamma, gae_lambda=task.gae_lambda,
+    )  # fmt: skip
+    return {name: value.flatten(0, 1) for name, value in data.items()}, frames
+
+
+def plain_update(task, agent, optimizer, data: dict[str, Tensor]) -> None:
+    names = {"action": "actions", "logarithm": "log_probabilities", "value": "values"}
+    rng = np.random.default_rng(0)
+    for _ in range(task.epochs):
+        order = rng.permutation(len(data["action"]))
+        for index in np.split(order, task.minibatches):
+            part = {name: value[index] for name, value in data.items()}
+            batch = {ours: part[name] for name, ours in names.items()}
+            batch |= {"advantages": part["advantage"], "targets": part["advantage"] + part["value"]}
+            loss, report = task.loss(agent(part["x"] / 255), batch)
+            report["entropy"].item()  # as scripts log
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        sys.exit(explain(error))

@@ -1,0 +1,185 @@
+# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+"""Watch an agent: python scripts/play.py RUN [--levels START:COUNT] [--mode easy] [--episodes 100]
+
+Plays a trained agent of task=procgen on any range of levels (unless told otherwise on its test
+levels) and prints its mean return with standard error. The first episode is written as a GIF and
+as a strip of frames. Every copy of the game plays the same number of episodes, so that short
+episodes do not count more than long ones.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from ed.analysis.stats import summarise
+from ed.core.streams import generator
+from ed.engine.errors import explain
+from ed.engine.main import trained_model
+from ed.envs.play import Policy
+from ed.envs.procgen import ACTIONS, LEVELS, Games, engine_version, make_games
+from ed.figures.episode import Episode, gif, strip
+from ed.files import write_atomic
+from ed.tasks.procgen import ProcgenPPO
+
+COPIES = 64
+
+
+@dataclass(frozen=True)
+class Result:
+    level: int
+    total: float
+    length: int
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if not (options.run / "config.yaml").exists():
+        raise FileNotFoundError(f"{options.run} is no run folder: it holds no config.yaml")
+    _, task, model = trained_model(options.run, options.device)
+    if not isinstance(task, ProcgenPPO):
+        raise ValueError(f"{options.run} is a run of {type(task).__name__}, not of task=procgen")
+    warn_of_engine(options.run, task)
+    levels = parse_levels(options.levels) if options.levels else task.levels["test"]
+    mode, copies = options.mode or task.mode, min(options.episodes, COPIES)
+    games = make_games(
+        task.game, mode=mode, count=copies, levels=levels, seed=options.seed, engine=task.engine
+    )
+    recorded = Episode(task.game, level=-1)
+    policy = Policy(model, device=task.device)
+    played = episodes_of(games, policy, options, recorded)
+    results = list(tqdm(played, total=options.episodes, unit="episode", disable=None))
+    known = known_levels(levels, task)
+    actions = "most probable" if options.greedy else "sampled"
+    print(f"{task.game}, {mode}, levels {levels.start}:{len(levels)} ({known}), {actions} actions")
+    print(describe(results))
+    if options.per_level:
+        print(per_level(results))
+    write_atomic(options.out.with_suffix(".gif"), gif(recorded))
+    write_atomic(options.out.with_suffix(".png"), strip(recorded))
+    print(f"pictures of level {recorded.level}: {options.out.with_suffix('.gif')} and .png")
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a run: runs/...")
+    add("--levels", metavar="START:COUNT", help="level seeds; e.g. 0:500, the training levels")
+    add("--mode", help="easy or hard (default: the run's)")
+    add("--episodes", type=int, default=100)
+    add("--greedy", action="store_true", help="the most probable action instead of a sampled one")
+    add("--per-level", action="store_true", help="print a table by level, worst first")
+    add("--seed", type=int, default=0, help="of levels and actions")
+    add("--device", default="auto")
+    add("--out", type=Path, default=Path("play"), metavar="STEM", help="of play.gif and play.png")
+    options = parser.parse_args(arguments)
+    if options.episodes < 1:
+        parser.error(f"--episodes {options.episodes}: at least 1")
+    return options
+
+
+def parse_levels(text: str) -> range:
+    start, _, count = text.partition(":")
+    if not (start.isdecimal() and count.isdecimal() and int(count)):
+        raise ValueError(f"--levels {text}: write START:COUNT, e.g. 0:500")
+    levels = range(int(start), int(start) + int(count))
+    if levels.stop > LEVELS:
+        raise ValueError(f"--levels {text}: levels end at {LEVELS - 1}")
+    return levels
+
+
+def known_levels(levels: range, task: ProcgenPPO) -> str:
+    """Whether the agent was trained on them."""
+    own = task.levels["train"]
+    if levels.start >= own.start and levels.stop <= own.stop:
+        return "training levels"
+    shared = levels.start < own.stop and own.start < levels.stop
+    return "some of them training levels" if shared else "unseen levels"
+
+
+def warn_of_engine(folder: Path, task: ProcgenPPO) -> None:
+    """Releases draw the same level differently: a return on another one means little."""
+    sessions = json.loads((folder / "meta.json").read_text())["sessions"]
+    trained, here = sessions[-1].get("engine"), engine_version(task.engine)
+    if trained != here:
+        print(f"warning: trained on {trained}, played on {here}, which draws differently")
+
+
+@torch.no_grad()
+def episodes_of(
+    games: Games, policy: Policy, options: argparse.Namespace, recorded: Episode
+) -> Iterator[Result]:
+    """`options.episodes` results, shared evenly by the copies; `recorded` gets copy 0's first."""
+    chance = generator(options.seed, "play", device=policy.device)
+    left = np.full(games.count, options.episodes // games.count)
+    left[: options.episodes % games.count] += 1
+    seen = games.reset()
+    playing, lengths = seen.levels.copy(), np.zeros(games.count, int)
+    recorded.level, recording = int(playing[0]), True
+    while left.any():
+        frames = seen.frames
+        outputs = policy(torch.from_numpy(frames).to(policy.device))
+        probabilities = outputs[:, :ACTIONS].softmax(-1)
+        noise = torch.ones_like(probabilities)
+        if not options.greedy:
+            noise.exponential_(generator=chance)
+        actions = (probabilities / noise).argmax(-1).cpu().numpy()
+        if recording:
+            recorded.frames.append(frames[0].copy())
+            recorded.actions.append(int(actions[0]))
+            recorded.probabilities.append(probabilities[0].cpu().numpy())
+        seen = games.step(actions)
+        lengths += 1
+        if recording:
+            recorded.rewards.append(float(seen.rewards[0]))
+            recording = not seen.dones[0]
+        for copy, total in zip(np.flatnonzero(seen.dones), seen.returns, strict=True):
+            if left[copy]:
+                left[copy] -= 1
+                yield Result(int(playing[copy]), total, int(lengths[copy]))
+            lengths[copy] = 0
+        playing = seen.levels.copy()
+
+
+def describe(results: Sequence[Result]) -> str:
+    found = summarise([result.total for result in results])
+    error = "" if found.std is None else f" +- {found.std / math.sqrt(found.count):.3g}"
+    length = sum(result.length for result in results) / len(results)
+    levels = len({result.level for result in results})
+    return (
+        f"return {found.mean:.4g}{error} (mean and standard error of {found.count} episodes on "
+        f"{levels} levels, {length:.0f} steps each)"
+    )
+
+
+def per_level(results: Sequence[Result]) -> str:
+    """Levels by their mean return, the worst first."""
+    by_level: dict[int, list[Result]] = {}
+    for result in results:
+        by_level.setdefault(result.level, []).append(result)
+    means = {level: summarise([r.total for r in own]).mean for level, own in by_level.items()}
+    lines = [f"{'level':>11}  {'episodes':>8}  {'return':>8}  {'steps':>6}"]
+    for level in sorted(means, key=lambda level: (means[level], level)):
+        own = by_level[level]
+        steps = sum(result.length for result in own) / len(own)
+        lines.append(f"{level:>11}  {len(own):>8}  {means[level]:>8.4g}  {steps:>6.0f}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        sys.exit(explain(error))

@@ -1,0 +1,125 @@
+"""Aggregates of returns against closed forms, and the figure of learning curves."""
+
+import itertools
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from ed.analysis.returns import (
+    HARD_RANGES,
+    interquartile_interval,
+    interquartile_mean,
+    normalised_return,
+    stratified_resamples,
+)
+from ed.analysis.spec import load_table
+from ed.envs.procgen import GAMES
+from ed.figures.learning_curves import draw, mean_and_error
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run as scripts/table.py hands it over, its curve a straight line to `last`."""
+
+    table: str
+    cell: str
+    seed: int
+    final: float
+    steps: int = 1000
+    deviations: str = ""
+
+    def history(self):
+        for step in range(100, self.steps + 1, 100):
+            value = self.final * step / self.steps
+            yield {"step": step, "eval/test_return": value, "eval/train_return": value + 1}
+
+
+def short_runs(final, seeds=(0, 1, 2)) -> list[Run]:
+    table = load_table("procgen_short")
+    return [
+        Run(table.name, cell, seed, final(cell, seed))
+        for cell, seed in itertools.product(table.cells, seeds)
+    ]
+
+
+def test_normalised_return_is_linear_between_the_published_ends():
+    assert set(HARD_RANGES) == set(GAMES)
+    for game, (low, high) in HARD_RANGES.items():
+        found = normalised_return(np.array([low, (low + high) / 2, high]), game)
+        np.testing.assert_allclose(found, [0, 0.5, 1], atol=1e-15)
+    assert normalised_return(np.array(13.35), "fruitbot") == pytest.approx(0.5)  # -0.5 to 27.2
+
+
+def test_interquartile_mean_of_known_scores():
+    assert interquartile_mean(np.arange(1, 13)) == 6.5  # 4..9
+    assert interquartile_mean([0, 1, 2, 1000]) == 1.5  # neither outlier counts
+    assert interquartile_mean([3.0]) == 3
+    assert interquartile_mean([1, 2, 6]) == 3  # a quarter of three is no whole score: the mean
+    scores = np.arange(24).reshape(12, 2)
+    np.testing.assert_array_equal(interquartile_mean(scores, axis=0), [11, 12])
+
+
+def test_resamples_keep_every_game_and_its_number_of_seeds():
+    scores = [np.array([1.0, 2.0]), np.array([10.0, 20.0, 30.0])]
+    drawn = stratified_resamples(scores, np.random.default_rng(0), count=4000)
+    assert drawn.shape == (4000, 5)
+    assert set(drawn[:, :2].ravel()) == {1, 2}
+    assert set(drawn[:, 2:].ravel()) == {10, 20, 30}
+    assert (drawn[:, 0] == drawn[:, 1]).mean() == pytest.approx(0.5, abs=0.03)  # with replacement
+
+
+def test_interval_follows_from_the_generator_and_from_the_spread():
+    rng = np.random.default_rng(1)
+    constant = [np.full((3, 5), 0.4), np.full((3, 5), 0.4)]
+    for found in interquartile_interval(constant, rng):
+        np.testing.assert_allclose(found, 0.4)
+    scores = [rng.normal(size=200), rng.normal(size=200)]
+    first, again, other = (
+        interquartile_interval(scores, np.random.default_rng(seed)) for seed in (3, 3, 4)
+    )
+    assert first == again
+    assert first != other
+    mean, low, high = first
+    assert low < mean < high
+    # the mean of the middle half of a normal sample: sd sqrt(1.198 / n) (trimmed mean, 25 %)
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(1.198 / 400), rel=0.15)
+
+
+def test_error_band_is_the_standard_error():
+    mean, error = mean_and_error(np.array([[1.0, 4.0], [3.0, 4.0], [5.0, 4.0]]))
+    np.testing.assert_allclose(mean, [3, 4])
+    np.testing.assert_allclose(error, [2 / np.sqrt(3), 0])
+
+
+def test_panels_hold_the_means_of_the_runs():
+    table = load_table("procgen_short")
+    runs = short_runs(lambda cell, seed: 10 + seed + 5 * cell.startswith("ed"))
+    figure = draw(table, runs)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles[:2] == ["Dodgeball (n = 3)", "FruitBot (n = 3)"]
+    assert titles[-1] == "all games: IQM, 95 % interval"
+    test, train = figure.axes[0].lines[:2]  # PPO on Dodgeball
+    assert test.get_xdata()[-1] == 10  # million frames
+    assert test.get_ydata()[-1] == pytest.approx(11)
+    assert train.get_ydata()[-1] == pytest.approx(12)
+    assert test.get_ydata()[100] == pytest.approx(5.5)
+    finals = [[normalised_return(10 + s, g) for s in range(3)] for g in
+              ("dodgeball", "fruitbot", "jumper", "starpilot")]  # fmt: skip
+    aggregate = figure.axes[-1].lines[0].get_ydata()[-1]
+    assert aggregate == pytest.approx(interquartile_mean(np.ravel(finals)))
+
+
+def test_one_game_needs_no_aggregate_and_no_run_gives_no_figure():
+    table = load_table("procgen_short")
+    runs = [run for run in short_runs(lambda *_: 3.0, seeds=(0,)) if run.cell == "none-jumper"]
+    figure = draw(table, runs)
+    assert [axis.get_title() for axis in figure.axes] == ["Jumper (n = 1)"]
+    assert draw(table, []) is None
+
+
+def test_drawing_loads_no_torch():
+    code = "import sys, ed.figures.learning_curves; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
