@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "core": (),
-    "models": ("core",),
+    "models": ("core", "files"),
     "regularizers": ("core",),
     "measures": ("core",),
     "figures": ("core",),
@@ -19,7 +19,7 @@ ALLOWED = {
     "engine": ("core", "files", "tasks.base", "regularizers.base"),
     "analysis": ("files",),
 }
-SHARED_TASK_MODULES = {"base", "images"}
+SHARED_TASK_MODULES = {"base", "corruptions", "images"}
 
 
 def imported_modules(path: Path) -> set[str]:
