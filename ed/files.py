@@ -9,11 +9,11 @@ SEAL = b"ed-checkpoint-1\n"  # the first bytes of a checkpoint; a digest of the 
 DIGEST_SIZE = 32
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w") as file:
-            file.write(text)
+        with open(temporary, "wb" if isinstance(content, bytes) else "w") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

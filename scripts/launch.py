@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ed.analysis.collect import Row, collect_run
-from ed.analysis.spec import Run, SpecError, Table, expand, load_table, reduced_folder
+from ed.analysis.spec import Run, SpecError, Table, expand, load_table, reduced_name
 from ed.engine.errors import INTERRUPTED, explain
 from ed.files import write_atomic, write_json
 from scripts.slurm import is_queued, require_slurm, submit
@@ -141,7 +141,7 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
         RunFolder(run.folder, config).close()
         if run.deviations:  # the collector finds reduced runs by this file
             for name in {run.table, table.name}:
-                folder = reduced_folder(name, run.deviations, run.folder.parents[2])
+                folder = run.folder.parents[2] / reduced_name(name, run.deviations)
                 folder.mkdir(parents=True, exist_ok=True)
                 write_json(folder / "deviations.json", list(run.deviations))
 

@@ -4,6 +4,16 @@
 Writes experiments/results/TABLE.csv (one line per run) and TABLE.md (the paper's numbers beside
 ours). Rows already in the CSV file stay: runs done on another machine arrive as its lines (--add),
 or as copied run folders (--runs). Two runs that claim one cell with different numbers are an error.
+
+A data figure of the paper is a table whose file says `figure: ed.figures.NAME:draw`. Once runs are
+done, draw(table, rows) -> matplotlib Figure (None while too few are) gives TABLE.png and TABLE.pdf:
+    table       ed.analysis.spec.Table: cells, labels, metrics, paper's numbers
+    rows        ed.analysis.collect.Row, the finished ones without deviations, in the table's order
+    row.last    the final value of each of the table's metrics
+    row.history()   all that the run logged: [{"step": 50, "train/loss": ...}, ...]; it needs the
+                run's folder, under --runs or committed under experiments/results/runs
+The function is pure and loads no torch; size and layout are its own, fonts and files are not.
+Rows with deviations (launch.py --set) are drawn apart, as TABLE@..., and marked as reduced.
 """
 
 import argparse
@@ -13,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import borrowed, collect, merge, read_results, result_path
+from ed.analysis.collect import Row, collect, committed, merge, read_results, result_path
 from ed.analysis.render import to_csv, to_latex, to_markdown
 from ed.analysis.spec import SpecError, Table, load_table, table_names
 from ed.files import write_atomic
@@ -56,16 +66,29 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     missing = [path for path in options.add if not path.exists()]
     if missing:
         raise SpecError(f"--add {missing[0]}: no such file")
-    given = [row for path in (csv_path, *options.add) for row in read_results(path, table)]
-    rows = merge([*given, *borrowed(table), *collect(table, options.runs)])
+    added = [row for path in options.add for row in read_results(path, table)]
+    rows = merge([*committed(table), *added, *collect(table, options.runs)])
     csv_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(csv_path, to_csv(table, rows))
     write_atomic(markdown_path, to_markdown(table, rows))
     done = sum(row.status == "done" for row in rows)
     print(f"{markdown_path}: {done} of {len(rows)} runs done")
+    draw(table, rows)
     if options.latex:
         print(to_latex(table, rows))
     return True
+
+
+def draw(table: Table, rows: list[Row]) -> None:
+    """Writes the table's figures, where it has any."""
+    if table.figure is None:
+        return
+    from ed.figures.files import figures  # matplotlib: only where something is drawn
+
+    for name, content in figures(table, rows).items():
+        path = result_path(table, "csv").with_name(name)
+        write_atomic(path, content)
+        print(path)
 
 
 def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:

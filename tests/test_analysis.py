@@ -440,3 +440,73 @@ def test_reading_tables_does_not_load_torch():
         "assert not {'torch', 'hydra'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# --- figures
+
+
+FIGURE = """
+from matplotlib.figure import Figure
+
+def draw(table, rows):
+    if len(rows) < 2:
+        return None
+    figure = Figure(figsize=(2, 1))
+    axis = figure.add_subplot()
+    for row in rows:
+        history = [(h["step"], h["eval/acc"]) for h in row.history() if "eval/acc" in h]
+        axis.plot(*zip(*history), "o", label=f"{row.cell} {row.seed}")
+    axis.legend()
+    return figure
+"""
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch) -> Table:
+    (tmp_path / "little_figure.py").write_text(FIGURE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return write_table(tmp_path, figure="little_figure:draw")
+
+
+def test_a_figure_is_drawn_once_runs_are_done_the_same_every_time(drawn, tmp_path):
+    main, results = table_script(), tmp_path / "results"
+    runs = expand(drawn, root=tmp_path / "runs")
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
+    fabricate(runs[0])
+    fabricate(runs[1], done=False)
+    assert main(here) == 0
+    assert not (results / "mini.png").exists()  # one finished run is too few for this figure
+    fabricate(runs[1])
+    assert main(here) == 0
+    first = [(results / f"mini.{kind}").read_bytes() for kind in ("png", "pdf")]
+    assert [content[:4] for content in first] == [b"\x89PNG", b"%PDF"]
+    assert not any(word in first[1] for word in (b"CreationDate", b"Producer"))
+    # the folders are gone, their records are committed: the same files
+    (results / "runs").mkdir()
+    (tmp_path / "runs" / "mini").rename(results / "runs" / "mini")
+    for kind in ("png", "pdf"):
+        (results / f"mini.{kind}").unlink()
+    assert main(here) == 0
+    assert first == [(results / f"mini.{kind}").read_bytes() for kind in ("png", "pdf")]
+
+
+def test_reduced_runs_are_drawn_apart(drawn, tmp_path):
+    for run in expand(drawn, sets=["task.epochs=2"], cells=["ed"], root=tmp_path / "runs"):
+        fabricate(run)
+    (run.folder.parents[1] / "deviations.json").write_text('["task.epochs=2"]')
+    assert table_script()([str(drawn.path), "--runs", str(tmp_path / "runs")]) == 0
+    (picture,) = (tmp_path / "results").glob("*.png")
+    assert picture.stem == run.folder.parents[1].name
+    assert picture.stem.startswith("mini@epochs2")
+
+
+@pytest.mark.parametrize("name", ["nothing", "no.such.module:draw", "little_figure:paint"])
+def test_a_figure_that_cannot_be_found_is_one_line(drawn, tmp_path, name, capsys):
+    for run in expand(drawn, cells=["ed"], root=tmp_path / "runs"):
+        fabricate(run)
+    text = drawn.path.read_text().replace("little_figure:draw", name)
+    drawn.path.write_text(text)
+    assert table_script()([str(drawn.path), "--runs", str(tmp_path / "runs")]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"figure: {name}" in error

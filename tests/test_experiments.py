@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from ed.analysis.spec import Run, expand, load_table, nested, parse_value, table_names
 from ed.engine.check import check
 from ed.engine.compose import CONFIGS, GROUPS, compose_config
+from ed.figures.files import drawing
 
 
 def all_cells() -> list[Run]:
@@ -75,3 +76,12 @@ def test_tables_without_a_task_are_marked_as_planned():
         missing = missing_leaf(run)
         if missing is not None and Path(missing).stem not in waiting:
             assert statuses()[run.table] == "planned", f"{run.table} needs {missing}"
+
+
+@pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).figure])
+def test_figures_can_be_found(name):
+    table = load_table(name)
+    module = table.figure.partition(":")[0].replace(".", "/") + ".py"
+    if table.status == "planned" and not (CONFIGS.parent / module).exists():
+        pytest.skip(f"{module} does not exist yet")
+    assert callable(drawing(table))

@@ -13,7 +13,7 @@ ALLOWED = {
     "models": ("core", "files"),
     "regularizers": ("core",),
     "measures": ("core",),
-    "figures": ("core",),
+    "figures": ("core", "analysis"),
     "envs": (),
     "tasks": ("core", "models", "envs"),
     "engine": ("core", "files", "tasks.base", "regularizers.base"),
@@ -57,7 +57,8 @@ def test_no_concrete_task_imports_another():
 
 
 @pytest.mark.parametrize(
-    "module", ["ed", "ed.analysis.spec", "ed.analysis.report.page", "ed.engine.errors"]
+    "module",
+    ["ed", "ed.analysis.spec", "ed.analysis.report.page", "ed.engine.errors", "ed.figures.files"],
 )
 def test_light_modules_do_not_load_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

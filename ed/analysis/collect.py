@@ -35,6 +35,7 @@ class Row:
         deviations: settings that differ from the experiment file, separated by spaces.
         last: the last value of each metric of the table; best: the best of its first metric.
         source: the folder, or the file and line, it was read from.
+        folder: of the run, where there is one: a line of a CSV file alone has none.
     """
 
     table: str
@@ -53,10 +54,15 @@ class Row:
     dirty: bool | None = None
     error: str = ""
     source: str = field(default="", compare=False)
+    folder: Path | None = field(default=None, compare=False)
 
     @property
     def key(self) -> tuple[str, str, int, str]:
         return self.table, self.cell, self.seed, self.deviations
+
+    def history(self) -> list[dict]:
+        """Every row of metrics the run wrote, each with its `step`; none without a folder."""
+        return read_metrics(self.folder / "metrics.jsonl") if self.folder else []
 
 
 def columns(table: Table) -> list[str]:
@@ -82,6 +88,7 @@ def collect_run(run: Run, table: Table) -> Row:
     if not (run.folder / "config.yaml").exists():
         return Row(run.table, run.cell, run.seed, **known)
     _check_config(run)
+    known["folder"] = run.folder
     rows = read_metrics(run.folder / "metrics.jsonl")
     done = _read_json(run.folder / "DONE")
     known |= _sessions(run.folder / "meta.json")
@@ -151,6 +158,8 @@ def merge(rows: Iterable[Row]) -> list[Row]:
                 f"{' (' + row.deviations + ')' if row.deviations else ''}: {before.source} has "
                 f"{_numbers(before)}, {row.source} has {_numbers(row)}; remove the wrong one"
             )
+        elif row.status == "done" and before.folder is None:
+            kept[row.key] = replace(before, folder=row.folder)
     return list(kept.values())
 
 

@@ -11,6 +11,7 @@ collector both use it, so that a table knows which of its runs are missing. Keys
     comparable       false where the paper's numbers stand for other settings (default true)
     fixed            overrides of every cell
     notes            remarks about the whole table
+    figure           module:function that draws it from its rows (see ed/figures/files.py)
     cells            name: {label, paper, note} and one of
                        overrides: [key=value, ...]   what it changes
                        overrides + grid: {key: [values]}   one cell per combination
@@ -37,7 +38,8 @@ INCIDENTAL = (
 )  # settings that cannot change a result, so no deviations
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REQUIRED = ("title", "place", "seeds", "fixed", "cells")
-OPTIONAL = ("metric", "metrics", "status", "paper_seeds", "digits", "comparable", "notes", "tuning")
+OPTIONAL = ("metric", "metrics", "status", "paper_seeds", "digits", "comparable", "notes", "figure")
+OPTIONAL += ("tuning",)
 CELL_KEYS = ("label", "paper", "note", "overrides", "grid", "same_as", "best_of")
 GRID_KEYS = ("overrides", "grid", "rule")
 STATUSES = ("ready", "planned")
@@ -94,6 +96,7 @@ class Table:
     notes: tuple[str, ...]
     cells: dict[str, Cell]
     tuning: dict[str, Grid]
+    figure: str | None = None
 
     @property
     def primary(self) -> str:
@@ -161,14 +164,13 @@ def expand(
     """
     deviations = deviations_of(sets)
     extra = (*sets, *([] if data is None else [f"task.data={data}"]))
-    tag = f"@{_tag(deviations)}" if deviations else ""
     return [
         Run(
             table=cell.home[0],
             cell=cell.home[1],
             seed=seed,
             overrides=(*cell.overrides, *extra, f"seed={seed}"),
-            folder=root / f"{cell.home[0]}{tag}" / cell.home[1] / f"seed{seed}",
+            folder=root / reduced_name(cell.home[0], deviations) / cell.home[1] / f"seed{seed}",
             deviations=deviations,
         )
         for cell in _choose_cells(table, cells)
@@ -191,9 +193,9 @@ def deviations_of(sets: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(s for s in sets if re.split(r"[.=]", s)[0] not in INCIDENTAL))
 
 
-def reduced_folder(table: str, deviations: Sequence[str], root: Path) -> Path:
-    """Where the runs of a table with these deviations live."""
-    return root / f"{table}@{_tag(deviations)}"
+def reduced_name(table: str, deviations: Sequence[str]) -> str:
+    """What the runs of a table with these deviations go by; the table's own name without any."""
+    return f"{table}@{_tag(deviations)}" if deviations else table
 
 
 def nested(config: dict, key: str):
@@ -312,6 +314,7 @@ class _Reader:
             notes=tuple(raw.get("notes") or ()),
             cells=cells,
             tuning=tuning,
+            figure=self.read_figure(),
         )
         self.check_whole(table)
         return table
@@ -330,6 +333,12 @@ class _Reader:
         if ("metric" in self.raw) == ("metrics" in self.raw):
             self.fail("give either metric: KEY or metrics: {KEY: label, ...}")
         return self.raw.get("metrics") or {self.raw["metric"]: self.raw["metric"]}
+
+    def read_figure(self) -> str | None:
+        name = self.raw.get("figure")
+        if name is not None and not re.fullmatch(r"[\w.]+:\w+", str(name)):
+            self.fail(f"figure: {name}; write module:function, e.g. ed.figures.correlation:draw")
+        return name
 
     def read_seeds(self) -> tuple[int, ...]:
         seeds = self.raw["seeds"]

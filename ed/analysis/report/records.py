@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ed.analysis.collect import CollectError, Row, read_metrics
-from ed.analysis.spec import reduced_folder
+from ed.analysis.spec import reduced_name
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,7 @@ class Record:
 
 def read_record(row: Row, root: Path) -> Record | None:
     """The record of a run under `root`; None where none was committed."""
-    deviations = row.deviations.split()
-    home = reduced_folder(row.table, deviations, root) if deviations else root / row.table
+    home = root / reduced_name(row.table, row.deviations.split())
     folder = home / row.cell / f"seed{row.seed}"
     config = folder / "config.yaml"
     if not config.is_file():
