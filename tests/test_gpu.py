@@ -15,6 +15,7 @@ from ed.engine.compose import compose_config
 from ed.engine.step import TrainStep
 
 pytestmark = pytest.mark.gpu
+STAND_IN = ["task.data=embedded", "task.batch_size=100", "optimizer.lr=1e-4"]
 
 
 def make_step(overrides: list[str], *, bf16=False, **how) -> TrainStep:
@@ -53,6 +54,8 @@ def losses(step: TrainStep, start: int, stop: int) -> list[float]:
         ["regularizer=sam", "model=resnet18", "optimizer=sgd", "optimizer.lr=0.01"],
         ["regularizer=jacobian"],
         ["regularizer=jacobian", "task.space=block1"],
+        ["task=clip_standin_pretrain", "model=clip_small_pretrain", *STAND_IN],
+        ["task=clip_standin", "model=clip_small", "model.weights=random", *STAND_IN],
     ],
     ids=lambda overrides: "-".join(override.split("=")[1] for override in overrides),
 )
@@ -122,3 +125,18 @@ def test_scores_on_cuda_equal_cpu():
     values = torch.randn(32, 4, 100, dtype=torch.float64)
     on_cpu, on_cuda = principal_scores(values, 3), principal_scores(values.cuda(), 3).cpu()
     torch.testing.assert_close(on_cuda.abs(), on_cpu.abs(), rtol=1e-6, atol=1e-8)
+
+
+def test_clip_stand_in_compiled_and_captured(tmp_path):
+    """Both stages as launched: bf16, compiled, one graph; the ensemble's end is the model."""
+    from ed.engine.main import run
+
+    stand_in = [*STAND_IN, "task.epochs=2", "task.warmup_epochs=0", "optimizer.clip=1"]
+    first = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "task.part=1"]
+    run(compose_config([*first, *stand_in, f"system.run_dir={tmp_path}/first"]), ["clip"])
+    second = ["task=clip_standin", "model=clip_small", f"model.weights={tmp_path}/first/last.pt"]
+    second += ["regularizer=ed", "regularizer.components=3", "measures=ensembling"]
+    done = run(compose_config([*second, *stand_in, f"system.run_dir={tmp_path}/second"]), ["clip"])
+    for name in ("acc", "acc_ood"):  # float32 against bf16: a few of 500 pictures may differ
+        ensembled = done["last"][f"measure/ensembling/alpha1/{name}"]
+        assert ensembled == pytest.approx(done["last"][f"eval/{name}"], abs=2)

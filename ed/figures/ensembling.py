@@ -26,12 +26,13 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     if not panels:
         return None
     figure = Figure(figsize=(4.4 * len(panels), 3.8))
-    for axis, cells in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.values()):
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, cells in zip(axes, panels.values(), strict=True):
         for name, curves in cells.items():
             penalised = name.endswith(PENALISED)
             _draw_cell(axis, curves, table.cells[name].label, penalised)
         axis.set_xlabel(f"{table.metrics['eval/acc']} (in distribution), accuracy (%)")
-        axis.legend(loc="lower right", fontsize=8)
+        axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), fontsize=8)  # off the curves
         axis.margins(0.12)
     figure.axes[0].set_ylabel("mean of the shifts, accuracy (%)")
     return figure
@@ -52,18 +53,18 @@ def _draw_cell(axis, curves: np.ndarray, label: str, penalised: bool) -> None:
     color, marker = ("C3", "s") if penalised else ("C0", "o")
     for _, x, y in curves.transpose(0, 2, 1):
         axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
-    alphas, x, y = curves.mean(0).T
+    _, x, y = curves.mean(0).T
     seeds = f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
-    axis.plot(x, y, color=color, marker=marker, markersize=4, label=f"{label} ({seeds})")
-    side = (6, -10) if penalised else (-6, 6)
-    for alpha, *point in zip(alphas, x, y):
+    axis.plot(x, y, color=color, marker=marker, markersize=4, label=f"{label}, {seeds}")
+    side = (3, 7) if penalised else (-3, -12)  # ED tends to lie further out
+    for alpha, *point in curves.mean(0):
         if alpha in NAMED:
             axis.annotate(
                 rf"$\alpha$={alpha:g}",
                 point,
                 xytext=side,
                 textcoords="offset points",
-                ha="left" if penalised else "right",
+                ha="center",
                 fontsize=7,
                 color=color,
             )

@@ -103,12 +103,12 @@ def classifier(
         raise ValueError(
             f"model.prompts={prompts} names {len(texts)} classes, but task.classes={classes}"
         )
+    state = {} if weights == "random" else _weights(architecture, weights)
     clip = build(architecture)
     random_rows = F.normalize(torch.randn(classes, clip.visual.output_dim), dim=-1)
     untrained = ClipClassifier(clip.visual, LARGEST_SCALE * random_rows)
     if weights == "random":
         return untrained
-    state = _weights(architecture, weights)
     if "head.weight" in state:
         return _load(untrained, state, weights)
     _load(clip, {name.removeprefix("clip."): value for name, value in state.items()}, weights)
@@ -170,7 +170,13 @@ def scale(clip: nn.Module) -> Tensor:
 
 def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
     if weights != "openai":
-        return read_weights(Path(weights).expanduser(), f"model.weights={weights}")
+        path, given = Path(weights).expanduser(), f"model.weights={weights}"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{given}: no such file. Give `openai` (for CLIP ViT-B), or a file of weights; "
+                "those of the stand-in come from python scripts/launch.py clip_standin_pretrain"
+            )
+        return read_weights(path, given)
     open_clip = _open_clip()
     known = isinstance(architecture, str) and open_clip.get_pretrained_cfg(architecture, "openai")
     if not known or not open_clip.get_model_config(architecture).get("quick_gelu"):
