@@ -6,12 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
 from PIL import Image
 
 from ed.core.streams import generator
+from ed.engine.compose import compose_config
+from ed.engine.loop import Interrupted
+from ed.engine.main import run
+from ed.engine.optimizer import AdamW
+from ed.engine.run import digest
+from ed.models.vit import ViT, sincos_positions
 from ed.tasks.imagenet_data import (
     CLIP,
     EvaluationSet,
+    ImageNetTask,
     PictureError,
     Source,
     Views,
@@ -28,6 +36,11 @@ from ed.tasks.imagenet_data import (
 from ed.tasks.imagenet_data.randaugment import OPERATIONS, rand_augment
 from ed.tasks.imagenet_data.sources import open_folders
 from ed.tasks.imagenet_data.views import random_crop, to_tensor
+from tests.small import weights
+
+ROOT, CPU = Path(__file__).parents[1], torch.device("cpu")
+SETTINGS = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "space": "input", "eval_every": 1}
+SETTINGS |= {"classes": 1000, "image_size": [16, 16]}
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (40, 30)) -> Image.Image:
@@ -186,7 +199,7 @@ def test_what_is_wrong_in_folders_is_said_with_names_and_counts(tmp_path):
     root = fill(tmp_path / "set", ["n1", "n2", "extra"])
     (root / "n3").mkdir()
     (root / "loose.JPEG").write_bytes(encoded())
-    with pytest.raises(ValueError, match="task.data=here: in ") as error:
+    with pytest.raises(ValueError, match=r"^task\.data=here: in ") as error:
         open_folders(root, labels, what="task.data=here")
     for phrase in (
         "1 of 4 class folders are missing (n4)",
@@ -199,11 +212,12 @@ def test_what_is_wrong_in_folders_is_said_with_names_and_counts(tmp_path):
         open_folders(tmp_path / "nowhere", labels, what="task.data=x")
 
 
-def test_files_that_are_no_pictures_are_counted(tmp_path, caplog):
+def test_files_that_are_no_pictures_are_counted(tmp_path):
     root = fill(tmp_path, ["n1"], count=2)
     (root / "n1" / "notes.txt").write_text("")
-    assert len(open_folders(root, {"n1": 0}, what="x")) == 2
-    assert "1 files that are no pictures are left out" in caplog.text
+    source = open_folders(root, {"n1": 0}, what="x")
+    assert len(source) == 2
+    assert source.remarks == (f"{root}: 1 files that are no pictures are left out",)
 
 
 def test_missing_validation_folder_and_missing_shift(tmp_path):
@@ -351,11 +365,18 @@ def test_half_of_the_pictures_are_mirrored_and_clips_never():
 
 
 def test_normalisation():
+    """Bytes 0, 51 and 255 of the three channels: [-1, 1] here, OpenAI's constants for CLIP."""
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1)
-    assert Views().on("cpu")(pixels).flatten().tolist() == pytest.approx([-1, -0.6, 1])
+    task = instantiate(compose_config(["task=imagenet", "task.data=embedded"]).task)
+    task.prepare(CPU, seed=0)
+    assert task.normalise(pixels).flatten().tolist() == pytest.approx([-1, -0.6, 1])
+    (x,) = task.field(lambda points: points, {"x": pixels}).x
+    assert x.flatten().tolist() == pytest.approx([-1, -0.6, 1])
+    clip = ImageNetTask("embedded", CLIP, validation="validation", repeat=1, **SETTINGS)
+    clip.prepare(CPU, seed=0)
     expected = [(0 - 0.48145466) / 0.26862954, (0.2 - 0.4578275) / 0.26130258]
     expected.append((1 - 0.40821073) / 0.27577711)
-    assert CLIP.on("cpu")(pixels).flatten().tolist() == pytest.approx(expected)
+    assert clip.normalise(pixels).flatten().tolist() == pytest.approx(expected)
 
 
 def test_randaugment_operations():
@@ -374,7 +395,9 @@ def test_randaugment_operations():
     shifted = np.full_like(pixels, 128)
     shifted[:, :-25] = pixels[:, 25:]  # 100 of 224 pixels
     assert (results[13] == shifted).all()
-    assert (results[14] == shifted.transpose(1, 0, 2)).all() or results[14][-1, 0, 0] == 128
+    shifted = np.full_like(pixels, 128)
+    shifted[:-25] = pixels[25:]
+    assert (results[14] == shifted).all()
     grey = (results[15] == 128).all(-1)
     assert grey[:15, :15].all()  # a square of 20 around (5, 5)
     assert (results[15][15:] == pixels[15:]).all()
@@ -452,3 +475,232 @@ def test_chosen_pictures_come_in_the_order_asked_for():
         evaluation_batches(source, Views(size=8).evaluate, index=torch.tensor([7, 0, 3]), **how)
     )
     assert [batch["label"].tolist() for batch in batches] == [[7, 0], [3]]
+
+
+# ---- the model and its optimizer
+
+
+def vit(**settings) -> ViT:
+    small = {"classes": 10, "image_size": [32, 48], "patch": 16, "width": 16, "depth": 2}
+    small |= {"heads": 2, "pool": "avg", "dropout": 0.0, "activation": "gelu"}
+    return ViT(**(small | settings))
+
+
+def test_sincos_positions_are_the_formula():
+    """Written out for each row, column and channel, as big_vision defines it."""
+    rows, columns, width, quarter = 3, 4, 16, 4
+    expected = torch.zeros(rows * columns, width, dtype=torch.float64)
+    for row in range(rows):
+        for column in range(columns):
+            for k in range(quarter):
+                frequency = 1 / 10000 ** (k / (quarter - 1))
+                place = expected[row * columns + column]
+                place[k] = math.sin(column * frequency)
+                place[quarter + k] = math.cos(column * frequency)
+                place[2 * quarter + k] = math.sin(row * frequency)
+                place[3 * quarter + k] = math.cos(row * frequency)
+    torch.testing.assert_close(sincos_positions(rows, columns, width).double(), expected)
+    with pytest.raises(ValueError, match=r"model\.width=18: model\.positions=sincos"):
+        sincos_positions(2, 2, 18)
+
+
+@pytest.mark.parametrize("pool", ["avg", "token"])
+def test_fixed_positions_are_no_parameter_and_come_before_the_first_block(pool):
+    model = vit(positions="sincos", pool=pool)
+    assert "pos_embed" not in dict(model.named_parameters())
+    assert "pos_embed" not in model.state_dict()
+    x = torch.randn(2, 3, 32, 48)
+    seen = model.to_space(x, "embedding") - vit_without_positions(model, x)
+    expected = sincos_positions(2, 3, 16)
+    if pool == "token":
+        expected = torch.cat([torch.zeros(1, 16), expected])
+    torch.testing.assert_close(seen, expected.expand(2, -1, -1), rtol=1e-4, atol=1e-5)
+
+
+def vit_without_positions(model: ViT, x: torch.Tensor) -> torch.Tensor:
+    patches = model.patch_embed(x)
+    return (
+        patches
+        if model.cls_token is None
+        else torch.cat([model.cls_token.expand(2, -1, -1), patches], 1)
+    )
+
+
+@pytest.mark.parametrize("head", ["linear", "tanh"])
+def test_the_head_starts_at_zero(head):
+    model = vit(init="jax", head=head)
+    x = torch.randn(4, 3, 32, 48)
+    assert torch.equal(model(x), torch.zeros(4, 10))
+    last = model.head if head == "linear" else model.head[-1]
+    assert not last.weight.any()
+    if head == "tanh":
+        assert model.head[0].weight.std() == pytest.approx(1 / 4, rel=0.15)  # variance 1 / width
+    torch.manual_seed(0)
+    assert vit(head=head)(x).abs().max() > 0
+
+
+def test_initial_weights_of_attention_are_those_of_three_square_matrices():
+    torch.manual_seed(0)
+    weight = vit(init="jax", width=64).blocks[0].attn.qkv.weight
+    bound = math.sqrt(6 / 128)
+    assert 0.98 * bound < weight.abs().max() < bound
+    assert weight.std() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
+
+def test_average_pooling_comes_after_the_last_norm():
+    model = vit()
+    x = torch.randn(2, 3, 32, 48)
+    tokens = model.norm(model.blocks(model.to_space(x, "embedding")))
+    assert tokens.shape == (2, 6, 16)
+    torch.testing.assert_close(model(x), model.head(tokens.mean(1)))
+    torch.testing.assert_close(model.from_space(model.to_space(x, "block1"), "block1"), model(x))
+
+
+def test_vit_s16_is_the_published_size():
+    """22.05 M parameters with class token, learnt positions and a linear head (timm's count)."""
+    cfg = compose_config(["task=imagenet", "model=vit_s16"])
+    assert sum(p.numel() for p in instantiate(cfg.model).parameters()) == 22_050_664
+
+
+def test_only_matrices_decay():
+    model = vit(pool="token")
+    groups = AdamW(lr=0.1, weight_decay=0.5, decay="matrices").build(model.named_parameters(), CPU)
+    decayed, others = groups.param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
+    assert {"patch_embed.proj.weight", "head.weight", "blocks.0.attn.qkv.weight"} <= set(
+        decayed["param_names"]
+    )
+    assert all(
+        "bias" in n or "norm" in n or n in ("cls_token", "pos_embed") for n in others["param_names"]
+    )
+    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
+    with pytest.raises(ValueError, match=r"optimizer\.decay=none: use all or matrices"):
+        AdamW(lr=0.1, weight_decay=0.5, decay="none")
+
+
+# ---- the task
+
+
+SMALL = [
+    "task=imagenet",
+    "model=vit_s16",
+    "debug=tiny",
+    "task.image_size=[16,16]",
+    "model.width=16",
+]
+SMALL += ["model.depth=1", "model.heads=2", "model.dropout=0.1", "task.batch_size=500"]
+SMALL += ["task.augment=randaugment", "optimizer=adamw_matrices", "optimizer.clip=1.0"]
+SMALL += ["regularizer=ed", "regularizer.pairs=8", "regularizer.components=3"]
+SMALL += ["system.workers=0", "system.log_every=1"]
+
+
+def small_run(folder: Path, *overrides: str) -> dict:
+    return run(compose_config([*SMALL, f"system.run_dir={folder}", *overrides]), ["imagenet"])
+
+
+def test_a_run_in_pieces_is_the_run_in_one(tmp_path):
+    small_run(tmp_path / "whole")
+    for _ in range(3):  # of 4 steps, each in a session of its own
+        with pytest.raises(Interrupted):
+            small_run(tmp_path / "pieces", "system.max_minutes=0")
+    summary = small_run(tmp_path / "pieces")
+    assert summary["steps"] == 4
+    whole, pieces = (weights(tmp_path / name) for name in ("whole", "pieces"))
+    assert all(torch.equal(value, pieces[name]) for name, value in whole.items())
+    assert {"eval/acc", "eval/loss"} <= summary["last"].keys()
+    log = (tmp_path / "pieces" / "train.log").read_text()
+    assert (
+        "2,000 pictures instead of ImageNet's 1,281,167 (train): results are not comparable" in log
+    )
+
+
+def test_workers_are_no_part_of_a_runs_identity():
+    ours, theirs = (compose_config([*SMALL, f"system.workers={n}"]) for n in (0, 3))
+    assert digest(ours) == digest(theirs)
+
+
+def test_lengths_follow_from_pictures_and_repeats():
+    cfg = compose_config(["task=imagenet", "task.data=embedded", "task.batch_size=300"])
+    task = instantiate(cfg.task)
+    task.repeat = 3
+    task.prepare(CPU, seed=0)
+    assert task.steps_per_epoch == 20  # 3 x 2,000 pictures
+    assert task.total_steps == 1800
+    assert task.num_examples == 2000
+
+
+def test_ten_thousand_steps_of_warm_up():
+    """The config states epochs; with all of ImageNet they are the recipes' 10,000 steps."""
+    for batch, steps in ((1024, 1251), (512, 2502)):
+        assert 1_281_167 // batch == steps
+    assert round(compose_config(["task=imagenet"]).task.warmup_epochs * 1251) == 10_000
+
+
+def test_examples_are_unaugmented():
+    cfg = compose_config(["task=imagenet", "task.data=embedded", "task.image_size=[28,28]"])
+    task = instantiate(cfg.task)
+    task.workers = 0
+    task.prepare(CPU, seed=0)
+    batch = task.examples(torch.tensor([5, 3]))
+    assert batch["label"].tolist() == task.train.labels[[5, 3]].tolist()
+    centre = to_tensor(task.train.picture(3))[:, 2:30, 2:30]  # 32 px: no resizing needed
+    assert torch.equal(batch["x"][1], centre)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task.augment=none"], "task.augment=none: use crop or randaugment"),
+        (["task.repeat=0"], "task.repeat=0: must be at least 1"),
+        (["task.image_size=[224,112]"], r"task.image_size=\[224, 112\]: must be a square"),
+        (["model.positions=no"], "model.positions=no: use learned or sincos"),
+        (["model.head=no"], "model.head=no: use linear or tanh"),
+        (["model.init=no"], "model.init=no: use timm or jax"),
+    ],
+)
+def test_impossible_settings_are_refused(overrides, message):
+    cfg = compose_config(["task=imagenet", "model=vit_s16", *overrides])
+    with pytest.raises(Exception, match=message):
+        instantiate(cfg.task), instantiate(cfg.model)
+
+
+# ---- the commands
+
+
+def command(*words: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+
+
+def test_the_check_counts_and_says_what_lacks(tmp_path):
+    shift = shifts()["a"]
+    fill(tmp_path / "imagenet-a", list(shift.labels)[1:])
+    broken = tmp_path / "imagenet-a" / "n01531178" / "0.JPEG"
+    broken.write_bytes(b"no picture")
+    found = command("scripts/check_imagenet.py", "--shifts", str(tmp_path), "--decode", "200")
+    assert found.returncode == 1
+    rows = {line.split("  ")[0]: line.split() for line in found.stdout.splitlines()}
+    assert rows["ImageNet-A"][1:6] == ["199", "200", "199", "7,500", "incomplete"]
+    assert rows["ObjectNet"][1:6] == ["0", "113", "0", "18,574", "incomplete"]
+    assert "ImageNet-A: 1 of 200 class folders are missing (n01498041)" in found.stdout
+    assert f"ImageNet-A: {broken} cannot be decoded" in found.stdout
+    assert command("scripts/check_imagenet.py").returncode == 2
+
+
+def test_a_complete_set_passes_the_check(tmp_path, monkeypatch):
+    check = runpy.run_path(str(ROOT / "scripts" / "check_imagenet.py"))
+    shift = shifts()["r"]
+    fill(tmp_path / "imagenet-r", shift.labels, count=150)
+    report = check["check_shift"]("r", tmp_path)
+    assert report.problems == []
+    assert (report.found_classes, report.found_pictures) == (200, 30_000)
+
+
+def test_the_input_benchmark_runs():
+    words = ["task.data=embedded", "task.image_size=[16,16]", "task.batch_size=64", "--steps", "2"]
+    words += ["model.width=16", "model.heads=2", "model.depth=1", "system.device=cpu"]
+    found = command("scripts/benchmark_input.py", "--seconds", "0.2", *words, "system.workers=1")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("pictures/s") == 6

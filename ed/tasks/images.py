@@ -92,18 +92,22 @@ class PictureTask(Task):
         raise NotImplementedError
 
     def prepare(self, device: torch.device, seed: int) -> None:
-        self.seed, self.device = seed, device
         self.train, self.test = (self.load(split).to(device) for split in ("train", "test"))
-        if len(self.train) < self.batch_size:
-            raise ValueError(
-                f"task.batch_size={self.batch_size}: task.data={self.data} has only "
-                f"{len(self.train)} training pictures"
-            )
         if self.augment:  # black borders: padding comes before scaling
             self.padded = F.pad(self.train.pixels, [PADDING] * 4)
+        self.plan(device, seed, epoch=len(self.train))
+
+    def plan(self, device: torch.device, seed: int, *, epoch: int) -> None:
+        """Constants on the device, and lengths in steps; `epoch`: pictures in one."""
+        self.seed, self.device = seed, device
+        if epoch < self.batch_size:
+            raise ValueError(
+                f"task.batch_size={self.batch_size}: task.data={self.data} has only "
+                f"{epoch} training pictures"
+            )
         self.shift = torch.tensor(self.mean, device=device).view(3, 1, 1)
         self.scale = torch.tensor(self.std, device=device).view(3, 1, 1)
-        self.steps_per_epoch = len(self.train) // self.batch_size
+        self.steps_per_epoch = epoch // self.batch_size
         self.num_examples = len(self.train)
         self.total_steps = self.epochs * self.steps_per_epoch
         self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)

@@ -112,7 +112,7 @@ def locate(root: Path, name: str) -> Path:
         if any((folder / class_folder).is_dir() for class_folder in shift.labels):
             return folder
     raise FileNotFoundError(
-        f"{shift.title}: no class folders (like {next(iter(shift.labels))}) in {root} nor in its "
+        f"no class folders (like {next(iter(shift.labels))}) in {root} nor in its "
         f"{', '.join(shift.folders)}: unpack the set there as its authors distribute it"
     )
 
@@ -125,7 +125,7 @@ def open_shift(name: str, root: str | Path, *, key: str = "task.shifts") -> Eval
     try:
         folder = locate(Path(root).expanduser(), name)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{key}={root}: {error}") from None
+        raise FileNotFoundError(f"{key}={root}: {shift.title}: {error}") from None
     source = open_folders(
         folder, shift.labels, what=f"{key}={root}", ignored=shift.ignored, border=shift.border
     )

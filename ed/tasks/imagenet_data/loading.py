@@ -44,14 +44,15 @@ def training_batches(
     """
     count = repeat * len(source)
     per_epoch = count // batch_size
+    mine = range(batch_size)  # rows of the whole batch that this process trains on
     order = shuffled_batches(count, batch_size, steps, seed=seed, device="cpu")
     keys = (
         [(place % len(source), step // per_epoch, place) for place in piece.tolist()]
         for step, places in order
-        for piece in places.split(PIECE)
+        for piece in places[mine.start : mine.stop].split(PIECE)
     )
     pieces = _pieces(_Rows(source, view, seed), keys, device=device, workers=workers)
-    return _to_device(pieces, torch.device(device), group=math.ceil(batch_size / PIECE))
+    return _to_device(pieces, torch.device(device), group=math.ceil(len(mine) / PIECE))
 
 
 def evaluation_batches(

@@ -6,7 +6,6 @@ that are no pictures are counted.
 """
 
 import io
-import logging
 import os
 import re
 import warnings
@@ -24,7 +23,6 @@ from ed.tasks.images import EMBEDDED, load_table
 SUFFIXES = (".jpeg", ".jpg", ".png")
 TRAINING_PICTURES, VALIDATION_PICTURES = 1_281_167, 50_000
 FOLDER_OF = {"train": "train", "validation": "val"}
-logger = logging.getLogger("ed")
 
 
 class PictureError(ValueError):
@@ -38,11 +36,13 @@ class Source:
         place: where they are, for messages.
         labels: (N,) int64.
         border: pixels to cut off each side, which are no part of the picture.
+        remarks: what a run on them should say in its log.
     """
 
     place: str
     labels: np.ndarray
     border: int = 0
+    remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -198,9 +198,10 @@ def open_folders(
     problems = listing.problems()
     if problems:
         raise ValueError(f"{what}: in {root}, {'; '.join(problems)}")
+    source = Folders(root, listing, border)
     if listing.others:
-        logger.warning("%s: %d files that are no pictures are left out", root, listing.others)
-    return Folders(root, listing, border)
+        source.remarks += (f"{root}: {listing.others} files that are no pictures are left out",)
+    return source
 
 
 def open_split(data: str, split: str, *, key: str = "task.data") -> Source:
@@ -237,13 +238,11 @@ def open_training(
     """(training, validation) pictures; `validation` names the split that is evaluated on."""
     train, held_out = open_split(data, "train", key=key), open_split(data, validation, key=key)
     expected = {"train": TRAINING_PICTURES, "validation": VALIDATION_PICTURES}
-    for split, source in (("train", train), (validation, held_out)):
-        if len(source) != expected.get(split):
-            logger.warning(
-                "%s has %d pictures, not ImageNet's %s: results will not be comparable",
-                source.place,
-                len(source),
-                f"{expected[split]:,}" if split in expected else "validation split",
+    for source, split in ((train, "train"), (held_out, "validation")):
+        if len(source) != expected[split]:
+            source.remarks += (
+                f"{source.place}: {len(source):,} pictures instead of ImageNet's "
+                f"{expected[split]:,} ({split}): results are not comparable",
             )
     return train, held_out
 

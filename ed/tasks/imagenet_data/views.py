@@ -5,7 +5,6 @@ a seed. Normalisation waits for the device: bytes are a quarter of what floats w
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,12 +63,6 @@ class Views:
         left, top = (round((side - self.size) / 2) for side in sides)
         picture = picture.resize(sides, self.resample)
         return to_tensor(picture.crop((left, top, left + self.size, top + self.size)))
-
-    def on(self, device: torch.device | str) -> Callable[[Tensor], Tensor]:
-        """The normalisation of uint8 pixels (..., 3, H, W), with its constants on the device."""
-        mean = torch.tensor(self.mean, device=device).view(3, 1, 1)
-        std = torch.tensor(self.std, device=device).view(3, 1, 1)
-        return lambda pixels: (pixels.float() / 255 - mean) / std
 
 
 CLIP = Views(
