@@ -120,22 +120,22 @@ def table(reports: list[Report]) -> str:
     )
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", help="as task.data: folder with train/ and val/, or hub id")
     parser.add_argument("--shifts", type=Path, help="folder with the unpacked shifted sets")
     parser.add_argument("--decode", type=int, default=0, help="random pictures to try in each set")
-    arguments = parser.parse_args()
-    if not arguments.data and not arguments.shifts:
+    options = parser.parse_args(arguments)
+    if not options.data and not options.shifts:
         parser.error("give --data, --shifts or both")
-    reports = [check_split(arguments.data, split) for split in SPLITS] if arguments.data else []
-    if arguments.shifts:
-        reports += [check_shift(name, arguments.shifts.expanduser()) for name in shifts()]
-    for report in reports if arguments.decode else ():
+    reports = [check_split(options.data, split) for split in SPLITS] if options.data else []
+    if options.shifts:
+        reports += [check_shift(name, options.shifts.expanduser()) for name in shifts()]
+    for report in reports if options.decode else ():
         if report.source is not None:
-            report.problems += damaged(report.source, arguments.decode)
+            report.problems += damaged(report.source, options.decode)
     print(table(reports))
     for report in reports:
         for problem in report.problems:
