@@ -39,6 +39,7 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
 
     cfg = compose_config(overrides)
     device, task = choose_device(cfg.system.device), instantiate(cfg.task)
+    task.workers = cfg.system.workers
     torch.manual_seed(stream_seed(cfg.seed, "init"))  # as in training
     model = instantiate(cfg.model).to(device).eval()
     task.check_model(model)

@@ -65,6 +65,22 @@ def fine_tuned(tmp_path_factory, pretrained) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("prompts", "templates", "first", "last"),
+    [
+        ("imagenet", 80, "a bad photo of a tench.", "toilet paper"),
+        ("imagenet_7", 7, "itap of a tench.", "toilet paper"),
+        ("cifar10", 8, "a photo of a airplane.", "truck"),
+    ],
+)
+def test_captions(prompts, templates, first, last):
+    texts = captions(prompts)
+    assert len(texts) == (10 if prompts == "cifar10" else 1000)
+    assert {len(row) for row in texts} == {templates}
+    assert texts[0][0] == first
+    assert all(last in text for text in texts[-1])
+
+
 def test_zero_shot_head_against_a_slow_reference(towers):
     rows = zero_shot_rows(towers.clip, towers.tokens)
     scale = math.exp(towers.clip.logit_scale.item())

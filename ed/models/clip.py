@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from ed.models.prompts import captions
 from ed.models.weights import read_weights
 
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 LARGEST_SCALE = 100.0  # of the logits, CLIP's own bound
 TEXT_BATCH = 2048  # captions per pass of the text tower
 
