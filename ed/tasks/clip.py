@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from ed.models.clip import Towers
 from ed.tasks.base import Batch
 from ed.tasks.corruptions import corrupt
-from ed.tasks.images import Pictures, PictureTask, load_pictures
 from ed.tasks.imagenet_data import CLIP, ImageNetTask, Source, open_shift
+from ed.tasks.images import Pictures, PictureTask, load_pictures
 
 
 class FineTuning(PictureTask):
