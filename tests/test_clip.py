@@ -1,25 +1,33 @@
 """CLIP: its zero-shot head, fine-tuning from there, ensembling of weights, and the stand-in."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 from hydra.utils import instantiate
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
+from ed.analysis.collect import Row
+from ed.analysis.spec import load_table
 from ed.core.streams import generator
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
 from ed.engine.main import run
 from ed.engine.metrics import read_rows
+from ed.figures import ensembling
 from ed.measures.ensembling import Ensembling, interpolate
 from ed.models.clip import ClipClassifier, Towers, build, classifier, tokenise, zero_shot_rows
 from ed.models.prompts import captions
 from ed.tasks.clip import matching_loss
 from ed.tasks.corruptions import CORRUPTIONS, corrupt
+from ed.tasks.imagenet_data import shifts
+from scripts import evaluate
 from tests.small import weights
+from tests.test_imagenet import fill
 
 open_clip = pytest.importorskip("open_clip")
 
@@ -37,7 +45,7 @@ TINY += ["model.architecture.vision_cfg.head_width=16", "debug=tiny", "task.batc
 PRETRAIN = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "task.part=1"]
 FINE_TUNE = ["task=clip_standin", "model=clip_small", "measures=ensembling"]
 FINE_TUNE += ["measures.ensembling.alphas=[0,0.3,1]"]
-ALPHAS = [f"{alpha / 10:g}" for alpha in range(11)]
+ALPHAS = [f"{alpha / 10:g}" for alpha in range(11)]  # the grid of the paper
 
 
 def train(folder: Path, *overrides: str) -> dict:
@@ -167,8 +175,9 @@ def test_files_of_weights(tmp_path, pretrained, fine_tuned):
     state = {name.removeprefix("clip."): value for name, value in weights(pretrained).items()}
     assert torch.equal(started.visual.proj, state["visual.proj"])
     torch.save({"state_dict": state}, tmp_path / "plain.pt")
-    plain = load(tmp_path / "plain.pt")
-    assert torch.equal(plain.head.weight, started.head.weight)
+    save_file(state, tmp_path / "plain.safetensors")
+    for file in ("plain.pt", "plain.safetensors"):
+        assert torch.equal(load(tmp_path / file).head.weight, started.head.weight)
     again = load(fine_tuned / "last.pt")
     for name, value in weights(fine_tuned).items():
         assert torch.equal(again.state_dict()[name], value), name
@@ -308,10 +317,10 @@ def test_ensembling_needs_a_task_that_keeps_its_start(tmp_path):
 def test_stand_in_from_captions_to_ensembling(pretrained, fine_tuned):
     rows = read_rows(fine_tuned / "metrics.jsonl")
     final = {key: value for row in rows for key, value in row.items()}
-    shifts = ("blur", "noise", "contrast", "pixelate", "brightness")
-    mean = sum(final[f"eval/acc_{name}"] for name in shifts) / 5
+    kinds = ("blur", "noise", "contrast", "pixelate", "brightness")
+    mean = sum(final[f"eval/acc_{name}"] for name in kinds) / 5
     assert final["eval/acc_ood"] == pytest.approx(mean)
-    for name in ("acc", "acc_ood", *(f"acc_{name}" for name in shifts)):
+    for name in ("acc", "acc_ood", *(f"acc_{name}" for name in kinds)):
         assert final[f"measure/ensembling/alpha1/{name}"] == final[f"eval/{name}"]
     zero_shot = read_rows(pretrained / "metrics.jsonl")[-1]["eval/acc"]
     assert final["measure/ensembling/alpha0/acc"] == zero_shot
@@ -342,6 +351,82 @@ def test_wrong_pairs_of_task_and_model_are_refused(tmp_path):
         ValueError, match=r"image_size=\[16, 16\]: the model is for pictures of \[32"
     ):
         train(tmp_path, *PRETRAIN, "task.image_size=[16,16]")
+
+
+def test_evaluation_without_training_is_zero_shot(pretrained, fine_tuned, capsys):
+    """The command of scripts/evaluate.py says what ensembling says of its two ends."""
+    last = read_rows(fine_tuned / "metrics.jsonl")[-1]
+    for alpha, folder in (("0", pretrained), ("1", fine_tuned)):
+        settings = ["task=clip_standin", "model=clip_small", f"model.weights={folder}/last.pt"]
+        assert evaluate.main([*settings, *TINY]) == 0
+        printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+        for name in ("acc", "acc_blur", "acc_ood"):
+            expected = last[f"measure/ensembling/alpha{alpha}/{name}"]
+            assert float(printed[f"eval/{name}"]) == pytest.approx(expected, abs=0.01)
+    assert evaluate.main(["task=clip_standin", "model=clip_small", *TINY]) == 1
+    assert "model.weights" in capsys.readouterr().err
+
+
+def row_of(folder: Path, cell: str, seed: int, shift: float) -> Row:
+    """A finished run whose accuracies are 60 + 10 alpha + shift and 50 + 5 alpha + shift."""
+    values = {"step": 9}
+    for alpha in (0.0, 0.5, 1.0):
+        values[f"measure/ensembling/alpha{alpha:g}/acc"] = 60 + 10 * alpha + shift
+        values[f"measure/ensembling/alpha{alpha:g}/acc_ood"] = 50 + 5 * alpha + shift
+        values[f"measure/ensembling/alpha{alpha:g}/acc_blur"] = -1.0  # not in the figure
+    folder = folder / cell / str(seed)
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text(json.dumps(values) + "\n")
+    return Row("clip_ood", cell, seed, status="done", folder=folder)
+
+
+def test_the_figure_averages_seeds_and_pairs_cells(tmp_path):
+    table = load_table("clip_ood")
+    rows = [row_of(tmp_path, "b32", seed, shift=seed) for seed in (0, 2)]
+    rows += [row_of(tmp_path, "b32_ed", 0, shift=3.0), row_of(tmp_path, "b16_ed", 0, shift=9.0)]
+    axes = ensembling.draw(table, rows).axes
+    assert len(axes) == 2  # one per model
+    labels = [[text.get_text() for text in axis.get_legend().get_texts()] for axis in axes]
+    expected = [["CLIP ViT-B/32, 2 seeds", "CLIP ViT-B/32 + ED, 1 seed"]]
+    assert labels == [*expected, ["CLIP ViT-B/16 + ED, 1 seed"]]
+    mean = next(line for line in axes[0].lines if line.get_label() == expected[0][0])
+    assert mean.get_xydata().tolist() == [[61, 51], [66, 53.5], [71, 56]]
+    assert ensembling.draw(table, []) is None
+
+
+def as_override(value) -> str:
+    """A mapping in Hydra's grammar."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{as_override(item)}" for key, item in value.items()) + "}"
+    return str(value).lower()
+
+
+def test_imagenet_with_shifts_restricted_to_their_classes(tmp_path):
+    for name in ("r", "a"):
+        fill(tmp_path / f"imagenet-{name}", shifts()[name].labels)
+    settings = ["task=clip", "model=clip_b32", "model.weights=random", "task.image_size=[32,32]"]
+    settings += [f"model.architecture={as_override(ARCHITECTURE)}", "debug=tiny"]
+    settings += ["task.batch_size=500", "system.workers=0", "optimizer.lr=3e-5", "optimizer.clip=1"]
+    settings += [f"task.shifts={tmp_path}", "task.shift_names=[r,a]", "measures=ensembling"]
+    settings += ["measures.ensembling.alphas=[0,1]", f"system.run_dir={tmp_path}/run"]
+    last = run(compose_config(settings), ["clip"])["last"]
+    # all pictures of a shift are one picture, so one of its 200 classes is right: none other wins
+    assert last["eval/acc_r"] == last["eval/acc_a"] == last["eval/acc_ood"] == 0.5
+    for name in ("acc", "acc_r", "acc_ood"):
+        assert last[f"measure/ensembling/alpha1/{name}"] == last[f"eval/{name}"]
+
+
+def test_lengths_of_fine_tuning_on_imagenet():
+    task = instantiate(compose_config(["task=clip"]).task)
+    task.train = range(1_281_167)
+    task.plan(CPU, 0, epoch=len(task.train))
+    assert (task.total_steps, task.warmup_steps) == (25_020, 500)
+
+
+def test_shifts_that_are_not_there_name_their_key():
+    task = instantiate(compose_config(["task=clip", "task.data=embedded"]).task)
+    with pytest.raises(FileNotFoundError, match=r"task.shifts=.data/imagenet_shifts: ImageNetV2"):
+        task.prepare(CPU, 0)
 
 
 def test_logits_do_not_lose_bits_under_autocast():
