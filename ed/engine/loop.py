@@ -68,10 +68,9 @@ def train(
     metrics = Metrics(run.path, total=task.total_steps, start=start, tracker=tracker)
     saved_at = began = time.monotonic()
     checked = start
-    with contextlib.closing(metrics), _stop_requests() as stop:
-        for done, batch in zip(
-            range(start + 1, task.total_steps + 1), task.batches(model, start), strict=False
-        ):
+    batches = task.batches(model, start)  # closed at the end: it may have processes of its own
+    with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
+        for done, batch in zip(range(start + 1, task.total_steps + 1), batches, strict=False):
             step(batch, done - 1)
             metrics.advance(done)
             now = time.monotonic()

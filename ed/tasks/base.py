@@ -1,6 +1,6 @@
 """What a task is: data + field + loss + evaluation. It owns no optimizer and no checkpoint file."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Task:
     def check_model(self, model) -> None:
         """Raises ValueError where this task cannot train this model."""
 
-    def batches(self, model, start: int) -> Iterator[Batch]:
+    def batches(self, model, start: int) -> Generator[Batch]:
         """Batches from step `start` on, the same ones whenever they are asked for."""
         raise NotImplementedError
 

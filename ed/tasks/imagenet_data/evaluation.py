@@ -1,5 +1,6 @@
 """Evaluation sets: ImageNet's own and its five shifts, each scored on the classes that it has."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,9 +167,11 @@ def accuracy(
         source, view, device=device, batch_size=batch_size, workers=workers
     )
     total = -(-len(source) // batch_size)
-    for batch in tqdm(batches, desc=pictures.name, total=total, disable=None, leave=False):
-        logits = pictures.restrict(model(normalise(batch["x"]))).float()
-        correct = correct + (logits.argmax(-1) == batch["label"]).sum()
-        loss = loss + F.cross_entropy(logits, batch["label"], reduction="sum")
+    how = {"desc": pictures.name, "total": total, "disable": None, "leave": False}
+    with contextlib.closing(batches):
+        for batch in tqdm(batches, **how):
+            logits = pictures.restrict(model(normalise(batch["x"]))).float()
+            correct = correct + (logits.argmax(-1) == batch["label"]).sum()
+            loss = loss + F.cross_entropy(logits, batch["label"], reduction="sum")
     count = len(source)
     return Score(100 * float(correct) / count, float(loss) / count, count)

@@ -8,12 +8,13 @@ soon and little shared memory is held; pieces are pinned, and copied while the d
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+import signal
+from collections.abc import Callable, Generator, Iterable
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ed.core.streams import generator
 from ed.tasks.base import Batch, shuffled_batches
@@ -22,6 +23,7 @@ from ed.tasks.imagenet_data.sources import PictureError, Source
 View = Callable[[Image.Image, torch.Generator], Tensor]
 Key = tuple[int, int, int]  # picture, epoch, place in the epoch
 PIECE = 64  # rows that a worker hands over at once: 10 MB at 224 x 224
+GRACE_SECONDS = 60  # for a run that was asked to stop to save
 IN_FLIGHT = 2  # batches that the device may still be busy with when the next one is made
 
 
@@ -35,7 +37,7 @@ def training_batches(
     device: torch.device | str,
     repeat: int = 1,
     workers: int | None = None,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """{"x": uint8 (B, 3, H, W), "label": (B,)} for each step, shuffled and augmented.
 
     Args:
@@ -63,7 +65,7 @@ def evaluation_batches(
     index: Iterable[int] | None = None,
     batch_size: int = 256,
     workers: int | None = None,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """All pictures in their order, or those of `index`; the last batch may be smaller."""
     index = range(len(source)) if index is None else [int(i) for i in index]
     keys = (
@@ -80,39 +82,61 @@ def available_cores() -> int:
 
 
 class _Rows(Dataset):
-    """Key -> (pixels, label); runs in the workers."""
+    """Keys -> [pixels, labels], or what is wrong with one of them; runs in the workers."""
 
     def __init__(self, source: Source, view: View, seed: int):
         self.source, self.view, self.seed = source, view, seed
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, int]:
-        picture, epoch, place = key
+    def __getitems__(self, keys: list[Key]) -> list[Tensor] | str:
+        try:
+            return default_collate([self._row(*key) for key in keys])
+        except PictureError as error:
+            # said, not raised: what a worker raises comes as a traceback that keeps workers alive
+            return str(error)
+
+    def _row(self, picture: int, epoch: int, place: int) -> tuple[Tensor, int]:
         draws = generator(self.seed, f"augmentation {epoch}", place)
         return self.view(self.source.picture(picture), draws), int(self.source.labels[picture])
 
 
 def _pieces(
     rows: _Rows, keys: Iterable[list[Key]], *, device, workers: int | None
-) -> Iterator[list[Tensor]]:
+) -> Generator[list[Tensor]]:
     """[pixels, labels] for each list of keys, pinned where a GPU will fetch them."""
     workers = available_cores() if workers is None else workers
     loader = DataLoader(
         rows,
         batch_sampler=keys,
+        collate_fn=_as_is,
         num_workers=workers,
         prefetch_factor=4 if workers else None,
         pin_memory=torch.device(device).type == "cuda",
+        worker_init_fn=_outlive_requests,
         generator=torch.Generator(),  # it draws a seed, which must not move the run's own stream
     )
-    try:
-        yield from loader
-    except PictureError as error:  # a worker's comes with its traceback: what it said is enough
-        raise PictureError(str(error).split("PictureError: ")[-1].strip()) from None
+    for piece in loader:
+        if isinstance(piece, str):
+            raise PictureError(piece)
+        yield piece
+
+
+def _as_is(piece: list[Tensor] | str) -> list[Tensor] | str:
+    return piece
+
+
+def _outlive_requests(_worker: int) -> None:
+    """What asks a run to stop often reaches its workers too; it needs them until it has saved.
+
+    SIGTERM is also how they are told to go if nothing else helps, so it is heeded after a while.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_SECONDS))
 
 
 def _to_device(
-    pieces: Iterator[list[Tensor]], device: torch.device, *, group: int = 1
-) -> Iterator[Batch]:
+    pieces: Generator[list[Tensor]], device: torch.device, *, group: int = 1
+) -> Generator[Batch]:
     """Batches of `group` pieces each, on the device.
 
     On a GPU a stream of its own copies while the device computes. The host runs ahead of the

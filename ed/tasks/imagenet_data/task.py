@@ -1,7 +1,7 @@
 """A task on ImageNet: pictures are read and decoded as training goes, by worker processes."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 
 import torch
@@ -48,7 +48,7 @@ class ImageNetTask(PictureTask):
         """All that pictures are read from; a subclass adds its own."""
         return [self.train, self.test.pictures]
 
-    def batches(self, model: nn.Module, start: int) -> Iterator[Batch]:
+    def batches(self, model: nn.Module, start: int) -> Generator[Batch]:
         for remark in dict.fromkeys(r for source in self.sources() for r in source.remarks):
             logger.warning(remark)  # now: while data was prepared, no log was open yet
         return training_batches(
