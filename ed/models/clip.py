@@ -1,7 +1,7 @@
 """CLIP (open_clip's): two towers, and the image tower with the zero-shot head that they give.
 
-Everything behind the towers runs in float32: logits are cosines times about 100, which bf16 would
-round to steps of a quarter.
+Everything behind the towers runs in float32: logits are cosines times up to 100, which bf16 would
+round to steps of an eighth and more.
 """
 
 import contextlib
@@ -186,7 +186,7 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
     try:
         return open_clip.create_model(architecture, pretrained="openai").state_dict()
     except Exception as error:  # of the hub: offline, refused, no room
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
             f"model.weights=openai: the weights of {architecture} could not be had ({reason}). Get "
             f"open_clip_model.safetensors of the hub's {known['hf_hub'].strip('/')} elsewhere and "

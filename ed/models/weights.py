@@ -21,7 +21,7 @@ def read_weights(path: Path, given: str) -> dict[str, Tensor]:
     try:
         state = _read(path)
     except Exception as error:  # torch and safetensors raise a dozen kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
             f"{given}: not a whole file of weights ({reason}). Copy or train it again; a "
             "TorchScript archive must be saved as a plain state dict first"

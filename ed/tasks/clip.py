@@ -6,7 +6,7 @@ ImageNet nor OpenAI's weights: a small CLIP is trained on captions of one half o
 shifts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class FineTuning(PictureTask):
         super().check_model(model)
         check_size(model, self.image_size)
 
-    def batches(self, model: nn.Module, start: int) -> Iterator[Batch]:
+    def batches(self, model: nn.Module, start: int) -> Generator[Batch]:
         if self.zero_shot is None:
             state = model.state_dict()
             self.zero_shot = {name: value.detach().clone() for name, value in state.items()}
