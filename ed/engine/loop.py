@@ -13,7 +13,7 @@ from torch import nn
 
 from ed.core.modes import evaluating
 from ed.engine.checkpoint import load_checkpoint, save_checkpoint
-from ed.engine.metrics import Metrics, check_finite, duration
+from ed.engine.metrics import Metrics, brief, check_finite, duration
 from ed.engine.run import RunFolder, digest
 from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
@@ -70,10 +70,9 @@ def train(
     saved_at = began = time.monotonic()
     checked = start
     evaluations = {step: n for n, step in enumerate(task.evaluation_steps(), start=1)}
-    with contextlib.closing(metrics), _stop_requests() as stop:
-        for done, batch in zip(
-            range(start + 1, task.total_steps + 1), task.batches(model, start), strict=False
-        ):
+    batches = task.batches(model, start)  # closed at the end: it may have processes of its own
+    with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
+        for done, batch in zip(range(start + 1, task.total_steps + 1), batches, strict=False):
             step(batch, done - 1)
             metrics.advance(done)
             now = time.monotonic()
@@ -202,6 +201,6 @@ def _stop_requests():
 
 def describe(summary: dict) -> str:
     """One line about a finished run."""
-    last = "  ".join(f"{name} {value:.4g}" for name, value in sorted(summary["last"].items()))
+    last = brief(dict(sorted(summary["last"].items())))
     best = "  ".join(f"{value:.4g}" for value in summary["best"].values())
     return f"{last}  (best {best})  in {duration(summary['seconds'])}"

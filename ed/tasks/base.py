@@ -1,6 +1,6 @@
 """What a task is: data + field + loss + evaluation. It owns no optimizer and no checkpoint file."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class Task:
     has_noise = False  # `noise_like` makes random inputs
     static_shapes = True  # every batch has the same shapes, so a step can be captured
     penalised = slice(None)  # which outputs a penalty sees; PPO: the action logits
+    workers: int | None = None  # processes that read data, where any do; None: one per core
     num_examples = 0  # training examples that `examples` can give; 0: measures find none
 
     def prepare(self, device: torch.device, seed: int) -> None:
@@ -36,7 +37,7 @@ class Task:
     def check_model(self, model) -> None:
         """Raises ValueError where this task cannot train this model."""
 
-    def batches(self, model, start: int) -> Iterator[Batch]:
+    def batches(self, model, start: int) -> Generator[Batch]:
         """Batches from step `start` on, the same ones whenever they are asked for."""
         raise NotImplementedError
 
