@@ -288,6 +288,11 @@ def test_parquet_files(tmp_path):
     assert train.picture(5).size == (40, 30)
 
 
+def test_parquet_files_in_a_folder_called_train(tmp_path):
+    write_table(tmp_path / "train", range(1000))
+    assert len(open_split(str(tmp_path), "train")) == 1000
+
+
 def test_tables_with_other_classes_are_refused(tmp_path):
     few = write_table(tmp_path / "few", range(999))
     with pytest.raises(ValueError, match="pictures of 999 classes, with labels from 0 to 998"):

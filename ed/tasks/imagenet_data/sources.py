@@ -229,7 +229,9 @@ def open_split(data: str, split: str, *, key: str = "task.data") -> Source:
 
 
 def has_class_folders(root: Path) -> bool:
-    return any((root / folder).is_dir() for folder in FOLDER_OF.values())
+    """Whether train/ and val/ are folders of pictures; a table may have such folders as well."""
+    folders = [root / name for name in FOLDER_OF.values() if (root / name).is_dir()]
+    return bool(folders) and not any(any(folder.glob("*.parquet")) for folder in folders)
 
 
 def open_training(
