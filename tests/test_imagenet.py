@@ -729,6 +729,14 @@ def test_the_check_counts_and_says_what_lacks(tmp_path, capsys):
     assert f"ImageNet-A: {broken} cannot be decoded" in found
 
 
+def test_the_check_of_empty_folders(tmp_path, capsys):
+    (tmp_path / "train").mkdir()
+    assert script("check_imagenet")["main"](["--data", str(tmp_path), "--decode", "3"]) == 1
+    found = capsys.readouterr().out
+    assert "train: 1000 of 1000 class folders are missing (n01440764, n01443537" in found
+    assert f"validation: {tmp_path}/val: no such folder" in found
+
+
 def test_a_complete_set_passes_the_check(tmp_path):
     check = script("check_imagenet")
     root = fill(tmp_path, ["n1", "n2"], count=3)

@@ -80,9 +80,10 @@ class Folders(Source):
         self.folders = list(listing.files)
         # one array of bytes: a list of a million strings would be copied into every worker
         self.files = np.array([os.fsencode(f) for files in listing.files.values() for f in files])
-        counts = [len(files) for files in listing.files.values()]
+        counts = np.array([len(files) for files in listing.files.values()], dtype=np.int64)
+        labels = np.array([listing.labels[folder] for folder in self.folders], dtype=np.int64)
         self.folder_index = np.repeat(np.arange(len(counts)), counts)
-        self.labels = np.repeat([listing.labels[folder] for folder in self.folders], counts)
+        self.labels = np.repeat(labels, counts)
 
     def name(self, index: int) -> str:
         folder = self.folders[self.folder_index[index]]
