@@ -283,6 +283,11 @@ def test_parquet_files(tmp_path):
     assert train.picture(5).size == (40, 30)
 
 
+def test_parquet_files_in_a_folder_called_train(tmp_path):
+    write_table(tmp_path / "train", range(1000))
+    assert len(open_split(str(tmp_path), "train")) == 1000
+
+
 def test_tables_with_other_classes_are_refused(tmp_path):
     few = write_table(tmp_path / "few", range(999))
     with pytest.raises(ValueError, match="pictures of 999 classes, with labels from 0 to 998"):
@@ -717,6 +722,14 @@ def test_the_check_counts_and_says_what_lacks(tmp_path, capsys):
     assert rows["ObjectNet"][1:6] == ["0", "113", "0", "18,574", "incomplete"]
     assert "ImageNet-A: 1 of 200 class folders are missing (n01498041)" in found
     assert f"ImageNet-A: {broken} cannot be decoded" in found
+
+
+def test_the_check_of_empty_folders(tmp_path, capsys):
+    (tmp_path / "train").mkdir()
+    assert script("check_imagenet")["main"](["--data", str(tmp_path), "--decode", "3"]) == 1
+    found = capsys.readouterr().out
+    assert "train: 1000 of 1000 class folders are missing (n01440764, n01443537" in found
+    assert f"validation: {tmp_path}/val: no such folder" in found
 
 
 def test_a_complete_set_passes_the_check(tmp_path):

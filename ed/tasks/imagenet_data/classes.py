@@ -1,8 +1,9 @@
 """Names of the 1,000 ImageNet classes, and which of them the shifted sets know.
 
 The lists in `ed/data/imagenet` are facts that others published: synsets and the 200 classes of
-ImageNet-R and -A (hendrycks/imagenet-r, hendrycks/natural-adv-examples; MIT), the class names and
-prompts of CLIP and ObjectNet's 113 classes (mlfoundations/wise-ft, mlfoundations/open_clip; MIT).
+ImageNet-R and -A (github.com/hendrycks/imagenet-r and natural-adv-examples, MIT licence), the class
+names and prompts of CLIP (mlfoundations/open_clip, MIT), ObjectNet's 113 classes in ImageNet's
+terms (mlfoundations/wise-ft).
 """
 
 import json

@@ -77,8 +77,8 @@ def evaluation_batches(
 
 
 def available_cores() -> int:
-    """Cores that this process may use, which a scheduler may have cut down."""
-    return len(os.sched_getaffinity(0))
+    """Cores for this process: what a scheduler grants, shared with those torchrun put beside it."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class _Rows(Dataset):

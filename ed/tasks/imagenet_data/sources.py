@@ -80,9 +80,10 @@ class Folders(Source):
         self.folders = list(listing.files)
         # one array of bytes: a list of a million strings would be copied into every worker
         self.files = np.array([os.fsencode(f) for files in listing.files.values() for f in files])
-        counts = [len(files) for files in listing.files.values()]
+        counts = np.array([len(files) for files in listing.files.values()], dtype=np.int64)
+        labels = np.array([listing.labels[folder] for folder in self.folders], dtype=np.int64)
         self.folder_index = np.repeat(np.arange(len(counts)), counts)
-        self.labels = np.repeat([listing.labels[folder] for folder in self.folders], counts)
+        self.labels = np.repeat(labels, counts)
 
     def name(self, index: int) -> str:
         folder = self.folders[self.folder_index[index]]
@@ -229,7 +230,9 @@ def open_split(data: str, split: str, *, key: str = "task.data") -> Source:
 
 
 def has_class_folders(root: Path) -> bool:
-    return any((root / folder).is_dir() for folder in FOLDER_OF.values())
+    """Whether train/ and val/ are folders of pictures; a table may have such folders as well."""
+    folders = [root / name for name in FOLDER_OF.values() if (root / name).is_dir()]
+    return bool(folders) and not any(any(folder.glob("*.parquet")) for folder in folders)
 
 
 def open_training(
