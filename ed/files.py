@@ -1,8 +1,12 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees half of one, or notices that it is damaged."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
+
+SEAL = b"ed-checkpoint-1\n"  # the first bytes of a checkpoint; a digest of the rest follows
+DIGEST_SIZE = 32
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -19,3 +23,18 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 def write_json(path: Path, value) -> None:
     write_atomic(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def seal(content) -> bytes:
+    """What stands before the contents of a checkpoint, so that any damage to them is noticed."""
+    return SEAL + hashlib.sha256(content).digest()
+
+
+def unseal(content: memoryview) -> memoryview:
+    """The contents behind the seal; ValueError where they are not those that were sealed."""
+    header = len(SEAL) + DIGEST_SIZE
+    if content[: len(SEAL)] != SEAL:
+        raise ValueError("not a checkpoint of ed")
+    if content[:header] != seal(content[header:]):
+        raise ValueError("its contents do not match their digest")
+    return content[header:]

@@ -26,6 +26,7 @@ from ed.engine.main import choose_device, trained_model
 from ed.figures.paths import Portrait, draw_portraits
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
+from ed.models.weights import read_weights
 from ed.tasks.images import EMBEDDED, load_table
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
@@ -248,23 +249,7 @@ def nearest(names: list[str]) -> str:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """A state dict, also one that is wrapped as {"state_dict": ...} or {"model": ...}."""
-    if not path.exists():
-        raise FileNotFoundError(f"--weights {path}: no such file")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state = load_file(path)
-    else:
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise ValueError(
-                f"--weights {path}: not a file of tensors ({type(error).__name__})"
-            ) from error
-    for key in ("state_dict", "model"):
-        if isinstance(state.get(key), dict):
-            state = state[key]
+    state = read_weights(path, f"--weights {path}")
     inner = model.model if isinstance(model, Logits) else model
     try:
         inner.load_state_dict(state)

@@ -13,8 +13,13 @@ from ed.core.penalty import Paths
 from ed.core.representation import Representation
 from ed.engine.compose import compose_config
 from ed.engine.step import TrainStep
+from ed.tasks.imagenet_data.loading import IN_FLIGHT
 
 pytestmark = pytest.mark.gpu
+STAND_IN = ["task.data=embedded", "task.batch_size=100", "optimizer.lr=1e-4"]
+IMAGENET = ["task=imagenet", "model=vit_s16", "task.data=embedded", "task.image_size=[32,32]"]
+IMAGENET += ["task.batch_size=100", "model.width=64", "model.depth=2", "model.heads=2"]
+IMAGENET += ["model.positions=sincos", "model.head=tanh"]
 
 
 def make_step(overrides: list[str], *, bf16=False, **how) -> TrainStep:
@@ -53,8 +58,14 @@ def losses(step: TrainStep, start: int, stop: int) -> list[float]:
         ["regularizer=sam", "model=resnet18", "optimizer=sgd", "optimizer.lr=0.01"],
         ["regularizer=jacobian"],
         ["regularizer=jacobian", "task.space=block1"],
+        ["task=clip_standin_pretrain", "model=clip_small_pretrain", *STAND_IN],
+        ["task=clip_standin", "model=clip_small", "model.weights=random", *STAND_IN],
+        [*IMAGENET, "regularizer=none"],
+        [*IMAGENET, "regularizer=ed", "regularizer.components=3", "optimizer=adamw_matrices"],
     ],
-    ids=lambda overrides: "-".join(override.split("=")[1] for override in overrides),
+    ids=lambda overrides: "-".join(
+        override.split("=")[1] for override in overrides if override not in STAND_IN + IMAGENET[2:]
+    ),
 )
 def test_captured_equals_eager(overrides):
     torch.backends.cudnn.deterministic = True
@@ -122,3 +133,49 @@ def test_scores_on_cuda_equal_cpu():
     values = torch.randn(32, 4, 100, dtype=torch.float64)
     on_cpu, on_cuda = principal_scores(values, 3), principal_scores(values.cuda(), 3).cpu()
     torch.testing.assert_close(on_cuda.abs(), on_cpu.abs(), rtol=1e-6, atol=1e-8)
+
+
+def test_clip_stand_in_compiled_and_captured(tmp_path):
+    """Both stages as launched: bf16, compiled, one graph; the ensemble's end is the model."""
+    from ed.engine.main import run
+
+    stand_in = [*STAND_IN, "task.epochs=2", "task.warmup_epochs=0", "optimizer.clip=1"]
+    first = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "task.part=1"]
+    run(compose_config([*first, *stand_in, f"system.run_dir={tmp_path}/first"]), ["clip"])
+    second = ["task=clip_standin", "model=clip_small", f"model.weights={tmp_path}/first/last.pt"]
+    second += ["regularizer=ed", "regularizer.components=3", "measures=ensembling"]
+    done = run(compose_config([*second, *stand_in, f"system.run_dir={tmp_path}/second"]), ["clip"])
+    for name in ("acc", "acc_ood"):  # float32 against bf16: a few of 500 pictures may differ
+        ensembled = done["last"][f"measure/ensembling/alpha1/{name}"]
+        assert ensembled == pytest.approx(done["last"][f"eval/{name}"], abs=2)
+
+
+def test_loaded_batches_arrive_whole_while_the_device_is_busy():
+    """Copied aside, read at once by slow work: a copy that comes late or is overwritten shows."""
+    task = instantiate(compose_config([*IMAGENET, "task.epochs=1"]).task)
+    task.prepare(torch.device("cpu"), seed=0)
+    expected = [batch["x"].double().mean((1, 2, 3)) for batch in task.batches(None, 0)]
+    task.prepare(torch.device("cuda"), seed=0)
+    seen, busy = [], torch.randn(4000, 4000, device="cuda")
+    for batch in task.batches(None, 0):
+        busy = (busy @ busy).tanh()
+        seen.append(batch["x"].double().mean((1, 2, 3)))
+        assert batch["x"].dtype == torch.uint8
+    assert len(seen) == len(expected) == 20
+    for ours, theirs in zip(seen, expected, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-12, atol=0)
+
+
+def test_the_host_does_not_run_far_ahead_of_the_device():
+    """Else batches that wait for a slow device would fill its memory."""
+    task = instantiate(compose_config([*IMAGENET, "task.epochs=10"]).task)
+    task.prepare(torch.device("cuda"), seed=0)
+    batches = task.batches(None, 0)
+    size = next(batches)["x"].nbytes
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for _, batch in zip(range(40), batches, strict=False):
+        torch.cuda._sleep(10**8)  # cycles: some 50 ms, in which several batches are decoded
+        batch["x"].sum()
+    # the bound on batches in flight, the one in hand, each in pieces and joined
+    assert torch.cuda.max_memory_allocated() - before < 2 * (IN_FLIGHT + 2) * size

@@ -4,7 +4,6 @@
 so a damaged file is noticed whatever the damage, and the other one serves.
 """
 
-import hashlib
 import io
 import os
 from pathlib import Path
@@ -12,8 +11,7 @@ from pickle import UnpicklingError  # raised by torch.load for what is not plain
 
 import torch
 
-MAGIC = b"ed-checkpoint-1\n"
-DIGEST_SIZE = 32
+from ed.files import seal, unseal
 
 
 class SaveError(RuntimeError):
@@ -28,7 +26,7 @@ def save_checkpoint(folder: Path, state: dict) -> None:
     content = buffer.getbuffer()
     try:
         with open(temporary, "wb") as file:
-            file.write(MAGIC + hashlib.sha256(content).digest())
+            file.write(seal(content))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -58,11 +56,5 @@ def load_checkpoint(folder: Path, warn) -> dict | None:
 
 
 def _read(path: Path) -> dict:
-    content = path.read_bytes()
-    header = len(MAGIC) + DIGEST_SIZE
-    if not content.startswith(MAGIC):
-        raise ValueError("not a checkpoint of ed")
-    body = memoryview(content)[header:]
-    if hashlib.sha256(body).digest() != content[len(MAGIC) : header]:
-        raise ValueError("its contents do not match their digest")
-    return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    content = unseal(memoryview(path.read_bytes()))
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -13,7 +13,7 @@ from torch import nn
 
 from ed.core.modes import evaluating
 from ed.engine.checkpoint import load_checkpoint, save_checkpoint
-from ed.engine.metrics import Metrics, check_finite, duration
+from ed.engine.metrics import Metrics, brief, check_finite, duration
 from ed.engine.run import RunFolder, digest
 from ed.engine.step import TrainStep
 from ed.tasks.base import Task
@@ -197,6 +197,6 @@ def _stop_requests():
 
 def describe(summary: dict) -> str:
     """One line about a finished run."""
-    last = "  ".join(f"{name} {value:.4g}" for name, value in sorted(summary["last"].items()))
+    last = brief(dict(sorted(summary["last"].items())))
     best = "  ".join(f"{value:.4g}" for value in summary["best"].values())
     return f"{last}  (best {best})  in {duration(summary['seconds'])}"

@@ -30,6 +30,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     recipe, measures = instantiate(cfg.optimizer), build_measures(cfg)
     check(cfg, task, regularizer, measures.values())
+    task.workers = cfg.system.workers  # not the task's own setting: it cannot change a result
     device = choose_device(cfg.system.device)
     torch.use_deterministic_algorithms(cfg.system.deterministic)
     torch.manual_seed(stream_seed(cfg.seed, "init"))

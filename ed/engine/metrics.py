@@ -33,7 +33,7 @@ class Metrics:
         self.file.flush()
         if self.tracker is not None:
             self.tracker.log(values, step=step)
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        shown = brief(values)
         training = all(name.startswith(("train/", "time/")) for name in values)
         if self.bar is not None and training:
             self.bar.set_postfix_str(shown)
@@ -85,6 +85,13 @@ def check_finite(values: dict[str, float], after: int, step: int, folder: Path) 
             f"{', '.join(bad)} between steps {after + 1} and {step} of {folder}: nothing of this "
             "was saved. Try a smaller optimizer.lr, optimizer.clip=1, or a weaker regularizer"
         )
+
+
+def brief(values: dict[str, float], most: int = 12) -> str:
+    """Values in one line for people; machines find all of them in metrics.jsonl."""
+    shown = [f"{name} {value:.4g}" for name, value in values.items()]
+    more = [f"and {len(shown) - most} more"] if len(shown) > most else []
+    return "  ".join(shown[:most] + more)
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,8 @@ from torch import nn
 
 from ed.engine.schedule import SCHEDULES, learning_rate_factor
 
+DECAYS = ("all", "matrices")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -58,12 +60,20 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Recipe):
+    """Decoupled weight decay; `decay` says on what: "all" parameters, or "matrices" alone."""
+
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    decay: str = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay not in DECAYS:
+            raise ValueError(f"optimizer.decay={self.decay}: use {' or '.join(DECAYS)}")
 
     def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
-            parameters,
+            parameters if self.decay == "all" else matrices_first(parameters),
             betas=tuple(self.betas),
             eps=self.eps,
             weight_decay=self.weight_decay,
@@ -85,6 +95,15 @@ class SGD(Recipe):
             weight_decay=self.weight_decay,
             **self._device_options(device),
         )
+
+
+def matrices_first(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict]:
+    """Two groups: weight matrices and kernels; then, without decay, all other parameters."""
+    named = list(parameters)
+    matrices = [(name, p) for name, p in named if name.endswith("weight") and p.dim() > 1]
+    chosen = {name for name, _ in matrices}
+    others = [(name, p) for name, p in named if name not in chosen]
+    return [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

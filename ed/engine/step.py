@@ -145,7 +145,9 @@ class TrainStep:
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(self.moment.generator)
         torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph, stream=self.stream):
+        # thread_local: meanwhile the thread that pins the next batches may allocate host memory
+        how = {"stream": self.stream, "capture_error_mode": "thread_local"}
+        with torch.cuda.graph(self.graph, **how):
             self._update(self.inputs)
 
 

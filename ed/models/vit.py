@@ -1,14 +1,20 @@
-"""Vision transformers for small pictures (timm's, at another size), cut where paths may run."""
+"""Vision transformers (timm's, at any size), cut where paths may run."""
 
+import math
+
+import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
+
+POSITIONS, HEADS, INITS = ("learned", "sincos"), ("linear", "tanh"), ("timm", "jax")
 
 
 class ViT(VisionTransformer):
     """timm's ViT; `width 192, depth 12, heads 3, patch 4` at 32 x 32 is the paper's ViT-Tiny.
 
-    `pool="token"` reads the class token; `"avg"` drops it and averages the patches, which leaves
-    64 instead of 65 tokens.
+    `pool="token"` reads the class token; `"avg"` drops it and averages the patches, after the last
+    norm. `positions`, `head` and `init` are for recipes from big_vision: fixed positions, a hidden
+    layer with tanh before the last one, and its initial weights, of which the last are zero.
     """
 
     def __init__(
@@ -23,11 +29,17 @@ class ViT(VisionTransformer):
         pool: str,
         dropout: float,
         activation: str,
+        positions: str = "learned",
+        head: str = "linear",
+        init: str = "timm",
     ):
         if width % heads:
             raise ValueError(f"model.width={width} is not a multiple of model.heads={heads}")
         if any(side % patch for side in image_size):
             raise ValueError(f"model.patch={patch} does not divide task.image_size={image_size}")
+        _check_choice("positions", positions, POSITIONS)
+        _check_choice("head", head, HEADS)
+        _check_choice("init", init, INITS)
         super().__init__(
             img_size=tuple(image_size),
             patch_size=patch,
@@ -37,10 +49,33 @@ class ViT(VisionTransformer):
             num_heads=heads,
             global_pool=pool,
             class_token=pool == "token",
+            fc_norm=False,
             pos_drop_rate=dropout,
             proj_drop_rate=dropout,
             act_layer=activation,
+            weight_init="jax" if init == "jax" else "",
         )
+        if head == "tanh":
+            self.head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), self.head)
+            nn.init.xavier_uniform_(self.head[0].weight)
+            nn.init.zeros_(self.head[0].bias)
+        if init == "jax":
+            self._init_attention(width)
+        if positions == "sincos":
+            self._fix_positions(width)
+
+    def _init_attention(self, width: int) -> None:
+        """Queries, keys and values as three square matrices, which timm holds as one."""
+        bound = math.sqrt(6 / (2 * width))
+        for block in self.blocks:
+            nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
+
+    def _fix_positions(self, width: int) -> None:
+        """Sines and cosines instead of learnt positions; the class token has none."""
+        patches = sincos_positions(*self.patch_embed.grid_size, width)
+        token = patches.new_zeros(self.num_prefix_tokens, width)
+        del self.pos_embed
+        self.register_buffer("pos_embed", torch.cat([token, patches])[None], persistent=False)
 
     def to_space(self, x: Tensor, space: str) -> Tensor:
         """Pixels -> the features after the embedding ("embedding") or after the first block."""
@@ -52,3 +87,22 @@ class ViT(VisionTransformer):
         for block in self.blocks[1:] if space == "block1" else self.blocks:
             features = block(features)
         return self.forward_head(self.norm(features))
+
+
+def sincos_positions(rows: int, columns: int, width: int, temperature: float = 1e4) -> Tensor:
+    """Fixed positions of a grid, row by row: (rows * columns, width).
+
+    A quarter of the width each: sine and cosine of the column, then of the row, at frequencies
+    that fall geometrically from 1 to 1 / temperature.
+    """
+    if width % 4 or width < 8:
+        raise ValueError(f"model.width={width}: model.positions=sincos needs a multiple of 4, >= 8")
+    frequencies = temperature ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    x, y = (place.reshape(-1, 1) * frequencies for place in (column, row))
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).float()
+
+
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"model.{key}={value}: use {' or '.join(choices)}")

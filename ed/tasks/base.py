@@ -24,6 +24,7 @@ class Task:
     has_noise = False  # `noise_like` makes random inputs
     static_shapes = True  # every batch has the same shapes, so a step can be captured
     penalised = slice(None)  # which outputs a penalty sees; PPO: the action logits
+    workers: int | None = None  # processes that read data, where any do; None: one per core
     num_examples = 0  # training examples that `examples` can give; 0: measures find none
 
     def prepare(self, device: torch.device, seed: int) -> None:

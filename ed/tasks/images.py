@@ -27,6 +27,10 @@ from ed.tasks.base import Batch, Task, shuffled_batches
 EMBEDDED = Path(__file__).parents[1] / "data" / "cifar10_mini"
 PADDING = 4
 EVAL_BATCH = 1000
+PICTURES_REMEDY = (
+    "a folder with parquet files, a reachable hub id (like uoft-cs/cifar10), or "
+    "task.data=embedded for the CIFAR-10 subset that ships with ed"
+)
 
 
 @dataclass(frozen=True)
@@ -88,18 +92,22 @@ class PictureTask(Task):
         raise NotImplementedError
 
     def prepare(self, device: torch.device, seed: int) -> None:
-        self.seed, self.device = seed, device
         self.train, self.test = (self.load(split).to(device) for split in ("train", "test"))
-        if len(self.train) < self.batch_size:
-            raise ValueError(
-                f"task.batch_size={self.batch_size}: task.data={self.data} has only "
-                f"{len(self.train)} training pictures"
-            )
         if self.augment:  # black borders: padding comes before scaling
             self.padded = F.pad(self.train.pixels, [PADDING] * 4)
+        self.plan(device, seed, epoch=len(self.train))
+
+    def plan(self, device: torch.device, seed: int, *, epoch: int) -> None:
+        """Constants on the device, and lengths in steps; `epoch`: pictures in one."""
+        self.seed, self.device = seed, device
+        if epoch < self.batch_size:
+            raise ValueError(
+                f"task.batch_size={self.batch_size}: task.data={self.data} has only "
+                f"{epoch} training pictures"
+            )
         self.shift = torch.tensor(self.mean, device=device).view(3, 1, 1)
         self.scale = torch.tensor(self.std, device=device).view(3, 1, 1)
-        self.steps_per_epoch = len(self.train) // self.batch_size
+        self.steps_per_epoch = epoch // self.batch_size
         self.num_examples = len(self.train)
         self.total_steps = self.epochs * self.steps_per_epoch
         self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
@@ -195,8 +203,11 @@ def load_pictures(
     return Pictures(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
-def load_table(source: str, split: str, key: str):
-    """One split of a hub data set, or of a folder with parquet files, as `datasets` has it."""
+def load_table(source: str, split: str, key: str, remedy: str = PICTURES_REMEDY):
+    """One split of a hub data set, or of a folder with parquet files, as `datasets` has it.
+
+    `key` is the config key that gave `source`, `remedy` what it may be instead, for messages.
+    """
     import datasets  # heavy: only where pictures are read
 
     if not sys.stderr.isatty():
@@ -204,19 +215,14 @@ def load_table(source: str, split: str, key: str):
 
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
     if looks_local and not Path(source).expanduser().is_dir():
-        raise FileNotFoundError(
-            f"{key}={source}: no such folder. Give a folder with parquet files, a hub id "
-            "(like uoft-cs/cifar10), or task.data=embedded for the CIFAR-10 subset that ships "
-            "with ed"
-        )
+        raise FileNotFoundError(f"{key}={source}: no such folder. Give {remedy}")
     path = str(Path(source).expanduser()) if Path(source).expanduser().is_dir() else source
     try:
         return datasets.load_dataset(path, split=split)
     except Exception as error:  # datasets raises a dozen kinds: offline, unknown id, bad files
         raise ValueError(
             f"{key}={source}: split {split!r} could not be read "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}). Give a folder with parquet "
-            f"files ({key}=/path), a reachable hub id, or task.data=embedded"
+            f"({type(error).__name__}: {str(error).splitlines()[0]}). Give {remedy}"
         ) from error
 
 

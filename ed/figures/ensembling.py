@@ -1,0 +1,70 @@
+"""Accuracy in against out of distribution on the line from zero-shot to fine-tuned weights."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ed.analysis.collect import Row
+from ed.analysis.spec import Table
+
+KEY = re.compile(r"measure/ensembling/alpha([\d.e-]+)/(acc|acc_ood)")
+PENALISED = "_ed"  # cells NAME and NAME_ed share a panel
+NAMED = (0.0, 0.5, 1.0)  # alphas that are written beside the curve
+
+
+def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
+    """One panel per model; a curve is the mean of a cell's seeds, which lie faintly behind it."""
+    panels = defaultdict(dict)
+    for name, cell in table.cells.items():
+        curves = [curve(row) for row in rows if (row.table, row.cell) == cell.home]
+        curves = [values for values in curves if len(values)]
+        if curves:
+            panels[name.removesuffix(PENALISED)][name] = np.stack(curves)
+    if not panels:
+        return None
+    figure = Figure(figsize=(4.4 * len(panels), 3.8))
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, cells in zip(axes, panels.values(), strict=True):
+        for name, curves in cells.items():
+            penalised = name.endswith(PENALISED)
+            _draw_cell(axis, curves, table.cells[name].label, penalised)
+        axis.set_xlabel(f"{table.metrics['eval/acc']} (in distribution), accuracy (%)")
+        axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), fontsize=8)  # off the curves
+        axis.margins(0.12)
+    figure.axes[0].set_ylabel("mean of the shifts, accuracy (%)")
+    return figure
+
+
+def curve(row: Row) -> np.ndarray:
+    """(alphas, 3): alpha, accuracy in and out of distribution; empty where a run has none."""
+    points: dict[float, dict[str, float]] = defaultdict(dict)
+    for values in row.history():
+        for key, value in values.items():
+            if found := KEY.fullmatch(key):
+                points[float(found[1])][found[2]] = value
+    return np.array([[a, points[a]["acc"], points[a]["acc_ood"]] for a in sorted(points)])
+
+
+def _draw_cell(axis, curves: np.ndarray, label: str, penalised: bool) -> None:
+    """Curves (seeds, alphas, 3)."""
+    color, marker = ("C3", "s") if penalised else ("C0", "o")
+    for _, x, y in curves.transpose(0, 2, 1):
+        axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
+    _, x, y = curves.mean(0).T
+    seeds = f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
+    axis.plot(x, y, color=color, marker=marker, markersize=4, label=f"{label}, {seeds}")
+    side = (3, 7) if penalised else (-3, -12)  # ED tends to lie further out
+    for alpha, *point in curves.mean(0):
+        if alpha in NAMED:
+            axis.annotate(
+                rf"$\alpha$={alpha:g}",
+                point,
+                xytext=side,
+                textcoords="offset points",
+                ha="center",
+                fontsize=7,
+                color=color,
+            )

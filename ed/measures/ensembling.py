@@ -1,0 +1,55 @@
+"""Weight-space ensembling: accuracy on the line from the zero-shot to the fine-tuned weights."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ed.measures.base import Measure, untouched
+
+
+@dataclass(frozen=True)
+class Ensembling(Measure):
+    """theta = (1 - alpha) zero-shot + alpha fine-tuned over every tensor, head included.
+
+    Attributes:
+        alphas: the mixing coefficients; at 0 and 1 the weights are the two ends, bit for bit.
+    """
+
+    alphas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    reads_examples = False
+
+    def __post_init__(self) -> None:
+        if not self.alphas or not all(0 <= alpha <= 1 for alpha in self.alphas):
+            raise ValueError(
+                f"measures: alphas={list(self.alphas)}: numbers from 0 to 1 are needed"
+            )
+
+    def check(self, task) -> None:
+        if not hasattr(task, "zero_shot"):
+            raise ValueError(
+                f"measures: {type(task).__name__} keeps no zero-shot weights; ensembling is for "
+                "the fine-tuning of CLIP (task=clip, task=clip_standin)"
+            )
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module, task) -> dict[str, float]:
+        """{"/alpha<alpha>/<metric>": accuracy in percent}, in the weights' own precision."""
+        from tqdm import tqdm
+
+        fine_tuned = {name: value.clone() for name, value in model.state_dict().items()}
+        values = {}
+        with untouched(model):
+            for alpha in tqdm(self.alphas, desc="ensembling", disable=None, leave=False):
+                model.load_state_dict(interpolate(task.zero_shot, fine_tuned, alpha))
+                found = {k.removeprefix("eval/"): v for k, v in task.evaluate(model).items()}
+                accuracies = {k: v for k, v in found.items() if k.startswith("acc")}
+                values |= {f"/alpha{alpha:g}/{k}": v for k, v in accuracies.items()}
+        return values
+
+
+def interpolate(
+    first: dict[str, Tensor], second: dict[str, Tensor], alpha: float
+) -> dict[str, Tensor]:
+    """(1 - alpha) first + alpha second, exact at both ends."""
+    return {name: torch.lerp(value, second[name], alpha) for name, value in first.items()}

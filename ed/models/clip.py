@@ -1,0 +1,222 @@
+"""CLIP (open_clip's): two towers, and the image tower with the zero-shot head that they give.
+
+Everything behind the towers runs in float32: logits are cosines times about 100, which bf16 would
+round to steps of a quarter.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ed.models.prompts import captions
+from ed.models.weights import read_weights
+
+LARGEST_SCALE = 100.0  # of the logits, CLIP's own bound
+TEXT_BATCH = 2048  # captions per pass of the text tower
+
+
+class Towers(nn.Module):
+    """Pictures (N, 3, H, W) -> scaled cosines with every caption (N, classes * templates).
+
+    `architecture` is a name that open_clip knows, or a mapping with its `embed_dim`, `vision_cfg`,
+    `text_cfg` and `quick_gelu`. There are few captions, so all are embedded at each pass.
+    """
+
+    def __init__(self, architecture: str | Mapping, *, prompts: str):
+        super().__init__()
+        self.clip = build(architecture)
+        tokens = tokenise(captions(prompts), self.clip.context_length)
+        self.register_buffer("tokens", tokens, persistent=False)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return tuple(self.clip.visual.image_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images, texts = self.clip.visual(x), self.clip.encode_text(self.tokens.flatten(0, 1))
+        with _float32(x):
+            rows = scale(self.clip) * F.normalize(texts.float(), dim=-1)
+            return F.normalize(images.float(), dim=-1) @ rows.T
+
+    def zero_shot(self) -> "ClipClassifier":
+        """The classifier that the towers are together; it shares the image tower."""
+        return ClipClassifier(self.clip.visual, zero_shot_rows(self.clip, self.tokens))
+
+
+class ClipClassifier(nn.Module):
+    """Image tower, l2-normalised features, linear head: pictures -> logits (N, classes).
+
+    The head starts with the given rows (classes, features) and a zero bias.
+    """
+
+    def __init__(self, visual: nn.Module, rows: Tensor):
+        super().__init__()
+        self.visual, self.head = visual, nn.Linear(*rows.T.shape, device=rows.device)
+        with torch.no_grad():
+            self.head.weight.copy_(rows)
+            self.head.bias.zero_()
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return tuple(self.visual.image_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._classify(self.visual(x))
+
+    def to_space(self, x: Tensor, space: str) -> Tensor:
+        """Pixels -> the features after the embedding ("embedding") or after the first block."""
+        x = self.visual._embeds(x)
+        return self.visual.transformer.resblocks[0](x) if space == "block1" else x
+
+    def from_space(self, features: Tensor, space: str) -> Tensor:
+        """The rest of the network: features of `to_space` -> outputs."""
+        blocks = self.visual.transformer.resblocks
+        for block in blocks[1:] if space == "block1" else blocks:
+            features = block(features)
+        pooled, _ = self.visual._pool(features)
+        return self._classify(pooled @ self.visual.proj)
+
+    def _classify(self, features: Tensor) -> Tensor:
+        with _float32(features):
+            return self.head(F.normalize(features.float(), dim=-1))
+
+
+def classifier(
+    architecture: str | Mapping, *, weights: str, prompts: str, classes: int
+) -> ClipClassifier:
+    """The classifier that fine-tuning starts from.
+
+    Args:
+        architecture: as for `Towers`.
+        weights: `openai`, or a file with both towers: then the head is the zero-shot one. A file
+            with a fine-tuned classifier gives just that. `random` is untrained, for trying a
+            pipeline.
+        prompts: the captions of the zero-shot head.
+    """
+    texts = captions(prompts)
+    if len(texts) != classes:
+        raise ValueError(
+            f"model.prompts={prompts} names {len(texts)} classes, but task.classes={classes}"
+        )
+    state = {} if weights == "random" else _weights(architecture, weights)
+    clip = build(architecture)
+    random_rows = F.normalize(torch.randn(classes, clip.visual.output_dim), dim=-1)
+    untrained = ClipClassifier(clip.visual, LARGEST_SCALE * random_rows)
+    if weights == "random":
+        return untrained
+    if "head.weight" in state:
+        return _load(untrained, state, weights)
+    _load(clip, {name.removeprefix("clip."): value for name, value in state.items()}, weights)
+    # a thousand classes in 80 templates each: seconds on a GPU, an hour on a CPU
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokens = tokenise(texts, clip.context_length).to(device)
+    return ClipClassifier(clip.visual, zero_shot_rows(clip.to(device), tokens))
+
+
+def build(architecture: str | Mapping) -> nn.Module:
+    """open_clip's CLIP with random weights."""
+    open_clip = _open_clip()
+    if isinstance(architecture, str):
+        settings = open_clip.get_model_config(architecture)
+        if settings is None:
+            raise ValueError(
+                f"model.architecture={architecture}: open_clip knows no such model; take one of "
+                "open_clip.list_models(), such as ViT-B-32-quickgelu"
+            )
+    else:
+        settings = {key: _plain(value) for key, value in architecture.items()}
+    return open_clip.CLIP(**settings)
+
+
+def tokenise(texts: list[list[str]], length: int) -> Tensor:
+    """Captions (classes, templates) -> token ids (classes, templates, length)."""
+    flat = [text for row in texts for text in row]
+    tokens = _open_clip().tokenize(flat)
+    longest = int((tokens != 0).sum(1).max())
+    if longest > length:
+        raise ValueError(
+            f"model.architecture.text_cfg.context_length={length}: a caption has {longest} tokens"
+        )
+    return tokens[:, :length].unflatten(0, (len(texts), -1))
+
+
+@torch.no_grad()
+def zero_shot_rows(clip: nn.Module, tokens: Tensor) -> Tensor:
+    """The zero-shot head: tokens (classes, templates, length) -> rows (classes, features).
+
+    A row is the mean of a class' normalised caption embeddings, normalised again, times the scale
+    of the logits.
+    """
+    from tqdm import tqdm
+
+    parts = tokens.flatten(0, 1).split(TEXT_BATCH)
+    with _float32(tokens):
+        embedded = [
+            clip.encode_text(part, normalize=True)
+            for part in tqdm(parts, desc="zero-shot head", unit="batch", disable=None, leave=False)
+        ]
+        means = torch.cat(embedded).unflatten(0, tokens.shape[:2]).mean(1)
+        return scale(clip) * F.normalize(means, dim=-1)
+
+
+def scale(clip: nn.Module) -> Tensor:
+    return clip.logit_scale.exp().clamp(max=LARGEST_SCALE)
+
+
+def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
+    if weights != "openai":
+        path, given = Path(weights).expanduser(), f"model.weights={weights}"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{given}: no such file. Give `openai` (for CLIP ViT-B), or a file of weights; "
+                "those of the stand-in come from python scripts/launch.py clip_standin_pretrain"
+            )
+        return read_weights(path, given)
+    open_clip = _open_clip()
+    known = isinstance(architecture, str) and open_clip.get_pretrained_cfg(architecture, "openai")
+    if not known or not open_clip.get_model_config(architecture).get("quick_gelu"):
+        raise ValueError(
+            f"model.architecture={architecture}: OpenAI's weights belong to models with QuickGELU, "
+            "such as ViT-B-32-quickgelu; give model.weights=FILE for others"
+        )
+    try:
+        return open_clip.create_model(architecture, pretrained="openai").state_dict()
+    except Exception as error:  # of the hub: offline, refused, no room
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise ValueError(
+            f"model.weights=openai: the weights of {architecture} could not be had ({reason}). Get "
+            f"open_clip_model.safetensors of the hub's {known['hf_hub'].strip('/')} elsewhere and "
+            "give model.weights=FILE; model.weights=random tries the pipeline without them"
+        ) from error
+
+
+def _load(model: nn.Module, state: dict[str, Tensor], weights: str) -> nn.Module:
+    try:
+        model.load_state_dict(state)
+        return model
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"model.weights={weights}: does not fit model.architecture ({reason} ...)"
+        ) from error
+
+
+def _plain(value):
+    """OmegaConf's mappings as dicts: open_clip tells its two kinds of settings by their type."""
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _float32(like: Tensor) -> contextlib.AbstractContextManager:
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def _open_clip():
+    try:
+        import open_clip
+    except ImportError as error:
+        raise ValueError("CLIP models need open_clip: pip install '.[clip]'") from error
+    return open_clip

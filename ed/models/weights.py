@@ -1,0 +1,45 @@
+"""Weights from files of any usual kind, read as plain data: never as code."""
+
+import io
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ed.files import SEAL, unseal
+
+WRAPPERS = ("training", "state_dict", "model")  # keys under which files keep their state dict
+
+
+def read_weights(path: Path, given: str) -> dict[str, Tensor]:
+    """The state dict in a checkpoint of ours (last.pt), a torch file or a safetensors file.
+
+    `given` is the option as it was given, for messages.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{given}: no such file")
+    try:
+        state = _read(path)
+    except Exception as error:  # torch and safetensors raise a dozen kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{given}: not a whole file of weights ({reason}). Copy or train it again; a "
+            "TorchScript archive must be saved as a plain state dict first"
+        ) from error
+    while wrapped := [name for name in WRAPPERS if isinstance(state.get(name), dict)]:
+        state = state[wrapped[0]]
+    return {name.removeprefix("module."): value for name, value in state.items()}
+
+
+def _read(path: Path) -> dict:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    content = memoryview(path.read_bytes())
+    if content[: len(SEAL)] == SEAL:
+        content = unseal(content)
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
+        raise ValueError(f"it holds a {type(state).__name__}, not a state dict")
+    return state

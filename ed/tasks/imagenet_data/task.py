@@ -1,0 +1,83 @@
+"""A task on ImageNet: pictures are read and decoded as training goes, by worker processes."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ed.core.field import Field
+from ed.tasks.base import Batch
+from ed.tasks.imagenet_data.evaluation import EvaluationSet, accuracy
+from ed.tasks.imagenet_data.loading import evaluation_batches, training_batches
+from ed.tasks.imagenet_data.sources import Source, open_training
+from ed.tasks.imagenet_data.views import Views
+from ed.tasks.images import PictureTask
+
+logger = logging.getLogger("ed")
+
+
+class ImageNetTask(PictureTask):
+    """Classifies ImageNet; a subclass says how it looks at pictures.
+
+    Batches hold bytes, which are normalised where the field begins, on the device.
+
+    Args:
+        views: at any size; that of `image_size` is taken.
+        validation: the split to evaluate on; "train" for data that has no other.
+        repeat: times that each training picture comes in an epoch.
+    """
+
+    def __init__(self, data: str, views: Views, *, validation: str, repeat: int, **settings):
+        super().__init__(data, augment=True, **settings)  # which refuses what it does not know
+        if len(set(self.image_size)) != 1:
+            raise ValueError(f"task.image_size={list(self.image_size)}: must be a square")
+        if repeat < 1:
+            raise ValueError(f"task.repeat={repeat}: must be at least 1")
+        self.views = replace(views, size=self.image_size[0])
+        self.mean, self.std = views.mean, views.std
+        self.validation, self.repeat = validation, repeat
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        self.train, validation = open_training(self.data, validation=self.validation)
+        self.test = EvaluationSet("val", validation)
+        self.plan(device, seed, epoch=self.repeat * len(self.train))
+
+    def sources(self) -> list[Source]:
+        """All that pictures are read from; a subclass adds its own."""
+        return [self.train, self.test.pictures]
+
+    def batches(self, model: nn.Module, start: int) -> Iterator[Batch]:
+        for remark in dict.fromkeys(r for source in self.sources() for r in source.remarks):
+            logger.warning(remark)  # now: while data was prepared, no log was open yet
+        return training_batches(
+            self.train,
+            self.views.train,
+            batch_size=self.batch_size,
+            steps=range(start, self.total_steps),
+            seed=self.seed,
+            device=self.device,
+            repeat=self.repeat,
+            workers=self.workers,
+        )
+
+    def examples(self, index: Tensor) -> Batch:
+        how = {"index": index.tolist(), "device": self.device, "workers": self.workers}
+        batches = list(evaluation_batches(self.train, self.views.evaluate, **how))
+        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+    def field(self, model: nn.Module, batch: Batch) -> Field:
+        return super().field(model, batch | {"x": self.normalise(batch["x"])})
+
+    def score(self, model: nn.Module, pictures: EvaluationSet) -> tuple[float, float]:
+        """Accuracy in percent and mean loss."""
+        score = accuracy(
+            model,
+            pictures,
+            view=self.views.evaluate,
+            normalise=self.normalise,
+            device=self.device,
+            workers=self.workers,
+        )
+        return score.accuracy, score.loss

@@ -1,0 +1,125 @@
+"""Do the CPU cores keep up with the GPU? Pictures per second, from the file to the training step.
+
+python scripts/benchmark_input.py task.data=/data/imagenet
+python scripts/benchmark_input.py task.data=/data/imagenet --steps 200 regularizer=ed
+
+Overrides are those of train.py, on task=imagenet model=vit_s16. Without --steps only the input is
+timed: in one process, step by step, then by the loader with its workers. With it also the training
+step: on one batch that stays on the device, and on batches as they come.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from hydra.utils import instantiate
+from tqdm import tqdm
+
+from ed.core.streams import generator, stream_seed
+from ed.engine.check import check
+from ed.engine.compose import compose_config
+from ed.engine.errors import explain
+from ed.engine.main import choose_device, make_step
+from ed.tasks.imagenet_data.loading import available_cores
+
+WARM_UP = 10  # steps: compilation, capture, first batches
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each part of the input")
+    parser.add_argument("--steps", type=int, default=0, help="training steps to time")
+    options = parser.parse_intermixed_args(arguments)
+    cfg = compose_config(["task=imagenet", "model=vit_s16", *options.overrides])
+    task, device = instantiate(cfg.task), choose_device(cfg.system.device)
+    task.workers = cfg.system.workers
+    task.prepare(device, cfg.seed)
+    for line in one_process(task, options.seconds):
+        print(line, flush=True)
+    print(all_workers(task, options.seconds), flush=True)
+    if options.steps:
+        for line in training(cfg, task, device, options.steps):
+            print(line, flush=True)
+
+
+def one_process(task, seconds: float) -> Iterator[str]:
+    """What a picture costs one core: reading, decoding, augmenting."""
+    source, size = task.train, task.views.size
+    order = torch.randperm(len(source), generator=generator(0, "benchmark")).tolist()
+    sizes = torch.tensor([source.picture(index).size for index in order[:100]]).float().mean(0)
+    yield "one process, pictures of {:.0f} x {:.0f} on average:".format(*sizes.tolist())
+    for name, work in {
+        "read": source.read,
+        "read, decode": source.picture,
+        f"read, decode, augment to {size} x {size} bytes": lambda index: task.views.train(
+            source.picture(index), generator(0, "benchmark", index)
+        ),
+    }.items():
+        yield f"{_rate(work, order, seconds):10.0f} pictures/s  {name}"
+
+
+def _rate(work: Callable[[int], object], order: list[int], seconds: float) -> float:
+    done, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        work(order[done % len(order)])
+        done += 1
+    return done / (time.perf_counter() - began)
+
+
+def all_workers(task, seconds: float) -> str:
+    """Batches as training gets them, on its device, with nothing to train."""
+    batches, done = task.batches(None, 0), 0
+    next(batches)  # the workers have started
+    began = time.perf_counter()
+    while done == 0 or time.perf_counter() - began < seconds:
+        next(batches)
+        done += 1
+    rate = done * task.batch_size / (time.perf_counter() - began)
+    count = available_cores() if task.workers is None else task.workers
+    return f"{rate:10.0f} pictures/s  {count} workers on {available_cores()} cores, to the device"
+
+
+def training(cfg, task, device: torch.device, count: int) -> Iterator[str]:
+    """The step of a run with this config, without its input and with it."""
+    regularizer, recipe = instantiate(cfg.regularizer), instantiate(cfg.optimizer)
+    check(cfg, task, regularizer)
+    if task.total_steps < 2 * WARM_UP + count:
+        raise ValueError(
+            f"--steps {count}: the run has only {task.total_steps}; raise task.repeat or epochs"
+        )
+    torch.manual_seed(stream_seed(cfg.seed, "init"))
+    model = instantiate(cfg.model).to(device)
+    step = make_step(cfg, task, model, regularizer, recipe, device)
+    batches = task.batches(model, 0)
+    batch = next(batches)
+    for number in range(WARM_UP):
+        step(batch, number)
+    label = f"{type(regularizer).__name__} step at batch {task.batch_size}"
+    for name, source in (("one batch again and again", None), ("from the loader", batches)):
+        _wait(device)
+        began = time.perf_counter()
+        for number in tqdm(range(count), desc=name, disable=None, leave=False):
+            step(batch if source is None else next(source), WARM_UP + number)
+        _wait(device)
+        seconds = (time.perf_counter() - began) / count
+        rate = task.batch_size / seconds
+        yield f"{rate:10.0f} pictures/s  {label}, {name}: {1000 * seconds:.1f} ms"
+    if device.type == "cuda":
+        yield f"{torch.cuda.max_memory_allocated() / 2**30:10.1f} GiB         most memory held"
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        sys.exit(explain(error))

@@ -1,0 +1,52 @@
+# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+"""Evaluate a model without training it: python scripts/evaluate.py [group=choice] [key=value ...]
+
+Takes the settings of train.py and prints what its evaluations would: for CLIP the zero-shot
+accuracies, or with model.weights=FILE those of a fine-tuned model.
+
+    python scripts/evaluate.py task=clip model=clip_b32 task.data=/folder
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ed.engine.errors import explain
+
+
+def main(overrides: list[str]) -> int:
+    if not overrides or {"-h", "--help"} & set(overrides):
+        print(__doc__)
+        return 0
+    try:
+        for name, value in evaluate(overrides).items():
+            print(f"{name:24} {value:.4g}")
+    except Exception as error:  # mistakes get one line, defects their traceback
+        return explain(error)
+    return 0
+
+
+def evaluate(overrides: list[str]) -> dict[str, float]:
+    """What the task's evaluation says of the model at its start, in float32."""
+    import torch
+    from hydra.utils import instantiate
+
+    from ed.core.streams import stream_seed
+    from ed.engine.compose import compose_config
+    from ed.engine.main import choose_device
+
+    cfg = compose_config(overrides)
+    device, task = choose_device(cfg.system.device), instantiate(cfg.task)
+    task.workers = cfg.system.workers
+    torch.manual_seed(stream_seed(cfg.seed, "init"))  # as in training
+    model = instantiate(cfg.model).to(device).eval()
+    task.check_model(model)
+    task.prepare(device, cfg.seed)
+    with torch.no_grad():
+        return task.evaluate(model)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

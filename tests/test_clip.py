@@ -1,0 +1,354 @@
+"""CLIP: its zero-shot head, fine-tuning from there, ensembling of weights, and the stand-in."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch import nn
+from torch.nn import functional as F
+
+from ed.core.streams import generator
+from ed.engine.compose import compose_config
+from ed.engine.loop import Interrupted
+from ed.engine.main import run
+from ed.engine.metrics import read_rows
+from ed.measures.ensembling import Ensembling, interpolate
+from ed.models.clip import ClipClassifier, Towers, build, classifier, tokenise, zero_shot_rows
+from ed.models.prompts import captions
+from ed.tasks.clip import matching_loss
+from ed.tasks.corruptions import CORRUPTIONS, corrupt
+from tests.small import weights
+
+open_clip = pytest.importorskip("open_clip")
+
+CPU = torch.device("cpu")
+ARCHITECTURE = {
+    "embed_dim": 16,
+    "quick_gelu": True,
+    "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 2, "head_width": 16},
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+TINY = ["model.architecture.embed_dim=16"]
+TINY += [f"model.architecture.vision_cfg.{s}" for s in ("patch_size=16", "width=32", "layers=2")]
+TINY += [f"model.architecture.text_cfg.{s}" for s in ("width=16", "layers=1")]
+TINY += ["model.architecture.vision_cfg.head_width=16", "debug=tiny", "task.batch_size=200"]
+PRETRAIN = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "task.part=1"]
+FINE_TUNE = ["task=clip_standin", "model=clip_small", "measures=ensembling"]
+FINE_TUNE += ["measures.ensembling.alphas=[0,0.3,1]"]
+ALPHAS = [f"{alpha / 10:g}" for alpha in range(11)]
+
+
+def train(folder: Path, *overrides: str) -> dict:
+    return run(compose_config([*overrides, *TINY, f"system.run_dir={folder}"]), ["clip"])
+
+
+@pytest.fixture(scope="module")
+def towers() -> Towers:
+    torch.manual_seed(0)
+    return Towers(ARCHITECTURE, prompts="cifar10")
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> Path:
+    """A run of the stand-in's first stage."""
+    folder = tmp_path_factory.mktemp("clip") / "pretrained"
+    train(folder, *PRETRAIN, "task.epochs=2")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(tmp_path_factory, pretrained) -> Path:
+    folder = tmp_path_factory.mktemp("clip") / "fine_tuned"
+    train(folder, *FINE_TUNE, f"model.weights={pretrained}/last.pt", "regularizer=ed")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("prompts", "templates", "first", "last"),
+    [
+        ("imagenet", 80, "a bad photo of a tench.", "toilet paper"),
+        ("imagenet_7", 7, "itap of a tench.", "toilet paper"),
+        ("cifar10", 8, "a photo of a airplane.", "truck"),
+    ],
+)
+def test_captions(prompts, templates, first, last):
+    texts = captions(prompts)
+    assert len(texts) == (10 if prompts == "cifar10" else 1000)
+    assert {len(row) for row in texts} == {templates}
+    assert texts[0][0] == first
+    assert all(last in text for text in texts[-1])
+
+
+def test_zero_shot_head_against_a_slow_reference(towers):
+    rows = zero_shot_rows(towers.clip, towers.tokens)
+    scale = math.exp(towers.clip.logit_scale.item())
+    for row, texts in zip(rows, captions("cifar10"), strict=True):
+        total = torch.zeros(16, dtype=torch.float64)
+        for text in texts:  # one caption at a time, by open_clip's own tokenizer
+            embedded = towers.clip.encode_text(open_clip.tokenize([text], context_length=16))[0]
+            embedded = embedded.detach().double()
+            total += embedded / embedded.square().sum().sqrt()
+        expected = scale * total / total.square().sum().sqrt()
+        torch.testing.assert_close(row.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_towers_are_cosines_with_every_caption(towers):
+    x = torch.randn(3, 3, 32, 32, generator=generator(0, "x"))
+    logits = towers(x).unflatten(1, (10, -1))
+    image = F.normalize(towers.clip.encode_image(x), dim=-1)
+    text = open_clip.tokenize([captions("cifar10")[4][2]], context_length=16)
+    cosine = image @ F.normalize(towers.clip.encode_text(text), dim=-1).T
+    expected = cosine[:, 0] / 0.07  # the scale that CLIP starts with
+    torch.testing.assert_close(logits[:, 4, 2], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_head_has_no_bias_and_sees_normalised_features(towers):
+    model = towers.zero_shot()
+    assert torch.equal(model.head.bias, torch.zeros(10))
+    x = torch.randn(4, 3, 32, 32, generator=generator(0, "x"))
+    before = model(x)
+    with torch.no_grad():
+        model.visual.proj.mul_(3)  # the tower's output, three times as long
+    try:
+        torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
+    finally:
+        with torch.no_grad():
+            model.visual.proj.div_(3)
+
+
+@pytest.mark.parametrize("space", ["embedding", "block1"])
+def test_cut_in_two_it_is_the_same_network(towers, space):
+    model = towers.zero_shot().eval()
+    x = torch.randn(2, 3, 32, 32, generator=generator(0, "x"))
+    torch.testing.assert_close(model.from_space(model.to_space(x, space), space), model(x))
+
+
+@pytest.mark.parametrize("name", ["clip_b32", "clip_b16"])
+def test_openai_names_have_quickgelu(name):
+    architecture = compose_config([f"model={name}"]).model.architecture
+    assert open_clip.get_model_config(architecture)["quick_gelu"]
+    small = dict(open_clip.get_model_config(architecture))
+    small["vision_cfg"] = small["vision_cfg"] | {"layers": 1, "width": 64}
+    small["text_cfg"] = small["text_cfg"] | {"layers": 1, "width": 64}
+    clip = build(small)
+    for tower in (clip.visual.transformer, clip.transformer):
+        x = torch.linspace(-3, 3, 20)
+        gelu = tower.resblocks[0].mlp.gelu(x)
+        torch.testing.assert_close(gelu, x * torch.sigmoid(1.702 * x))
+
+
+def test_another_activation_is_refused_for_openai():
+    settings = {"weights": "openai", "prompts": "cifar10", "classes": 10}
+    with pytest.raises(ValueError, match=r"QuickGELU.*ViT-B-32-quickgelu"):
+        classifier("ViT-B-32", **settings)
+    with pytest.raises(ValueError, match="QuickGELU"):
+        classifier(ARCHITECTURE, **settings)
+
+
+def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
+    def offline(*_, **__):
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(open_clip, "create_model", offline)
+    remedy = r"model.weights=openai.*no route to the hub.*timm/vit_base_patch32_clip_224.openai.*"
+    with pytest.raises(ValueError, match=remedy + r"model.weights=FILE"):
+        classifier("ViT-B-32-quickgelu", weights="openai", prompts="cifar10", classes=10)
+
+
+def test_files_of_weights(tmp_path, pretrained, fine_tuned):
+    """A run's checkpoint, a plain file of both towers, a fine-tuned one: each gives its model."""
+
+    def load(file: Path) -> nn.Module:
+        return instantiate(compose_config([*FINE_TUNE, *TINY, f"model.weights={file}"]).model)
+
+    started = load(pretrained / "last.pt")
+    state = {name.removeprefix("clip."): value for name, value in weights(pretrained).items()}
+    assert torch.equal(started.visual.proj, state["visual.proj"])
+    torch.save({"state_dict": state}, tmp_path / "plain.pt")
+    plain = load(tmp_path / "plain.pt")
+    assert torch.equal(plain.head.weight, started.head.weight)
+    again = load(fine_tuned / "last.pt")
+    for name, value in weights(fine_tuned).items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "plain"])
+def test_a_truncated_file_is_an_error(tmp_path, pretrained, kind):
+    whole = pretrained / "last.pt"
+    if kind == "plain":
+        whole = tmp_path / "plain.pt"
+        torch.save(weights(pretrained), whole)
+    (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[:-1000])
+    settings = {"prompts": "cifar10", "classes": 10}
+    with pytest.raises(ValueError, match=r"model.weights=.*cut.pt: not a whole file of weights"):
+        classifier(ARCHITECTURE, weights=str(tmp_path / "cut.pt"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"weights": "nowhere.pt"},
+            "model.weights=nowhere.pt: no such file.*clip_standin_pretrain",
+        ),
+        ({"prompts": "cifar11"}, "model.prompts=cifar11: use one of cifar10, imagenet"),
+        ({"classes": 3}, "model.prompts=cifar10 names 10 classes, but task.classes=3"),
+        ({"architecture": "ViT-Z-1"}, "model.architecture=ViT-Z-1: open_clip knows no such model"),
+    ],
+)
+def test_wrong_settings_name_their_key(given, message):
+    settings = {"architecture": ARCHITECTURE, "weights": "random", "prompts": "cifar10"}
+    settings |= {"classes": 10} | given
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        classifier(settings.pop("architecture"), **settings)
+
+
+def test_captions_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="context_length=4: a caption has"):
+        tokenise([["a photo of a cat."]], 4)
+
+
+def test_matching_loss_against_a_slow_reference():
+    logits = torch.randn(5, 3, 2, generator=generator(0, "x"), dtype=torch.float64)
+    labels = torch.tensor([0, 2, 2, 0, 2])  # none of class 1
+    captions_of, pictures_of = [], []
+    for n, label in enumerate(labels):
+        others = sum(math.exp(value) for value in logits[n].flatten())
+        captions_of += [math.log(others) - logits[n, label, t] for t in range(2)]
+    for c in (0, 2):
+        for t in range(2):
+            others = sum(math.exp(value) for value in logits[:, c, t])
+            own = [math.log(others) - logits[n, c, t] for n in range(5) if labels[n] == c]
+            pictures_of.append(sum(own) / len(own))
+    expected = (sum(captions_of) / 10 + sum(pictures_of) / 4) / 2
+    torch.testing.assert_close(matching_loss(logits, labels), expected)
+
+
+@pytest.mark.parametrize("name", list(CORRUPTIONS))
+def test_corruptions(name):
+    severity = compose_config(["task=clip_standin"]).task.corruptions[name]
+    pixels = torch.randint(256, (4, 3, 32, 32), generator=generator(0, "x"), dtype=torch.uint8)
+    before = pixels.clone()
+    corrupted = corrupt(pixels, name, severity)
+    assert torch.equal(pixels, before)
+    assert corrupted.dtype == torch.uint8
+    assert corrupted.shape == pixels.shape
+    assert torch.equal(corrupt(pixels, name, severity), corrupted)  # always the same
+    change = (corrupted.float() - pixels.float()).abs().mean()
+    assert change > 5
+    milder = (corrupt(pixels, name, severity / 2).float() - pixels.float()).abs().mean()
+    assert milder < change
+
+
+def test_corruptions_of_plain_pictures():
+    """Closed forms: what leaves a uniform picture alone, and what a step becomes."""
+    grey = torch.full((1, 3, 32, 32), 100, dtype=torch.uint8)
+    for name in ("blur", "contrast", "pixelate"):
+        assert torch.equal(corrupt(grey, name, 2 if name == "pixelate" else 0.7), grey)
+    assert torch.equal(corrupt(grey, "brightness", 0.2), grey + 51)
+    assert corrupt(grey, "brightness", 2.0).min() == 255  # cut at white
+    noise = (corrupt(grey, "noise", 0.1).float() - 100) / 255
+    assert noise.std() == pytest.approx(0.1, rel=0.05)
+    stripes = grey.clone()
+    stripes[..., ::2] = 200
+    assert torch.equal(corrupt(stripes, "pixelate", 2), torch.full_like(grey, 150))
+    assert corrupt(stripes, "contrast", 0.5).unique().tolist() == [125, 175]
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "message"),
+    [
+        ("fog", 1, "task.corruptions: fog: use some of blur"),
+        ("pixelate", 5, r"task.corruptions.pixelate=5: must divide \[32, 32\]"),
+        ("blur", 0, "task.corruptions.blur=0: must be positive"),
+    ],
+)
+def test_wrong_corruptions_are_refused(name, severity, message):
+    with pytest.raises(ValueError, match=message):
+        corrupt(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), name, severity)
+
+
+class LinearTask:
+    """Reports one output of a linear model, which is linear in the weights."""
+
+    def __init__(self, zero_shot):
+        self.zero_shot = zero_shot
+
+    def evaluate(self, model):
+        return {"eval/acc": model(torch.ones(1, 3)).item(), "eval/loss": 0.0}
+
+
+def test_ensembling_of_a_linear_model_is_linear():
+    torch.manual_seed(0)
+    first, second = (nn.Linear(3, 1) for _ in range(2))
+    before = {name: value.clone() for name, value in second.state_dict().items()}
+    values = Ensembling()(second, LinearTask(first.state_dict()))
+    low, high = first(torch.ones(1, 3)).item(), second(torch.ones(1, 3)).item()
+    assert list(values) == [f"/alpha{alpha}/acc" for alpha in ALPHAS]
+    for alpha in ALPHAS:
+        expected = (1 - float(alpha)) * low + float(alpha) * high
+        assert values[f"/alpha{alpha}/acc"] == pytest.approx(expected, abs=1e-6)
+    assert all(torch.equal(value, before[name]) for name, value in second.state_dict().items())
+
+
+def test_both_ends_are_exact():
+    first = {"w": torch.randn(1000, generator=generator(0, "a")) * 1e3}
+    second = {"w": torch.randn(1000, generator=generator(0, "b")) * 1e-3}
+    assert torch.equal(interpolate(first, second, 0.0)["w"], first["w"])
+    assert torch.equal(interpolate(first, second, 1.0)["w"], second["w"])
+
+
+def test_ensembling_needs_a_task_that_keeps_its_start(tmp_path):
+    with pytest.raises(ValueError, match=r"Cifar10 keeps no zero-shot weights.*clip_standin"):
+        run(compose_config(["debug=tiny", "measures=ensembling"]), ["clip"])
+
+
+def test_stand_in_from_captions_to_ensembling(pretrained, fine_tuned):
+    rows = read_rows(fine_tuned / "metrics.jsonl")
+    final = {key: value for row in rows for key, value in row.items()}
+    shifts = ("blur", "noise", "contrast", "pixelate", "brightness")
+    mean = sum(final[f"eval/acc_{name}"] for name in shifts) / 5
+    assert final["eval/acc_ood"] == pytest.approx(mean)
+    for name in ("acc", "acc_ood", *(f"acc_{name}" for name in shifts)):
+        assert final[f"measure/ensembling/alpha1/{name}"] == final[f"eval/{name}"]
+    zero_shot = read_rows(pretrained / "metrics.jsonl")[-1]["eval/acc"]
+    assert final["measure/ensembling/alpha0/acc"] == zero_shot
+
+
+def test_zero_shot_weights_survive_a_new_pretrained_file(tmp_path, pretrained):
+    """Stopped, resumed with other weights in the file, it still ends and ensembles as if not."""
+    file = tmp_path / "towers.pt"
+    file.write_bytes((pretrained / "last.pt").read_bytes())
+    settings = [*FINE_TUNE, f"model.weights={file}", "regularizer=ed"]
+    train(tmp_path / "whole", *settings)
+    with pytest.raises(Interrupted):
+        train(tmp_path / "pieces", *settings, "system.max_minutes=0")
+    changed = {name: value + 1 for name, value in weights(pretrained).items()}
+    torch.save(changed, file)
+    train(tmp_path / "pieces", *settings)
+    for name, value in weights(tmp_path / "whole").items():
+        assert torch.equal(weights(tmp_path / "pieces")[name], value), name
+    ends = [read_rows(tmp_path / name / "metrics.jsonl")[-1] for name in ("whole", "pieces")]
+    assert ends[0] == ends[1]
+    assert "measure/ensembling/alpha0.3/acc_ood" in ends[0]
+
+
+def test_wrong_pairs_of_task_and_model_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="needs both towers: model=clip_small_pretrain"):
+        run(compose_config(["task=clip_standin_pretrain", "debug=tiny"]), ["clip"])
+    with pytest.raises(
+        ValueError, match=r"image_size=\[16, 16\]: the model is for pictures of \[32"
+    ):
+        train(tmp_path, *PRETRAIN, "task.image_size=[16,16]")
+
+
+def test_logits_do_not_lose_bits_under_autocast():
+    torch.manual_seed(0)
+    model = ClipClassifier(nn.Identity(), 100 * F.normalize(torch.randn(5, 8), dim=-1))
+    features = torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside, rounded = model(features), model.head(F.normalize(features, dim=-1))
+    assert torch.equal(inside, model(features))
+    assert not torch.equal(rounded.float(), inside)
