@@ -1,5 +1,6 @@
 """Correlations over a pool of cells: against numpy and slow loops, and what the files show."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,13 +153,21 @@ def test_the_line_is_least_squares_and_its_band_vanishes_without_scatter():
 
 def test_markdown_lists_every_variant_and_the_points(table, values):
     text = to_markdown(table, rows_of(table, values))
-    assert "### Correlation with the gap" in text
+    assert "## Correlation with the gap" in text
     assert "| Pair | second | -1.00 | -1.00 to -1.00 | 8 of 8 | selected |" in text
     assert "largest absolute r is selected" in text
-    points = text.split("### Points")[1]
+    points = text.split("## Points")[1]
     assert "| cell | seeds | gap | first | second | third |" in points
     assert points.count("| 2 of 2 |") == 8
     assert "| - | - | 0 of 8 |" in to_markdown(table, [])
+
+
+def test_markdown_says_which_runs_of_a_pool_failed(table, values):
+    rows = rows_of(table, values)
+    rows[0], rows[2] = (replace(rows[i], status="failed", error="loss = nan") for i in (0, 2))
+    text = to_markdown(table, rows)
+    assert "- seed 0 failed: loss = nan (pool-0.1-0, pool-0.1-1)\n" in text
+    assert "| 6 of 8 | selected |" in text
 
 
 def test_the_figure_has_a_panel_for_each_measure_with_r_and_line(table, values):

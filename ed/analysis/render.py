@@ -146,12 +146,24 @@ def _pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
     for deviations in sorted({row.deviations for row in rows} | {""}):
         here = [row for row in rows if row.deviations == deviations]
         parts += [f"## Reduced: {deviations}"] if deviations else []
+        level = "###" if deviations else "##"
         against = table.metrics[table.correlation.against]
-        parts += [f"### Correlation with the {against}", CORRELATION_MEANING]
+        parts += [f"{level} Correlation with the {against}", CORRELATION_MEANING]
         parts.append(_plain_table(CORRELATION, correlation_fields(table, here)))
         begun = pool_fields(table, here)
-        parts += ["### Points", _plain_table(pool_header(table), begun)] if begun else []
+        parts += [f"{level} Points", _plain_table(pool_header(table), begun)] if begun else []
+        remarks = _pool_remarks(table, here)
+        parts += ["\n".join(f"- {remark}" for remark in remarks)] if remarks else []
     return parts
+
+
+def _pool_remarks(table: Table, rows: Sequence[Row]) -> list[str]:
+    """What must be said of single runs, once for all cells that it is true of."""
+    cells: dict[str, list[str]] = {}
+    for name, cell in table.cells.items():
+        for remark in _unfinished([row for row in rows if (row.table, row.cell) == cell.home]):
+            cells.setdefault(remark, []).append(name)
+    return [f"{remark} ({', '.join(names)})" for remark, names in cells.items()]
 
 
 def pool_header(table: Table) -> tuple[str, ...]:
