@@ -96,6 +96,8 @@ def train(
                 if (stop or late) and not last:
                     reached = f"step {done} of {task.total_steps}"
                     raise Interrupted(f"stopped and saved at {reached}", stop)
+        if task.total_steps == 0:  # a published model, which is only looked at
+            metrics.log(0, session.evaluate())
         # after the last save: measuring may take long, and what is trained is safe by then
         metrics.log(task.total_steps, session.measure(stop))
     summary = metrics.summary(task.metric, task.higher_is_better)

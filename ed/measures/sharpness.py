@@ -96,6 +96,9 @@ class Surface:
 
     def __init__(self, model: nn.Module, task, index: Tensor, settings: Sharpness):
         self.model, self.task, self.index = model, task, index
+        parts = in_batches(task, index, settings.batch_size)
+        # pictures may have to be decoded: what fits one pass is read once for all of them
+        self.batches = list(parts) if len(index) <= settings.batch_size else None
         self.batch_size = settings.batch_size
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.centre = [weight.detach().clone() for weight in self.weights]
@@ -126,7 +129,8 @@ class Surface:
 
     def _parts(self) -> Iterator[Tensor]:
         """Shares of the mean loss, chunk by chunk."""
-        for batch, share in in_batches(self.task, self.index, self.batch_size):
+        batches = self.batches or in_batches(self.task, self.index, self.batch_size)
+        for batch, share in batches:
             loss, _ = self.task.loss(self.task.field(self.model, batch)(), batch)
             yield loss * share
 

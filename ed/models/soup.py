@@ -1,0 +1,40 @@
+"""The published fine-tuned CLIP models of model-soups (Wortsman et al.), one file each."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from ed.models.clip import ClipClassifier, build
+from ed.models.weights import read_weights
+
+NAMES = {"model.visual.": "visual.", "classification_head.": "head."}  # theirs: ours
+
+
+def soup_member(
+    folder: str, *, index: int, architecture: str | Mapping, classes: int
+) -> ClipClassifier:
+    """`model_<index>.pt` of a folder: image tower, l2-normalised features, linear head with bias.
+
+    What the files still hold of the text tower takes no part in classification and is left out.
+    """
+    path = Path(folder).expanduser() / f"model_{index}.pt"
+    given = f"model.folder={folder} model.index={index}"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{given}: there is no {path}. Get model_0.pt to model_71.pt of release v0.0.2 of "
+            "github.com/mlfoundations/model-soups; model.folder or ED_SOUPS names their folder"
+        )
+    state = {}
+    for name, value in read_weights(path, given).items():
+        prefix = next((prefix for prefix in NAMES if name.startswith(prefix)), None)
+        if prefix is not None:
+            state[NAMES[prefix] + name.removeprefix(prefix)] = value
+    visual = build(architecture).visual
+    model = ClipClassifier(visual, torch.zeros(classes, visual.output_dim))
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{given}: does not fit model.architecture ({reason} ...)") from error
+    return model

@@ -1,0 +1,41 @@
+"""ImageNet as published models are looked at: nothing is trained."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ed.core.streams import generator
+from ed.tasks.base import Batch
+from ed.tasks.imagenet_data import CLIP, ImageNetTask
+
+
+class Soup(ImageNetTask):
+    """No steps: the model is evaluated and measured as it comes, at CLIP's view of evaluation.
+
+    Args:
+        examples: how many training pictures, a fixed random choice, stand for all in measures and
+            in the train accuracy.
+    """
+
+    def __init__(
+        self, data: str, *, validation: str, examples: int, classes: int, image_size: list[int]
+    ):
+        training = {"repeat": 1, "epochs": 1, "warmup_epochs": 0, "batch_size": 1, "eval_every": 1}
+        settings = {"classes": classes, "image_size": image_size, "space": "input"}
+        super().__init__(data, CLIP, validation=validation, **training, **settings)
+        if examples < 2:
+            raise ValueError(f"task.examples={examples}: paths need at least 2")
+        self.chosen_count = examples
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        super().prepare(device, seed)
+        order = torch.randperm(len(self.train), generator=generator(0, "soup"))
+        self.chosen = order[: self.chosen_count]  # of all seeds: models are compared on the same
+        self.num_examples, self.total_steps = len(self.chosen), 0
+
+    def batches(self, model, start: int) -> Iterator[Batch]:
+        return iter(())
+
+    def examples(self, index: Tensor) -> Batch:
+        return super().examples(self.chosen[index])
