@@ -171,8 +171,6 @@ def loop_speed(cfg, task) -> tuple[float, str]:
     """The engine's own step on the task's own batches; the first rollouts compile and capture."""
     torch.manual_seed(0)
     model = instantiate(cfg.model).to(task.device)
-    if CUDA:
-        model = model.to(memory_format=torch.channels_last)  # what convolutions are fastest in
     step = make_step(
         cfg, task, model, instantiate(cfg.regularizer), instantiate(cfg.optimizer), task.device
     )
