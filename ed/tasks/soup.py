@@ -35,7 +35,7 @@ class Soup(ImageNetTask):
         self.num_examples, self.total_steps = len(self.chosen), 0
 
     def batches(self, model, start: int) -> Iterator[Batch]:
-        return iter(())
+        yield from ()
 
     def examples(self, index: Tensor) -> Batch:
         return super().examples(self.chosen[index])
