@@ -29,15 +29,23 @@ class Regularizer:
     no_compile: str | None = None  # why the model may not be compiled
     no_capture: str | None = None  # why a step cannot be captured in a CUDA graph
 
-    def check(self, task) -> None:
-        """Raises ValueError where this regularizer cannot work on this task."""
+    def check(self, task, parts: int = 1) -> None:
+        """Raises ValueError where this regularizer cannot work on this task.
+
+        Args:
+            parts: pieces one optimizer step is cut into, as in `Moment`.
+        """
 
     def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar to minimise on this batch, and what to log."""
         return task.loss(field(), batch)
 
     def step(self, optimizer, closure) -> dict[str, Tensor]:
-        """One update. `closure()` leaves gradients in place and returns what to log."""
+        """One update. `closure()` leaves gradients in place and returns what to log.
+
+        `closure(sync=False)` leaves those of this process's examples alone, where several train
+        together; `closure(update_statistics=False)` keeps batch-norm statistics as they are.
+        """
         report = closure()
         optimizer.step()
         return report
