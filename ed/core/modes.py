@@ -1,6 +1,7 @@
 """Putting a model in another mode for a while, and back exactly as it was."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 
 from torch import nn
@@ -24,15 +25,28 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def run_again(model: nn.Module) -> contextlib.AbstractContextManager:
+    """To be entered later, for a second run of a pass that is made now: the modes of now, and batch
+    norm counts nothing twice."""
+    return _again(model, [module.training for module in model.modules()])
+
+
+@contextlib.contextmanager
+def _again(model: nn.Module, modes: list[bool]) -> Iterator[None]:
+    with _attribute(list(model.modules()), "training", *modes), frozen_statistics(model):
+        yield
+
+
 def batch_norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 @contextlib.contextmanager
-def _attribute(modules: list[nn.Module], name: str, value) -> Iterator[None]:
+def _attribute(modules: list[nn.Module], name: str, *values) -> Iterator[None]:
+    """`values`: one for all modules, or one for each."""
     before = [getattr(module, name) for module in modules]
     try:
-        for module in modules:
+        for module, value in zip(modules, itertools.cycle(values), strict=False):
             setattr(module, name, value)
         yield
     finally:

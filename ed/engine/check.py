@@ -19,6 +19,8 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
     _check_sharing(cfg.accumulate, task)
     if cfg.system.log_every < 1:
         raise ValueError(f"system.log_every={cfg.system.log_every}: must be at least 1 step")
+    if cfg.system.checkpointing and regularizer.no_checkpointing:
+        raise ValueError(f"system.checkpointing=true: {regularizer.no_checkpointing}; set false")
     every = cfg.system.measure_every
     if every is not None and every < 1:
         raise ValueError(f"system.measure_every={every}: at least 1 evaluation, or null")

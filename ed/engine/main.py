@@ -94,6 +94,7 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
         bf16=cfg.precision == "bf16" and device.type == "cuda",
         compile_model=fast if cfg.system.compile == "auto" else cfg.system.compile,
         capture=fast if cfg.system.capture == "auto" else cfg.system.capture,
+        recompute=cfg.system.checkpointing,
     )
 
 

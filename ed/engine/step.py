@@ -15,10 +15,13 @@ from ed.core.modes import batch_norms, frozen_statistics
 from ed.core.streams import reseed
 from ed.engine.distributed import average_gradients
 from ed.engine.optimizer import Recipe, set_learning_rate
+from ed.engine.recompute import recompute_blocks
 from ed.regularizers.base import Moment, Regularizer
 from ed.tasks.base import Batch, Task
 
-NOT_CAPTURED = "several processes average their gradients in it"  # untried; compiled it may be
+# untried, so left out
+AVERAGED = "several processes average their gradients in it"
+RECOMPUTED = "system.checkpointing=true runs blocks twice"
 EAGER_STEPS = 3  # before capture: compilation, optimizer state and library handles must exist
 logger = logging.getLogger("ed")
 
@@ -39,6 +42,7 @@ class TrainStep:
         bf16: bool = False,
         compile_model: bool = False,
         capture: bool = False,
+        recompute: bool = False,
     ):
         self.task, self.model, self.regularizer, self.recipe = task, model, regularizer, recipe
         self.device, self.seed, self.accumulate = device, seed, accumulate
@@ -51,10 +55,14 @@ class TrainStep:
         )
         self.sums: dict[str, Tensor] = {}
         self.count = 0
-        if compile_model and _allowed(regularizer.no_compile, "compiled"):
+        twice = RECOMPUTED if recompute else None
+        if recompute:
+            recompute_blocks(model)
+        if compile_model and _allowed(regularizer.no_compile or twice, "compiled"):
             compile_in_place(model)
-        uncaptured = NOT_CAPTURED if processes.world_size() > 1 else regularizer.no_capture
-        self.capture = capture and _allowed(uncaptured, "captured in a CUDA graph")
+        together = AVERAGED if processes.world_size() > 1 else None
+        no_capture = regularizer.no_capture or twice or together
+        self.capture = capture and _allowed(no_capture, "captured in a CUDA graph")
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream() if self.capture else None
         self.eager_steps = 0

@@ -27,6 +27,7 @@ class Regularizer:
 
     anchored = False  # needs labels
     no_compile: str | None = None  # why the model may not be compiled
+    no_checkpointing: str | None = None  # why blocks cannot be recomputed for the backward pass
     no_capture: str | None = None  # why a step cannot be captured in a CUDA graph
 
     def check(self, task, parts: int = 1) -> None:

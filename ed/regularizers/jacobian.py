@@ -17,6 +17,7 @@ class Jacobian(Regularizer):
     """
 
     no_compile = "regularizer=jacobian differentiates twice, which torch.compile cannot"
+    no_checkpointing = "regularizer=jacobian differentiates twice, each time by other kernels"
 
     def __init__(self, weight: float, *, projections: int):
         if not weight >= 0:
