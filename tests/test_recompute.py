@@ -1,6 +1,5 @@
 """Gradient checkpointing: less is kept, and not a bit of the result changes."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -100,15 +99,14 @@ def test_less_is_kept():
     assert kept_bytes(small, x) < 0.2 * kept_bytes(plain, x)
 
 
-def test_a_model_keeps_its_parameters_names_and_copies():
+def test_a_model_keeps_its_names_and_its_outputs():
     model = vit()
     names = list(model.state_dict())
     recompute_blocks(model)
     assert list(model.state_dict()) == names
     with torch.no_grad(), evaluating(model):
-        assert torch.equal(
-            model(first_batch()["x"]), copy.deepcopy(vit()).eval()(first_batch()["x"])
-        )
+        outputs = model(first_batch()["x"])
+    assert torch.equal(outputs, vit().eval()(first_batch()["x"]))
 
 
 def test_what_cannot_be_recomputed_is_refused():

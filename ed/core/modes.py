@@ -28,13 +28,25 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 def run_again(model: nn.Module) -> contextlib.AbstractContextManager:
     """To be entered later, for a second run of a pass that is made now: the modes of now, and batch
     norm counts nothing twice."""
-    return _again(model, [module.training for module in model.modules()])
+    modules, norms = list(model.modules()), batch_norms(model)
+    training = [module.training for module in modules]
+    tracking = [norm.track_running_stats for norm in norms]
 
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        buffers = [buffer for norm in norms for buffer in norm.buffers()]
+        before = [buffer.clone() for buffer in buffers]
+        with (
+            _attribute(modules, "training", *training),
+            _attribute(norms, "track_running_stats", *tracking),
+        ):
+            try:
+                yield
+            finally:
+                for buffer, old in zip(buffers, before, strict=True):
+                    buffer.copy_(old)
 
-@contextlib.contextmanager
-def _again(model: nn.Module, modes: list[bool]) -> Iterator[None]:
-    with _attribute(list(model.modules()), "training", *modes), frozen_statistics(model):
-        yield
+    return again()
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:

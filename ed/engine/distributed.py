@@ -71,8 +71,10 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.match(r"(?:[^,[]|\[[^]]*\])+", nodes).group())
 
 
-def local_device() -> torch.device:
-    """This process's own GPU, made the current one."""
+def local_device(name: str) -> torch.device:
+    """This process's own GPU, made the current one; `name` is what the config asks for."""
+    if name != "cuda":
+        raise ValueError(f"system.device={name}: one GPU for several processes; set it to cuda")
     local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if "SLURM_LOCALID" in os.environ and count == 1:
         local = 0  # each task was given its GPU, and sees no other

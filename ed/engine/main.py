@@ -160,8 +160,8 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"system.device={name}: torch sees no CUDA device; use system.device=cpu")
-    if name == "cuda" and processes.world_size() > 1:
-        return local_device()
+    if name.startswith("cuda") and processes.world_size() > 1:
+        return local_device(name)
     return torch.device(name)
 
 
