@@ -36,7 +36,8 @@ line=$((SLURM_ARRAY_TASK_ID + 1))
 run_folder=$(sed -n "${{line}}p" {folder}/folders.txt)
 log="$run_folder/output.log"
 rm -f "$run_folder/FAILED"
-eval "srun --kill-on-bad-exit=1 $(sed -n "${{line}}p" {folder}/jobs.txt)" >> "$log" 2>&1
+export SLURM_KILL_BAD_EXIT=1  # of several processes of a run none waits for one that has failed
+eval "srun $(sed -n "${{line}}p" {folder}/jobs.txt)" >> "$log" 2>&1
 code=$?
 requeue=no
 case "$code" in

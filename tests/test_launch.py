@@ -330,6 +330,21 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(
     assert (tmp_path / "runs/six/ed/seed1/FAILED").read_text() == "exit 1: error: x\n"
 
 
+def test_several_gpus_are_a_process_each(tmp_path, launch, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, answer in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "")):
+        fake(tmp_path, name, f"echo {answer}")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert launch.main([*arguments, "--where", "slurm", "--gpus", "4", "--nodes", "2"]) == 0
+    (folder,) = (tmp_path / "runs/.slurm").iterdir()
+    lines = (folder / "array.sh").read_text().splitlines()
+    wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4"]
+    assert set(wanted) <= set(lines)
+    with pytest.raises(SystemExit):
+        launch.main([*arguments, "--gpus", "4"])
+    assert "--gpus 4: at least 1, and with --where slurm" in capsys.readouterr().err
+
+
 def test_what_slurm_says_is_shown_in_one_line(tmp_path, launch, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fake(tmp_path, "sinfo", "echo ci")
