@@ -98,7 +98,7 @@ def test_one_dead_process_ends_all_with_one_clear_line(killed):
     code, output = killed
     assert code != 0
     (line,) = errors(output)
-    assert line.startswith("error: rank 1 of 2 is gone")
+    assert line.startswith("error: rank 1 of 2 is gone (")
     assert "the same command goes on from the last checkpoint" in line
 
 

@@ -5,6 +5,7 @@ here answers at once with what it was given: no caller needs to ask whether ther
 """
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -122,10 +123,11 @@ def first_to_fail(error: BaseException) -> bool:
     """True for one process only: of many that fail alike, or by another's failure, one speaks."""
     if world_size() == 1:
         return True
-    try:
-        return _store.add("failures", 1) == 1
-    except RuntimeError:  # rank 0 kept the store: it has failed like us, or it is the lost one
-        return isinstance(error, LostProcess)
+    with contextlib.suppress(RuntimeError):
+        if _store is not None:
+            return _store.add("failures", 1) == 1
+    # rank 0 kept the store, and is gone: it has failed like us, or it is the lost one
+    return isinstance(error, LostProcess)
 
 
 def _joined() -> bool:
@@ -145,15 +147,17 @@ def _others() -> Iterator[None]:
         yield
     except RuntimeError as error:
         names = ", ".join(f"rank {number}" for number in _silent_ranks())
-        reason = str(error).splitlines()[0]
+        # gloo begins with its source file, and ends with advice
+        reason = re.sub(r"^\[[^]]*\] *", "", str(error).splitlines()[0]).split(". ")[0]
         raise LostProcess(
-            f"{names or 'another process'} of {world_size()} is gone: see what it said last. All "
-            f"end here; the same command goes on from the last checkpoint ({reason})"
+            f"{names or 'another process'} of {world_size()} is gone ({reason}): see what it said "
+            "last. All end here; the same command goes on from the last checkpoint"
         ) from error
 
 
 def _silent_ranks() -> list[int]:
     """Who does not notice, within our patience, that somebody is gone."""
+    global _store
     try:
         _store.set(f"noticed by {rank()}", "")
         silent = [number for number in range(world_size()) if number != rank()]
@@ -162,5 +166,6 @@ def _silent_ranks() -> list[int]:
             silent = [number for number in silent if not _store.check([f"noticed by {number}"])]
             time.sleep(PATIENCE_SECONDS / 50)
         return silent
-    except RuntimeError:  # rank 0 kept the store
+    except RuntimeError:
+        _store = None  # rank 0 kept it
         return [0]
