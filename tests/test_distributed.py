@@ -131,6 +131,7 @@ def test_two_processes_equal_one_in_float64(folder, seen):
     theirs = torch.load(folder / "float64.pt", weights_only=True)
     for name, ours in together.float64_weights().items():
         torch.testing.assert_close(theirs[name], ours, rtol=1e-10, atol=1e-13)
+    assert seen[0]["shares"]  # and where the task itself makes the rows of its process only
 
 
 @pytest.mark.parametrize("method", together.METHODS)
@@ -153,7 +154,9 @@ def test_shared_evaluation_counts_every_picture_once(folder, seen):
     pictures = Pictures(task.test.pixels[:count], task.test.labels[:count])
     with torch.no_grad():
         accuracy, loss = task.score(model, pictures)
+        logits = model(task.normalise(pictures.pixels))
     assert first["acc"] == accuracy
+    assert first["logits"] == pytest.approx(logits.double().sum().item(), rel=1e-5)
     assert first["loss"] == pytest.approx(loss, rel=1e-6)  # float32 sums in another order
 
 

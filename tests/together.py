@@ -13,7 +13,7 @@ from ed.engine import main
 from ed.engine.optimizer import SGD
 from ed.tasks.images import Pictures
 from tests.small import small_run
-from tests.test_regularizers import config, convolution, training, vit
+from tests.test_regularizers import Toy, config, convolution, training, vit
 from tests.test_regularizers import run as train
 
 METHODS = ("none", "mixup", "sam", "asam", "jacobian", "ed")
@@ -85,10 +85,27 @@ def scores(folder: Path) -> dict[str, float]:
     return {"rows": len(ours), "acc": accuracy, "loss": loss, "logits": exact.double().sum().item()}
 
 
-def float64_weights() -> dict[str, torch.Tensor]:
+def float64_training():
     recipe = SGD(lr=0.1, weight_decay=0.01, momentum=0.9, clip=0.5)
-    step = training(instantiate(config("none")), vit(), recipe=recipe, accumulate=2)
-    return train(step, 0, 4).model.state_dict()
+    return training(instantiate(config("none")), vit(), recipe=recipe, accumulate=2)
+
+
+def float64_weights() -> dict[str, torch.Tensor]:
+    return train(float64_training(), 0, 4).model.state_dict()
+
+
+class Sharing(Toy):
+    """Makes only the rows of this process, as a task does whose examples cost much."""
+
+    yields_share = True
+
+
+def weights_from_shares() -> dict[str, torch.Tensor]:
+    step = float64_training()
+    step.task = Sharing()
+    for number, batch in zip(range(4), Toy().batches(step.model, 0), strict=False):
+        step(processes.share(batch), number)
+    return step.model.state_dict()
 
 
 if __name__ == "__main__":
@@ -104,8 +121,8 @@ if __name__ == "__main__":
     wild = ["optimizer.lr=1e30", "system.log_every=5"]
     seen["wild"] = failure(here / "wild", *wild)
     seen["rank"], seen["written"] = processes.rank(), written[:10]
+    ours, shares = float64_weights(), weights_from_shares()
+    seen["shares"] = all(torch.equal(ours[name], shares[name]) for name in ours)
     if processes.rank() == 0:
-        torch.save(float64_weights(), here / "float64.pt")
-    else:
-        float64_weights()
+        torch.save(ours, here / "float64.pt")
     (here.parent / f"seen{processes.rank()}.json").write_text(json.dumps(seen))

@@ -4,6 +4,8 @@
 here answers at once with what it was given: no caller needs to ask whether there are others.
 """
 
+from __future__ import annotations
+
 import contextlib
 import re
 import time
@@ -47,8 +49,8 @@ def share(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our rows of a batch that all processes hold alike."""
     if world_size() == 1:
         return batch
-    rows = {name: part(len(value)) for name, value in batch.items()}
-    return {name: value[rows[name].start : rows[name].stop] for name, value in batch.items()}
+    rows = part(len(next(iter(batch.values()))))
+    return {name: value[rows.start : rows.stop] for name, value in batch.items()}
 
 
 def own_stream(name: str) -> str:

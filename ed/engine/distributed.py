@@ -3,6 +3,9 @@
     torchrun --nproc-per-node 4 train.py ...            on one machine
     srun --ntasks-per-node 4 --kill-on-bad-exit=1 python train.py ...     inside a SLURM job
 
+srun hands on every signal and the exit code 75 of a run that has saved; torchrun hands on SIGTERM
+and SIGINT, and its own exit code is 1 whatever that of the run.
+
 Every process builds the same model and the same batches, works on its part of each batch, and
 averages the gradients once. No wrapper is put around the model: penalties that differentiate twice,
 forwards that start from embeddings and SAM's two passes are all ordinary code.
@@ -76,8 +79,8 @@ def local_device(name: str) -> torch.device:
     if name != "cuda":
         raise ValueError(f"system.device={name}: one GPU for several processes; set it to cuda")
     local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    if "SLURM_LOCALID" in os.environ and count == 1:
-        local = 0  # each task was given its GPU, and sees no other
+    if count == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        local = 0  # by srun each task may be given its GPU, and sees no other
     if local >= count:
         raise ValueError(
             f"process {local} of this machine finds no GPU of its own, as there are {count}: start "
