@@ -1,5 +1,6 @@
 """Two processes train like one; they stay alike bit for bit, end together, and go on together."""
 
+import fcntl
 import json
 import os
 import signal
@@ -14,7 +15,6 @@ from hydra.utils import instantiate
 from ed.core import processes
 from ed.engine import check as checks
 from ed.engine.check import check
-from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.distributed import first_host
 from ed.engine.main import trained_model
@@ -60,52 +60,59 @@ def process_of_rank(rank: int, launcher: int) -> int:
     raise AssertionError(f"no rank {rank}")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("together") / "runs"
-
-
-@pytest.fixture(scope="module")
-def killed(folder) -> tuple[int, str]:
-    """Exit code and output of two processes, one of which is killed in the middle."""
+def killed_in_the_middle(folder: Path) -> tuple[int, str]:
+    """Exit code and output of two processes, one of which is killed."""
     process = begin(folder / "killed", rows=8)
     os.kill(process_of_rank(1, process.pid), signal.SIGKILL)
     output = process.communicate(timeout=120)[0]
     return process.returncode, output
 
 
-@pytest.fixture(scope="module")
-def stopped(folder, killed) -> tuple[int, str]:
-    """The same command again, and a polite signal to torchrun."""
-    before = len(read_rows(folder / "killed" / "metrics.jsonl"))
-    process = begin(folder / "killed", rows=before + 3)
-    process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=120)[0]
-    step = load_checkpoint(folder / "killed", print)["step"]
-    return step, output
-
-
-@pytest.fixture(scope="module")
-def seen(folder, stopped) -> list[dict]:
-    """By rank, what the processes saw in `together`, which also ends the run that was stopped."""
+def seen_together(folder: Path) -> list[dict]:
+    """By rank, what the processes saw in `together`, which also ends the run that was killed."""
     process = start("-m", "tests.together", str(folder))
     output = process.communicate(timeout=400)[0]
     assert process.returncode == 0, output
     return [json.loads((folder.parent / f"seen{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def test_one_dead_process_ends_all_with_one_clear_line(killed):
-    code, output = killed
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """One for all workers of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "together" / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def story(folder) -> dict:
+    """What two processes did: told once, by the worker that comes first."""
+    told = folder.parent / "story.json"
+    with open(folder.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            killed = killed_in_the_middle(folder)
+            told.write_text(json.dumps({"killed": killed, "seen": seen_together(folder)}))
+    return json.loads(told.read_text())
+
+
+@pytest.fixture
+def seen(story) -> list[dict]:
+    return story["seen"]
+
+
+def test_one_dead_process_ends_all_with_one_clear_line(story):
+    code, output = story["killed"]
     assert code != 0
     (line,) = errors(output)
     assert line.startswith("error: rank 1 of 2 is gone (")
     assert "the same command goes on from the last checkpoint" in line
 
 
-def test_a_signal_stops_all_after_the_same_step_once_saved(folder, stopped):
-    step, output = stopped
-    assert errors(output) == [f"error: stopped and saved at step {step} of 40"]
-    assert not (folder / "killed" / "DONE").exists() or step == 40
+def test_a_signal_to_one_stops_all_after_the_same_step_once_saved(seen):
+    for rank in seen:
+        assert rank["stopped"] == "Interrupted: stopped and saved at step 36 of 40"
 
 
 def test_killed_and_stopped_equals_undisturbed(folder, seen):

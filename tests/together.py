@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hydra.utils import instantiate
 from ed.core import processes
 from ed.engine import main
 from ed.engine.optimizer import SGD
+from ed.engine.step import TrainStep
 from ed.tasks.images import Pictures
 from tests.small import small_run
 from tests.test_regularizers import Toy, config, convolution, training, vit
@@ -36,6 +38,22 @@ def failure(folder: Path, *overrides: str) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "none"
+
+
+def stopped_by_one(folder: Path) -> str:
+    """How the long run ends where one process alone hears a signal, in step 36."""
+    original = TrainStep.__call__
+
+    def call(step, batch, number):
+        original(step, batch, number)
+        if processes.rank() == 1 and number == 35:
+            signal.raise_signal(signal.SIGTERM)
+
+    TrainStep.__call__ = call
+    try:
+        return failure(folder, *LONG)
+    finally:
+        TrainStep.__call__ = original
 
 
 def watch_writes(folder: Path) -> list[str]:
@@ -116,7 +134,8 @@ if __name__ == "__main__":
     small_run(here / "plain", *PLAIN)
     seen = {"fingerprints": trained_fingerprints(here), "scores": scores(here / "plain")}
     small_run(here / "whole", *LONG)
-    small_run(here / "killed", *LONG)  # goes on where it was killed, then stopped
+    seen["stopped"] = stopped_by_one(here / "killed")  # goes on where it was killed
+    small_run(here / "killed", *LONG)
     seen["late"] = failure(here / "late", *LONG, "system.max_minutes=0")
     wild = ["optimizer.lr=1e30", "system.log_every=5"]
     seen["wild"] = failure(here / "wild", *wild)
