@@ -16,17 +16,20 @@ GROUPS = ("task", "model", "regularizer")
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
-    from ed.engine.main import run  # torch is loaded only once there is something to train
+    # torch is loaded only once there is something to train
+    from ed.core.processes import first_to_fail
+    from ed.engine.distributed import leave
+    from ed.engine.main import run
 
     choices = HydraConfig.get().runtime.choices
     try:
         run(cfg, [choices[group] for group in GROUPS])
     except Exception as error:
-        code = explain(error)
+        code = explain(error, aloud=first_to_fail(error))
         if "SUBMITIT_EXECUTOR" in os.environ:
             requeue(error)
             raise  # reaches the sweep that submitted us, which never hears of an exit
-        sys.exit(code)
+        leave(code)
 
 
 def requeue(error: Exception) -> None:

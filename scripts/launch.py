@@ -84,10 +84,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     slurm = parser.add_argument_group("SLURM, handed to sbatch")
     slurm.add_argument("--partition", metavar="NAME")
     slurm.add_argument("--time", metavar="LIMIT", help="per run, e.g. 02:00:00")
-    slurm.add_argument("--gres", metavar="LIST", help="e.g. gpu:1")
+    slurm.add_argument("--gres", metavar="LIST", help="per node, e.g. gpu:1")
+    slurm.add_argument("--gpus", type=int, metavar="N", help="per node, with a process for each")
+    slurm.add_argument("--nodes", type=int, metavar="N", help="per run, which shares its batches")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: at least 1")
+    several = {"--gpus": options.gpus, "--nodes": options.nodes}
+    for name, value in several.items():
+        if value is not None and (value < 1 or options.where != "slurm"):
+            parser.error(f"{name} {value}: at least 1, and with --where slurm (else see torchrun)")
     return options
 
 
@@ -152,7 +158,9 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
 
 def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) -> int:
     """Hands the runs to SLURM and returns at once."""
-    settings = {key: getattr(options, key) for key in ("partition", "time", "gres")}
+    settings = {key: getattr(options, key) for key in ("partition", "time", "gres", "nodes")}
+    if options.gpus is not None:
+        settings |= {"ntasks-per-node": options.gpus, "gres": options.gres or f"gpu:{options.gpus}"}
     job = submit(
         options.runs.absolute(),
         name,

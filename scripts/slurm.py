@@ -36,6 +36,7 @@ line=$((SLURM_ARRAY_TASK_ID + 1))
 run_folder=$(sed -n "${{line}}p" {folder}/folders.txt)
 log="$run_folder/output.log"
 rm -f "$run_folder/FAILED"
+export SLURM_KILL_BAD_EXIT=1  # of several processes of a run none waits for one that has failed
 eval "srun $(sed -n "${{line}}p" {folder}/jobs.txt)" >> "$log" 2>&1
 code=$?
 requeue=no
@@ -83,14 +84,15 @@ def submit(
     *,
     root: Path,
     parallel: int,
-    settings: dict[str, str | None],
+    settings: dict[str, str | int | None],
 ) -> str | None:
     """Submits one array task per run and returns the job's number; None where none is due.
 
     Args:
         runs: the folder of all runs; scripts and SLURM's own output go below it.
         commands: what to run, by run folder.
-        settings: partition, time, gres: for sbatch where given.
+        settings: partition, time, gres, ...: for sbatch where given. Where they ask for several
+            tasks, these are the processes of one run, and end together.
     """
     require_slurm()
     if not commands:
@@ -112,7 +114,12 @@ def submit(
 
 
 def array_script(
-    name: str, count: int, folder: Path, root: Path, parallel: int, settings: dict[str, str | None]
+    name: str,
+    count: int,
+    folder: Path,
+    root: Path,
+    parallel: int,
+    settings: dict[str, str | int | None],
 ) -> str:
     given = [f"#SBATCH --{key}={value}" for key, value in settings.items() if value]
     return ARRAY_SCRIPT.format(

@@ -1,17 +1,23 @@
 """What only a GPU can show: captured and eager steps agree, and nothing in a step waits for it."""
 
 import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from hydra.utils import instantiate
 
+from ed.core import processes
 from ed.core.field import Field
 from ed.core.nodes import ChebyshevNodes, UniformNodes
 from ed.core.pca import gram_eigen, principal_scores
 from ed.core.penalty import Paths
 from ed.core.representation import Representation
 from ed.engine.compose import compose_config
+from ed.engine.metrics import read_rows
 from ed.engine.step import TrainStep
 from ed.tasks.imagenet_data.loading import IN_FLIGHT
 
@@ -262,3 +268,53 @@ def test_the_host_does_not_run_far_ahead_of_the_device():
         batch["x"].sum()
     # the bound on batches in flight, the one in hand, each in pieces and joined
     assert torch.cuda.max_memory_allocated() - before < 2 * (IN_FLIGHT + 2) * size
+
+
+@pytest.fixture
+def alone_in_a_group(monkeypatch):
+    """A group of one with the backends of several GPUs, in which nothing is cut short."""
+    processes.join(
+        torch.distributed.HashStore(), rank=0, world_size=1, backend="cpu:gloo,cuda:nccl"
+    )
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_processes_exchange_without_a_host_sync(alone_in_a_group):
+    """GPU tensors by NCCL, flags by gloo: the stop request of a step does not wait for the GPU."""
+    x, y = torch.randn(5, 3, device="cuda"), torch.randn(2, device="cuda", dtype=torch.float64)
+    processes.mean([x])  # makes the communicator
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        halves = processes.mean([x, y, x[0, 0]])
+        flags = processes.anyone(True, False)
+        processes.copy_from_first([x])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for half, whole in zip(halves, (x, y, x[0, 0]), strict=True):
+        torch.testing.assert_close(2 * half, whole, rtol=0, atol=0)
+    assert flags == [True, False]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("method", ["none", "sam", "ed"])
+def test_two_gpus_train_like_one(method, tmp_path):
+    """Plain steps, to rounding; the others to the end, as their draws differ."""
+    root = Path(__file__).parents[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    overrides = ["task.epochs=2", "task.warmup_epochs=0", "optimizer=sgd", "precision=float32"]
+    overrides += [f"regularizer={method}", "system.log_every=1"]
+    losses = []
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        command = [*torchrun, f"--nproc-per-node={count}", "train.py", *overrides]
+        environment = os.environ | {"PYTHONPATH": str(root)}
+        subprocess.run(
+            [*command, f"system.run_dir={folder}"], cwd=root, env=environment, check=True
+        )
+        rows = read_rows(folder / "metrics.jsonl")
+        losses.append([row["train/loss"] for row in rows if "train/loss" in row])
+    if method == "none":
+        torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
+    assert len(losses[0]) == len(losses[1]) == 40

@@ -366,6 +366,21 @@ def test_an_unknown_partition_is_refused_before_anything_is_written(
     assert not (tmp_path / "submitted").exists()
 
 
+def test_several_gpus_are_a_process_each(tmp_path, launch, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, answer in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "")):
+        fake(tmp_path, name, f"echo {answer}")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert launch.main([*arguments, "--where", "slurm", "--gpus", "4", "--nodes", "2"]) == 0
+    (folder,) = (tmp_path / "runs/.slurm").iterdir()
+    lines = (folder / "array.sh").read_text().splitlines()
+    wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4"]
+    assert set(wanted) <= set(lines)
+    with pytest.raises(SystemExit):
+        launch.main([*arguments, "--gpus", "4"])
+    assert "--gpus 4: at least 1, and with --where slurm" in capsys.readouterr().err
+
+
 def test_what_slurm_says_is_shown_in_one_line(tmp_path, launch, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fake(tmp_path, "sinfo", "echo ci")

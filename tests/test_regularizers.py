@@ -158,7 +158,7 @@ def test_step_on_a_quadratic_equals_the_formula(method, scale):
     perturbation = 0.3 * scale**2 * gradient / torch.linalg.vector_norm(scale * gradient)
     expected = theta - learning_rate * model.A @ (theta + perturbation)
 
-    def closure(update_statistics=True):
+    def closure(sync=True, update_statistics=True):
         optimizer.zero_grad()
         model().backward()
         return {}

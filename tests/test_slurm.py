@@ -150,12 +150,13 @@ def process_of(folder: Path) -> int | None:
     return None
 
 
-def hold(run: Run) -> None:
+def hold(run: Run) -> int:
     """Stops a run in its middle, so that a signal finds it there on a machine of any speed."""
     wait_for(lambda: steps_of(run) >= 2, f"{run.folder} to train", 120)
     pid = process_of(run.folder)
     assert pid is not None, f"{run.folder} is done already"
     os.kill(pid, signal.SIGSTOP)
+    return pid
 
 
 def ended(run: Run) -> bool:
@@ -245,6 +246,24 @@ def numbers(table: Table, root: Path) -> tuple[str, list[str]]:
     """The finished table but for the hours it took."""
     text, lines = rendered(table, root)
     return re.sub(r"[\d.]+ hours", "some hours", text), lines
+
+
+def test_the_tasks_of_a_step_are_one_run_and_are_requeued_together(cluster, tmp_path):
+    path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0]), tmp_path / "runs"
+    chosen = ["--runs", str(root), "--cells", "ed"]
+    submitted = launch(path, *chosen, "--where", "slurm", "--gpus", "2", "--gres", "none")
+    assert ": 1 runs" in submitted.stdout, submitted.stderr
+    (run,) = expand(load_table(path), cells=["ed"], root=root)
+    held = hold(run)  # one of the two, and the other waits for it
+    job = json.loads((run.folder / "slurm.json").read_text())["job"]
+    ask("scancel", "--signal=USR2", f"{job}_0")  # as at a time limit
+    os.kill(held, signal.SIGCONT)
+    wait_for(lambda: (run.folder / "DONE").exists(), "the requeued run", 240)
+    log = (run.folder / "output.log").read_text()
+    assert log.count("error: stopped and saved at step") == 1, log
+    assert logged(run.folder) == list(range(1, STEPS + 1))
+    history = json.loads((run.folder / "meta.json").read_text())["sessions"]
+    assert [session["processes"] for session in history] == [2, 2]
 
 
 def test_a_sweep_brings_back_what_failed_and_requeues_what_was_stopped(cluster, tmp_path):

@@ -1,6 +1,7 @@
 """Putting a model in another mode for a while, and back exactly as it was."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 
 from torch import nn
@@ -24,15 +25,40 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def run_again(model: nn.Module) -> contextlib.AbstractContextManager:
+    """To be entered later, for a second run of a pass that is made now: the modes of now, and batch
+    norm counts nothing twice."""
+    modules, norms = list(model.modules()), batch_norms(model)
+    training = [module.training for module in modules]
+    tracking = [norm.track_running_stats for norm in norms]
+
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        buffers = [buffer for norm in norms for buffer in norm.buffers()]
+        before = [buffer.clone() for buffer in buffers]
+        with (
+            _attribute(modules, "training", *training),
+            _attribute(norms, "track_running_stats", *tracking),
+        ):
+            try:
+                yield
+            finally:
+                for buffer, old in zip(buffers, before, strict=True):
+                    buffer.copy_(old)
+
+    return again()
+
+
 def batch_norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 @contextlib.contextmanager
-def _attribute(modules: list[nn.Module], name: str, value) -> Iterator[None]:
+def _attribute(modules: list[nn.Module], name: str, *values) -> Iterator[None]:
+    """`values`: one for all modules, or one for each."""
     before = [getattr(module, name) for module in modules]
     try:
-        for module in modules:
+        for module, value in zip(modules, itertools.cycle(values), strict=False):
             setattr(module, name, value)
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from ed.core.processes import world_size
 from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
 
@@ -15,12 +16,15 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
         raise ValueError(
             f"accumulate={cfg.accumulate}: must divide task.batch_size={task.batch_size}"
         )
+    _check_sharing(cfg.accumulate, task)
     if cfg.system.log_every < 1:
         raise ValueError(f"system.log_every={cfg.system.log_every}: must be at least 1 step")
+    if cfg.system.checkpointing and regularizer.no_checkpointing:
+        raise ValueError(f"system.checkpointing=true: {regularizer.no_checkpointing}; set false")
     every = cfg.system.measure_every
     if every is not None and every < 1:
         raise ValueError(f"system.measure_every={every}: at least 1 evaluation, or null")
-    regularizer.check(task)
+    regularizer.check(task, cfg.accumulate * world_size())
     for measure in measures:
         if measure.reads_examples and type(task).examples is Task.examples:
             raise ValueError(
@@ -28,3 +32,18 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
                 f"{type(measure).__name__}; leave it out of measures"
             )
         measure.check(task)
+
+
+def _check_sharing(accumulate: int, task: Task) -> None:
+    """Whether the processes, where there are several, can take equal parts of every batch."""
+    count = world_size()
+    if count > 1 and task.no_sharing:
+        raise ValueError(
+            f"{count} processes cannot train {type(task).__name__} together: {task.no_sharing}; "
+            "start one process"
+        )
+    if task.batch_size % (accumulate * count):
+        raise ValueError(
+            f"task.batch_size={task.batch_size}: must divide evenly among {count} processes"
+            + (f" x accumulate={accumulate}" if accumulate > 1 else "")
+        )

@@ -5,6 +5,7 @@ again); anything unforeseen is a defect of ours and keeps its traceback.
 """
 
 import difflib
+import os
 import re
 import sys
 import traceback
@@ -12,11 +13,13 @@ import traceback
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 # by name: their modules load torch
-EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted", "EngineError")
+EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted", "EngineError", "LostProcess")
 
 
-def explain(error: BaseException) -> int:
-    """Prints what went wrong, and returns the exit code."""
+def explain(error: BaseException, aloud: bool | None = None) -> int:
+    """Prints what went wrong, unless another process does, and returns the exit code."""
+    if not (_is_first() if aloud is None else aloud):
+        return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
         refused = isinstance(error.__cause__, EXPECTED)  # by a constructor that Hydra called
         print(f"error: {error.__cause__ if refused else _composition(error)}", file=sys.stderr)
@@ -26,6 +29,11 @@ def explain(error: BaseException) -> int:
         return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
     traceback.print_exception(error)
     return 1
+
+
+def _is_first() -> bool:
+    """Of processes that cannot even begin: they share a command, and what is wrong with it."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def _composition(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ed.core import processes
 from ed.core.modes import evaluating
 from ed.engine.checkpoint import load_checkpoint, save_checkpoint
 from ed.engine.metrics import Metrics, brief, check_finite, duration
@@ -19,6 +20,7 @@ from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
 from ed.tasks.base import Task
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 logger = logging.getLogger("ed")
 
 
@@ -66,7 +68,9 @@ def train(
     """Trains to the end, or raises `Interrupted` once saved. Returns the summary of the run."""
     session = _Session(task, model, step, run, measures or {})
     start = session.resume()
-    metrics = Metrics(run.path, total=task.total_steps, start=start, tracker=tracker)
+    metrics = Metrics(
+        run.path, total=task.total_steps, start=start, tracker=tracker, writes=run.writes
+    )
     saved_at = began = time.monotonic()
     checked = start
     evaluations = {step: n for n, step in enumerate(task.evaluation_steps(), start=1)}
@@ -78,7 +82,9 @@ def train(
             now = time.monotonic()
             last = done == task.total_steps
             late = cadence.max_seconds is not None and now - began >= cadence.max_seconds
-            save = last or stop or late or now - saved_at >= cadence.save_seconds
+            due = now - saved_at >= cadence.save_seconds
+            late, due, asked = _agree(late, due, stop)
+            save = last or asked or late or due
             if done % cadence.log_steps == 0 or last:
                 values = step.means()
                 check_finite(values, checked, done, run.path)
@@ -93,9 +99,9 @@ def train(
                 check_finite(step.peek(), checked, done, run.path)
                 session.save(done)
                 saved_at = time.monotonic()
-                if (stop or late) and not last:
+                if (asked or late) and not last:
                     reached = f"step {done} of {task.total_steps}"
-                    raise Interrupted(f"stopped and saved at {reached}", stop)
+                    raise Interrupted(f"stopped and saved at {reached}", asked)
         if task.total_steps == 0:  # a published model, which is only looked at
             metrics.log(0, session.evaluate())
         # after the last save: measuring may take long, and what is trained is safe by then
@@ -123,18 +129,39 @@ class _Session:
     def resume(self) -> int:
         """Loads the newest good checkpoint and returns its step, 0 where there is none."""
         state = load_checkpoint(self.run.path, logger.warning)
-        if state is None:
-            return 0
+        self._check_same_checkpoint(state)
+        if state is not None:
+            self._load(state)
+        processes.copy_from_first([*self.model.parameters(), *self.model.buffers()])
+        return 0 if state is None else state["step"]
+
+    def _check_same_checkpoint(self, state: dict | None) -> None:
+        steps = processes.gather(None if state is None else state["step"])
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"the processes find checkpoints of different steps in {self.run.path}: {steps}. "
+                "Its file system must be one that all machines share; see system.runs"
+            )
+
+    def _load(self, state: dict) -> None:
         if state["config"] != digest(self.run.cfg):
             raise ValueError(f"the checkpoint in {self.run.path} belongs to another config")
+        # one dict: a checkpoint from before there were several processes
+        streams = state["rng"] if isinstance(state["rng"], list) else [state["rng"]]
+        before, now = len(streams), processes.world_size()
+        if before != now:  # batches are cut otherwise, and so are the draws of a regularizer
+            raise ValueError(
+                f"{self.run.path} was begun with {before} processes and cannot go on with {now}: "
+                f"start {before}, or begin anew in another folder with system.run_dir"
+            )
         self.step.load_state_dict(state["training"])
         self.task.load_state_dict(state["task"])
-        torch.set_rng_state(state["rng"]["cpu"])
-        if self.step.device.type == "cuda" and "cuda" in state["rng"]:
-            torch.cuda.set_rng_state(state["rng"]["cuda"])
+        rng = streams[processes.rank()]
+        torch.set_rng_state(rng["cpu"])
+        if self.step.device.type == "cuda" and "cuda" in rng:
+            torch.cuda.set_rng_state(rng["cuda"])
         self.earlier_seconds = state["seconds"]
         logger.info("resuming %s at step %d", self.run.path, state["step"])
-        return state["step"]
 
     def save(self, step: int) -> None:
         rng = {"cpu": torch.get_rng_state()}
@@ -143,12 +170,14 @@ class _Session:
         state = {
             "training": self.step.state_dict(),
             "task": self.task.state_dict(),
-            "rng": rng,
+            "rng": processes.gather(rng),
             "step": step,
             "seconds": self.seconds,
             "config": digest(self.run.cfg),
         }
-        save_checkpoint(self.run.path, state)
+        if self.run.writes:
+            save_checkpoint(self.run.path, state)
+        processes.wait_for_all()  # whoever goes first must not end the one that writes
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -165,9 +194,10 @@ class _Session:
         """
         values = {}
         for group in in_groups(self.measures):
-            if stop:
+            *_, asked = _agree(False, False, stop)
+            if asked:
                 name = next(iter(group))
-                raise Interrupted(f"stopped before measure {name}; what is trained is saved", stop)
+                raise Interrupted(f"stopped before measure {name}; what is trained is saved", asked)
             members = list(group.values())
             with torch.compiler.set_stance("force_eager"):
                 found = members[0].together(members, self.model, self.task)
@@ -177,6 +207,14 @@ class _Session:
         for name in wild:  # a radius may be too large for a model; the others still count
             logger.warning("%s is %s: left out", name, values.pop(name))
         return values
+
+
+def _agree(late: bool, due: bool, stop: Sequence[int]) -> tuple[bool, bool, Sequence[int]]:
+    """What any process wants, so that all save and stop after the same step."""
+    if processes.world_size() == 1:
+        return late, due, stop
+    late, due, *asked = processes.anyone(late, due, *(number in stop for number in STOP_SIGNALS))
+    return late, due, [number for number, yes in zip(STOP_SIGNALS, asked, strict=True) if yes]
 
 
 @contextlib.contextmanager
@@ -192,8 +230,7 @@ def _stop_requests():
             raise KeyboardInterrupt
         requests.append(number)
 
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-    before = {number: signal.signal(number, ask) for number in signals}
+    before = {number: signal.signal(number, ask) for number in STOP_SIGNALS}
     try:
         yield requests
     finally:

@@ -10,12 +10,14 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from ed.core import processes
 from ed.core.streams import stream_seed
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, remove_checkpoints
-from ed.engine.loop import Cadence, describe, train
+from ed.engine.distributed import join, local_device
+from ed.engine.loop import Cadence, Interrupted, describe, train
 from ed.engine.metrics import TerminalHandler, Wandb
-from ed.engine.run import RunFolder, default_folder
+from ed.engine.run import RunFolder, default_folder, digest
 from ed.engine.step import TrainStep
 
 logger = logging.getLogger("ed")
@@ -24,9 +26,24 @@ logger = logging.getLogger("ed")
 def run(cfg: DictConfig, names: list[str]) -> dict:
     """Trains what the config says in its own folder, or goes on there. Returns the summary.
 
+    Where torchrun or srun started several processes for it, they train together.
+
     Args:
         names: what the folder is called by, e.g. ["cifar10", "vit_tiny", "ed"].
     """
+    join()
+    path = Path(cfg.system.run_dir or default_folder(cfg, names))
+    check_same_run(cfg, path)
+    try:
+        summary = _run(cfg, path)
+    except Interrupted:  # all of them, so that the first to leave does not end the others early
+        processes.wait_for_all()
+        raise
+    processes.wait_for_all()
+    return summary
+
+
+def _run(cfg: DictConfig, path: Path) -> dict:
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     recipe, measures = instantiate(cfg.optimizer), build_measures(cfg)
     check(cfg, task, regularizer, measures.values())
@@ -37,11 +54,11 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
     model = instantiate(cfg.model).to(device)
     task.check_model(model)
     task.prepare(device, cfg.seed)
-    torch.manual_seed(stream_seed(cfg.seed, "dropout"))
+    torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))
 
-    path = Path(cfg.system.run_dir or default_folder(cfg, names))
-    with contextlib.closing(RunFolder(path, cfg)) as folder:
-        log_to(path / "train.log")
+    writes = processes.rank() == 0
+    with contextlib.closing(RunFolder(path, cfg, writes=writes)) as folder:
+        log_to(path / "train.log" if writes else None)
         summary = folder.done
         if summary is not None:
             logger.info("already done: %s  %s", path, describe(summary))
@@ -51,6 +68,18 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
         summary = train_in(folder, cfg, task, model, step, measures)
         logger.info("done: %s  %s", path, describe(summary))
         return summary
+
+
+def check_same_run(cfg: DictConfig, path: Path) -> None:
+    """Tasks of one srun are one run here; elsewhere they may be meant as several."""
+    ours = f"{path}, config {digest(cfg)}, seed {cfg.seed}"
+    first, *others = processes.gather(ours)
+    for number, other in enumerate(others, start=1):
+        if other != first:
+            raise ValueError(
+                f"the processes were given different runs: rank 0 has {first}, rank {number} has "
+                f"{other}. Start them by one command, and several runs by -m or one after another"
+            )
 
 
 def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> TrainStep:
@@ -69,6 +98,7 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
         bf16=cfg.precision == "bf16" and device.type == "cuda",
         compile_model=fast if cfg.system.compile == "auto" else cfg.system.compile,
         capture=fast if cfg.system.capture == "auto" else cfg.system.capture,
+        recompute=cfg.system.checkpointing,
     )
 
 
@@ -113,9 +143,13 @@ def train_in(
         measure_evals=cfg.system.measure_every,
     )
     name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
-    folder.open_session(name, task.total_steps, task.provenance())
+    folder.open_session(
+        name, task.total_steps, processes=processes.world_size(), provenance=task.provenance()
+    )
+    if processes.world_size() > 1:
+        name = f"{processes.world_size()} processes, each on {name}"
     logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)
-    tracker = start_tracker(cfg, folder.path)
+    tracker = start_tracker(cfg, folder.path) if folder.writes else None
     try:
         summary = train(task, model, step, folder, cadence, tracker, measures)
     except BaseException as error:
@@ -124,7 +158,7 @@ def train_in(
     finally:
         if tracker is not None:
             tracker.close()
-    if not cfg.system.keep_checkpoint:
+    if folder.writes and not cfg.system.keep_checkpoint:
         remove_checkpoints(folder.path)
     return summary
 
@@ -149,6 +183,8 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"system.device={name}: torch sees no CUDA device; use system.device=cpu")
+    if name.startswith("cuda") and processes.world_size() > 1:
+        return local_device(name)
     return torch.device(name)
 
 
@@ -159,14 +195,20 @@ def start_tracker(cfg: DictConfig, folder: Path) -> Wandb | None:
     return Wandb(**cfg.logger, folder=folder, config=settings)
 
 
-def log_to(path: Path) -> None:
-    """Lines to the terminal and to the run's own log; a second run in this process starts over."""
+def log_to(path: Path | None) -> None:
+    """Lines to the terminal and to the run's own log; a second run in this process starts over.
+
+    Of several processes the first alone has a log.
+    """
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
     logger.disabled = False  # Hydra's logging setup, which runs before every job, switches it off
+    if path is None:
+        logger.addHandler(logging.NullHandler())
+        return
     terminal, file = TerminalHandler(sys.stdout), logging.FileHandler(path)
     terminal.setLevel(logging.INFO)
     for handler in (terminal, file):

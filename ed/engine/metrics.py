@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import sys
 import time
 import uuid
@@ -14,15 +15,19 @@ logger = logging.getLogger("ed")
 
 
 class Metrics:
-    """Appends to metrics.jsonl. On resume, rows beyond the checkpoint are cut: none comes twice."""
+    """Appends to metrics.jsonl. On resume, rows beyond the checkpoint are cut: none comes twice.
 
-    def __init__(self, folder: Path, *, total: int, start: int, tracker=None):
+    Of several processes the first alone `writes`; the others only remember.
+    """
+
+    def __init__(self, folder: Path, *, total: int, start: int, tracker=None, writes: bool = True):
         self.path, self.total, self.start = folder / "metrics.jsonl", total, start
         self.rows = [row for row in read_rows(self.path) if row["step"] <= start]
-        write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
-        self.file = open(self.path, "a")  # noqa: SIM115, closed by close()
+        if writes:
+            write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self.file = open(self.path if writes else os.devnull, "a")  # noqa: SIM115, see close()
         self.tracker, self.began = tracker, time.monotonic()
-        self.bar = _bar(total, start)
+        self.bar = _bar(total, start) if writes else None
 
     def log(self, step: int, values: dict[str, float]) -> None:
         if not values:

@@ -52,10 +52,18 @@ def default_folder(cfg: DictConfig, names: list[str]) -> Path:
 
 
 class RunFolder:
-    """An open run folder, locked for this process."""
+    """An open run folder, locked for this process.
 
-    def __init__(self, path: Path, cfg: DictConfig):
-        self.path, self.cfg = path, cfg
+    Of several processes the first alone `writes`, and holds the lock for all.
+    """
+
+    def __init__(self, path: Path, cfg: DictConfig, *, writes: bool = True):
+        self.path, self.cfg, self.writes = path, cfg, writes
+        if writes:
+            self._open()
+
+    def _open(self) -> None:
+        path = self.path
         path.mkdir(parents=True, exist_ok=True)
         self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
         try:
@@ -66,7 +74,8 @@ class RunFolder:
         self._keep_config()
 
     def close(self) -> None:
-        self._lock.close()
+        if self.writes:
+            self._lock.close()
 
     def _keep_config(self) -> None:
         stored = self.path / "config.yaml"
@@ -89,12 +98,20 @@ class RunFolder:
         return json.loads(marker.read_text()) if marker.exists() else None
 
     def finish(self, summary: dict) -> None:
-        write_json(self.path / "DONE", summary)
+        if self.writes:
+            write_json(self.path / "DONE", summary)
 
     def open_session(
-        self, device: str, steps: int | None = None, provenance: dict[str, str] | None = None
+        self,
+        device: str,
+        steps: int | None = None,
+        *,
+        processes: int = 1,
+        provenance: dict[str, str] | None = None,
     ) -> None:
         """Notes this session in meta.json: what ran, where, with which code, `steps` to its end."""
+        if not self.writes:
+            return
         path = self.path / "meta.json"
         try:
             sessions = json.loads(path.read_text())["sessions"]
@@ -106,6 +123,7 @@ class RunFolder:
             "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
             "device": device,
             "host": platform.machine(),
+            "processes": processes,
             "python": platform.python_version(),
             "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "steps": steps,

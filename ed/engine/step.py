@@ -10,12 +10,18 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from ed.core.modes import frozen_statistics
+from ed.core import processes
+from ed.core.modes import batch_norms, frozen_statistics
 from ed.core.streams import reseed
+from ed.engine.distributed import average_gradients
 from ed.engine.optimizer import Recipe, lay_out_like_weights, set_learning_rate
+from ed.engine.recompute import recompute_blocks
 from ed.regularizers.base import Moment, Regularizer
 from ed.tasks.base import Batch, Task
 
+# why a step is not captured; untried there, so left out
+AVERAGED = "several processes average their gradients in it"
+RECOMPUTED = "system.checkpointing=true runs blocks twice"
 EAGER_STEPS = 3  # before capture: compilation, optimizer state and library handles must exist
 logger = logging.getLogger("ed")
 
@@ -36,6 +42,7 @@ class TrainStep:
         bf16: bool = False,
         compile_model: bool = False,
         capture: bool = False,
+        recompute: bool = False,
     ):
         self.task, self.model, self.regularizer, self.recipe = task, model, regularizer, recipe
         self.device, self.seed, self.accumulate = device, seed, accumulate
@@ -44,24 +51,29 @@ class TrainStep:
         self.moment = Moment(
             progress=torch.zeros((), device=device),
             generator=torch.Generator(device),
-            parts=accumulate,
+            parts=accumulate * processes.world_size(),
         )
         self.sums: dict[str, Tensor] = {}
         self.count = 0
-        if compile_model:
+        twice = RECOMPUTED if recompute else None
+        if recompute:
+            recompute_blocks(model)
+        if compile_model and _allowed(twice, "compiled"):
             regularizer.compile(model)
-        if capture and regularizer.no_capture:
-            logger.info("this step is not captured in a CUDA graph: %s", regularizer.no_capture)
-        self.capture = capture and not regularizer.no_capture
+        together = AVERAGED if processes.world_size() > 1 else None
+        no_capture = regularizer.no_capture or twice or together
+        self.capture = capture and _allowed(no_capture, "captured in a CUDA graph")
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream() if self.capture else None
         self.eager_steps = 0
 
     def __call__(self, batch: Batch, step: int) -> None:
+        if not self.task.yields_share:
+            batch = processes.share(batch)
         total = self.task.total_steps
         set_learning_rate(self.optimizer, self.recipe.lr_at(step, total, self.task.warmup_steps))
         self.moment.progress.fill_(step / total)
-        reseed(self.moment.generator, self.seed, "regularizer", step)
+        reseed(self.moment.generator, self.seed, processes.own_stream("regularizer"), step)
         if not self.capture:
             self._update(batch)
         elif self.eager_steps < EAGER_STEPS:
@@ -108,15 +120,28 @@ class TrainStep:
         self.count = state["count"]
 
     def _update(self, batch: Batch) -> None:
-        def closure(update_statistics: bool = True) -> dict[str, Tensor]:
-            return self._gradients(batch, update_statistics)
+        def closure(sync: bool = True, update_statistics: bool = True) -> dict[str, Tensor]:
+            return self._gradients(batch, sync, update_statistics)
 
-        for name, value in self.regularizer.step(self.optimizer, closure).items():
+        report = self.regularizer.step(self.optimizer, closure)
+        if processes.world_size() > 1:
+            report = self._common(report)
+        for name, value in report.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), device=self.device)
             self.sums[name].add_(value)
 
-    def _gradients(self, batch: Batch, update_statistics: bool) -> dict[str, Tensor]:
+    def _common(self, report: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The means over processes of what each saw of its own: the report, and the statistics of
+        batch norm, which stay those of the small batch of one process while training."""
+        norms = batch_norms(self.model)
+        statistics = [b for norm in norms for b in norm.buffers() if b.is_floating_point()]
+        means = processes.mean([*report.values(), *statistics])
+        if statistics:
+            torch._foreach_copy_(statistics, means[len(report) :])
+        return dict(zip(report, means, strict=False))
+
+    def _gradients(self, batch: Batch, sync: bool, update_statistics: bool) -> dict[str, Tensor]:
         """Leaves the clipped gradients of the objective in place; returns the mean report."""
         self.optimizer.zero_grad(set_to_none=True)
         reports = []
@@ -130,6 +155,8 @@ class TrainStep:
                     loss, report = self.regularizer.objective(self.task, field, part, self.moment)
                 (loss / self.accumulate).backward()
                 reports.append(report)
+        if sync:
+            average_gradients(self.model.parameters())
         if self.recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
@@ -156,3 +183,9 @@ class TrainStep:
 def _split(batch: Batch, parts: int) -> list[Batch]:
     chunks = {name: value.chunk(parts) for name, value in batch.items()}
     return [{name: chunk[i] for name, chunk in chunks.items()} for i in range(parts)]
+
+
+def _allowed(reason: str | None, how: str) -> bool:
+    if reason:
+        logger.info("this step is not %s: %s", how, reason)
+    return not reason

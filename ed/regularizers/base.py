@@ -26,10 +26,15 @@ class Regularizer:
     """The base class is also the `none` regularizer: plain training."""
 
     anchored = False  # needs labels
+    no_checkpointing: str | None = None  # why blocks cannot be recomputed for the backward pass
     no_capture: str | None = None  # why a step cannot be captured in a CUDA graph
 
-    def check(self, task) -> None:
-        """Raises ValueError where this regularizer cannot work on this task."""
+    def check(self, task, parts: int = 1) -> None:
+        """Raises ValueError where this regularizer cannot work on this task.
+
+        Args:
+            parts: pieces one optimizer step is cut into, as in `Moment`.
+        """
 
     def compile(self, model: nn.Module) -> None:
         """Compiles what a step runs; the model's state dict stays as it is."""
@@ -43,7 +48,11 @@ class Regularizer:
         return task.loss(field(), batch)
 
     def step(self, optimizer, closure) -> dict[str, Tensor]:
-        """One update. `closure()` leaves gradients in place and returns what to log."""
+        """One update. `closure()` leaves gradients in place and returns what to log.
+
+        `closure(sync=False)` leaves those of this process's examples alone, where several train
+        together; `closure(update_statistics=False)` keeps batch-norm statistics as they are.
+        """
         report = closure()
         optimizer.step()
         return report

@@ -58,14 +58,23 @@ class EffectiveDegree(Regularizer):
             detach_pca=detach_pca,
         )
 
-    def check(self, task) -> None:
-        size = task.batch_size
+    def check(self, task, parts: int = 1) -> None:
+        size = task.batch_size // parts
+        cut = f" cut into {parts} parts (accumulate x processes)" if parts > 1 else ""
         if size < 2:
-            raise ValueError(f"task.batch_size={size}: paths need at least 2 examples in a batch")
-        if self.pairs is not None and not 1 <= self.pairs <= size**2:
             raise ValueError(
-                f"regularizer.pairs={self.pairs}: {size} examples (task.batch_size) form "
-                f"{size**2} pairs; use between 1 and {size**2}, or null for half the batch"
+                f"task.batch_size={task.batch_size}{cut}: paths need at least 2 examples in a batch"
+            )
+        if self.pairs is not None and not 1 <= self.pairs <= parts * size**2:
+            raise ValueError(
+                f"regularizer.pairs={self.pairs}: {task.batch_size} examples (task.batch_size)"
+                f"{cut} form {parts * size**2} pairs; use between 1 and {parts * size**2}, or null "
+                "for half the batch"
+            )
+        if self.pairs is not None and self.pairs % parts:
+            raise ValueError(
+                f"regularizer.pairs={self.pairs}: must be a multiple of {parts}, as a batch is"
+                f"{cut}; or null for half the batch"
             )
         if self.anchored and not task.has_labels:
             raise ValueError(
@@ -106,4 +115,4 @@ class EffectiveDegree(Regularizer):
 
     def _pairs(self, size: int, parts: int) -> int:
         """Half the batch by default, the paper's rule; a given number is shared by the parts."""
-        return size // 2 if self.pairs is None else max(1, self.pairs // parts)
+        return size // 2 if self.pairs is None else self.pairs // parts

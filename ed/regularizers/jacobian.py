@@ -21,6 +21,8 @@ class Jacobian(Regularizer):
     earlier layers learn from it too (and could lower it by larger features alone).
     """
 
+    no_checkpointing = "regularizer=jacobian differentiates twice, each time by other kernels"
+
     def __init__(self, weight: float, *, projections: int):
         if not weight >= 0:
             raise ValueError(f"regularizer.weight={weight}: must be at least 0")

@@ -23,7 +23,7 @@ class Mixup(Regularizer):
             )
         self.alpha, self.per_example = alpha, per_example
 
-    def check(self, task) -> None:
+    def check(self, task, parts: int = 1) -> None:
         if not task.has_labels:
             raise ValueError(
                 f"regularizer=mixup: {type(task).__name__} has no labels to mix; "

@@ -13,7 +13,8 @@ class Sam(Regularizer):
     """Descends with the gradient at the steepest point nearby, w + e with e = rho g / ||g||.
 
     Both gradients are of the same minibatch. Clipping multiplies g by one number, and e does not
-    depend on the length of g, so it acts on the second gradient alone, as in plain training.
+    depend on the length of g, so it acts on the second gradient alone, as in plain training. Of
+    several processes each climbs by the gradient of its own examples, as the paper has it.
     """
 
     def __init__(self, rho: float):
@@ -22,7 +23,7 @@ class Sam(Regularizer):
         self.rho = rho
 
     def step(self, optimizer: torch.optim.Optimizer, closure) -> dict[str, Tensor]:
-        report = closure()
+        report = closure(sync=False)
         named = _with_gradient(optimizer)
         weights = list(named.values())
         before = [weight.detach().clone() for weight in weights]

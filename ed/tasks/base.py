@@ -22,6 +22,8 @@ class Task:
     higher_is_better = True
     has_labels = False  # batches carry class indices under "label"
     has_noise = False  # `noise_like` makes random inputs
+    no_sharing: str | None = None  # why several processes cannot share its batches
+    yields_share = False  # `batches` yields this process's rows only: `processes.part(batch_size)`
     static_shapes = True  # every batch has the same shapes, so a step can be captured
     penalised = slice(None)  # which outputs a penalty sees; PPO: the action logits
     workers: int | None = None  # processes that read data, where any do; None: one per core

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ed.core import processes
 from ed.core.field import Field
 from ed.core.modes import evaluating
 from ed.models.text import checkpoint_source
@@ -159,12 +160,13 @@ class Glue(Task):
         return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        outputs = []
-        for index in torch.arange(len(self.validation.labels)).split(EVAL_BATCH):
+        outputs, labels = [], self.validation.labels
+        ours = processes.part(len(labels))
+        for index in torch.arange(ours.start, ours.stop).split(EVAL_BATCH):
             length = self._longest(self.validation, index)
             batch = self.validation.batch(index.to(self.device), length)
             outputs.append(self.field(model, batch)())
-        logits, labels = torch.cat(outputs).float(), self.validation.labels
+        logits = processes.all_rows(torch.cat(outputs).float(), len(labels))
         return {
             "eval/acc": 100 * (logits.argmax(-1) == labels).float().mean().item(),
             "eval/matthews": 100 * matthews(logits.argmax(-1), labels),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ed.core import processes
 from ed.core.field import Field
 from ed.core.modes import batch_norms, frozen_statistics
 from ed.core.streams import reseed
@@ -155,15 +156,17 @@ class PictureTask(Task):
         return {"eval/acc": accuracy, "eval/loss": loss}
 
     def score(self, model: nn.Module, pictures: Pictures) -> tuple[float, float]:
-        """Accuracy in percent and mean loss."""
-        correct, loss = 0, 0
-        for start in range(0, len(pictures), EVAL_BATCH):
-            part = slice(start, start + EVAL_BATCH)
+        """Accuracy in percent and mean loss; of several processes each scores a part of them."""
+        ours = processes.part(len(pictures))
+        correct, loss = pictures.labels.new_zeros(()), self.shift.new_zeros(())
+        for start in ours[::EVAL_BATCH]:
+            part = slice(start, min(start + EVAL_BATCH, ours.stop))
             labels = pictures.labels[part]
             outputs = model(self.normalise(pictures.pixels[part])).float()
             correct = correct + (outputs.argmax(-1) == labels).sum()
             loss = loss + F.cross_entropy(outputs, labels, reduction="sum")
-        return 100 * float(correct) / len(pictures), float(loss) / len(pictures)
+        correct, loss = (float(processes.total(value)) for value in (correct, loss))
+        return 100 * correct / len(pictures), loss / len(pictures)
 
     def noise_like(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Uniform pixels in [0, 1] before normalisation: the paper's random-pixel ablation."""

@@ -28,6 +28,7 @@ class ProcgenPPO(Task):
     """Trains on `levels` levels, plays all later levels beside it, and never trains on those."""
 
     metric = "eval/test_return"
+    no_sharing = "each process would play games of its own"
     penalised = slice(ACTIONS)
 
     def __init__(

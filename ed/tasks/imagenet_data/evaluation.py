@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ed.core import processes
 from ed.tasks.imagenet_data import classes
 from ed.tasks.imagenet_data.loading import View, evaluation_batches
 from ed.tasks.imagenet_data.sources import Source, open_folders
@@ -159,14 +160,18 @@ def accuracy(
     batch_size: int = 256,
     workers: int | None = None,
 ) -> Score:
-    """Scores a model (in eval mode, which is the caller's to set) on all pictures of a set."""
+    """Scores a model (in eval mode, which is the caller's to set) on all pictures of a set.
+
+    Of several processes each scores a part of them.
+    """
     from tqdm import tqdm
 
-    source, correct, loss = pictures.pictures, 0, 0
+    source, correct, loss = pictures.pictures, *torch.zeros(2, device=device)
+    ours = processes.part(len(source))
     batches = evaluation_batches(
-        source, view, device=device, batch_size=batch_size, workers=workers
+        source, view, device=device, index=ours, batch_size=batch_size, workers=workers
     )
-    total = -(-len(source) // batch_size)
+    total = -(-len(ours) // batch_size)
     how = {"desc": pictures.name, "total": total, "disable": None, "leave": False}
     with contextlib.closing(batches):
         for batch in tqdm(batches, **how):
@@ -174,4 +179,5 @@ def accuracy(
             correct = correct + (logits.argmax(-1) == batch["label"]).sum()
             loss = loss + F.cross_entropy(logits, batch["label"], reduction="sum")
     count = len(source)
-    return Score(100 * float(correct) / count, float(loss) / count, count)
+    correct, loss = (float(processes.total(value)) for value in (correct, loss))
+    return Score(100 * correct / count, loss / count, count)

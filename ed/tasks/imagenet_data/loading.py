@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from ed.core import processes
 from ed.core.streams import generator
 from ed.tasks.base import Batch, shuffled_batches
 from ed.tasks.imagenet_data.sources import PictureError, Source
@@ -40,13 +41,15 @@ def training_batches(
 ) -> Generator[Batch]:
     """{"x": uint8 (B, 3, H, W), "label": (B,)} for each step, shuffled and augmented.
 
+    Of several processes each gets its own rows, so that no picture is decoded twice.
+
     Args:
         repeat: times that each picture comes in an epoch, every time with a new augmentation.
         workers: processes that decode; None: one per core; 0: this one.
     """
     count = repeat * len(source)
     per_epoch = count // batch_size
-    mine = range(batch_size)  # rows of the whole batch that this process trains on
+    mine = processes.part(batch_size)  # rows of the whole batch that this process trains on
     order = shuffled_batches(count, batch_size, steps, seed=seed, device="cpu")
     keys = (
         [(place % len(source), step // per_epoch, place) for place in piece.tolist()]

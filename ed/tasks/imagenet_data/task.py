@@ -29,6 +29,8 @@ class ImageNetTask(PictureTask):
         repeat: times that each training picture comes in an epoch.
     """
 
+    yields_share = True
+
     def __init__(self, data: str, views: Views, *, validation: str, repeat: int, **settings):
         super().__init__(data, augment=True, **settings)  # which refuses what it does not know
         if len(set(self.image_size)) != 1:
