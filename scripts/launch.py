@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ed.analysis.collect import Row, collect_run
-from ed.analysis.spec import Run, SpecError, Table, expand, load_table, reduced_name
+from ed.analysis.experiments import load_table
+from ed.analysis.spec import Run, SpecError, Table, expand, reduced_name
 from ed.engine.errors import INTERRUPTED, explain
 from ed.files import write_atomic, write_json
 from scripts.slurm import is_queued, require_slurm, submit

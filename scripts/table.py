@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ed.analysis.collect import Row, collect, committed, merge, read_results, result_path
+from ed.analysis.experiments import load_table, table_names
 from ed.analysis.render import to_csv, to_latex, to_markdown
-from ed.analysis.spec import SpecError, Table, load_table, table_names
+from ed.analysis.spec import SpecError, Table
 from ed.files import write_atomic
 
 

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from ed.analysis.collect import CollectError, Row, collect, collect_run, merge, read_metrics
+from ed.analysis.experiments import load_table
 from ed.analysis.render import grid_lines, table_lines, to_csv, to_latex, to_markdown
-from ed.analysis.spec import Paper, SpecError, Table, expand, load_table
+from ed.analysis.spec import Paper, SpecError, Table, expand
 from ed.analysis.stats import Ours, summarise, tolerance, verdict
 
 ROOT = Path(__file__).parents[1]

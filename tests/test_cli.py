@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ed.analysis.spec import expand, load_table
+from ed.analysis.experiments import load_table
+from ed.analysis.spec import expand
 from ed.engine.compose import compose_config
 from ed.engine.main import start_tracker
 from scripts.launch import command

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ed.analysis.collect import Row
-from ed.analysis.spec import load_table
+from ed.analysis.experiments import load_table
 from ed.core.streams import generator
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted

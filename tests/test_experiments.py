@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hydra.utils import instantiate
 
-from ed.analysis.spec import Run, expand, load_table, nested, parse_value, table_names
+from ed.analysis.experiments import load_table, table_names
+from ed.analysis.spec import Run, expand, nested, parse_value
 from ed.engine.check import check
 from ed.engine.compose import CONFIGS, GROUPS, compose_config
 from ed.engine.main import build_measures

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from torch import nn
 
 from ed.analysis.collect import read_metrics
-from ed.analysis.spec import load_table
+from ed.analysis.experiments import load_table
 from ed.core.nodes import ChebyshevNodes
 from ed.engine.compose import compose_config
 from ed.engine.main import run

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from ed.analysis.collect import collect, columns, merge
+from ed.analysis.experiments import load_table
 from ed.analysis.render import to_csv, to_markdown
-from ed.analysis.spec import expand, load_table
+from ed.analysis.spec import expand
 
 ROOT = Path(__file__).parents[1]
 STEPS = 8

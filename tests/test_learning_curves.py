@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from ed.analysis.experiments import load_table
 from ed.analysis.returns import (
     HARD_RANGES,
     interquartile_interval,
@@ -15,7 +16,6 @@ from ed.analysis.returns import (
     normalised_return,
     stratified_resamples,
 )
-from ed.analysis.spec import load_table
 from ed.envs.procgen import GAMES
 from ed.figures.learning_curves import draw, mean_and_error
 

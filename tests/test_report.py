@@ -15,12 +15,12 @@ import torch
 
 import ed
 from ed.analysis.collect import CollectError, Row, read_results, result_path
+from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
 from ed.analysis.render import to_csv
 from ed.analysis.report.charts import Axis, line_chart
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, tag
 from ed.analysis.report.page import build_page
-from ed.analysis.spec import EXPERIMENTS, load_table, table_names
 from tests.browser import browser, missing
 
 ROOT = Path(__file__).parents[1]

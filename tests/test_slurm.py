@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from ed.analysis.spec import Run, Table, expand, load_table
+from ed.analysis.experiments import load_table
+from ed.analysis.spec import Run, Table, expand
 from tests.test_launch import SPEC, logged, rendered, steps_of, wait_for, write_table
 
 pytestmark = pytest.mark.slurm

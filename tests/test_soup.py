@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ed.analysis.spec import load_table
+from ed.analysis.experiments import load_table
 from ed.engine.compose import compose_config
 from ed.engine.main import run
 from ed.measures.sharpness import Sharpness

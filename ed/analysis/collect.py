@@ -16,7 +16,8 @@ from pathlib import Path
 
 import yaml
 
-from ed.analysis.spec import Run, Table, expand, load_table, nested, parse_value
+from ed.analysis.experiments import load_table
+from ed.analysis.spec import Run, Table, expand, nested, parse_value
 
 STATUSES = ("done", "partial", "failed", "pending")
 COLUMNS = ("table", "cell", "seed", "deviations", "status", "steps", "total_steps")

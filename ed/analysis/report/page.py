@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ed.analysis.collect import STATUSES, CollectError, Row
+from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.sortable import number, sortable
@@ -17,7 +18,6 @@ from ed.analysis.report.tables import (
     section_id,
     verdict_mark,
 )
-from ed.analysis.spec import EXPERIMENTS, load_table, table_names
 
 ASSETS = Path(__file__).parent
 TITLE = "Effective degree: the paper's numbers beside ours"
