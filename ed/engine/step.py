@@ -19,7 +19,7 @@ from ed.engine.recompute import recompute_blocks
 from ed.regularizers.base import Moment, Regularizer
 from ed.tasks.base import Batch, Task
 
-# untried, so left out
+# why a step is not captured; untried there, so left out
 AVERAGED = "several processes average their gradients in it"
 RECOMPUTED = "system.checkpointing=true runs blocks twice"
 EAGER_STEPS = 3  # before capture: compilation, optimizer state and library handles must exist
