@@ -2,9 +2,9 @@
 
     python scripts/benchmark_step.py [--out FILE]
 
-Four tables: the kernels of one captured step by kind; attention kernels at its shapes; variants of
-the step (tokens, activation, compiler modes); several runs at once on one GPU (streams in one
-process, weights stacked with torch.func, processes with and without MPS). A GPU is needed.
+The kernels of one captured step by kind; attention kernels at its shapes; variants of the step
+(tokens, activation, compiler modes); several runs at once on one GPU (processes with and without
+MPS, streams in one process, weights stacked with torch.func). A GPU is needed.
 """
 
 import argparse
@@ -251,7 +251,7 @@ def by_processes(seeds: int, *, mps: bool) -> float:
         for process in workers:
             process.start()
         try:
-            paces = [results.get(timeout=60) for _ in workers]
+            paces = [results.get(timeout=120) for _ in workers]
         finally:
             for process in workers:
                 process.kill()
@@ -267,22 +267,26 @@ def mps_server():
         subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", capture_output=True)
 
 
-SEEDS: dict[str, Callable[[int], float]] = {
+PROCESSES: dict[str, Callable[[int], float]] = {
+    "processes under MPS": partial(by_processes, mps=True),
+    "processes": partial(by_processes, mps=False),
+}
+ONE_PROCESS: dict[str, Callable[[int], float]] = {
     "streams in one process": by_streams,
     "weights stacked": by_stacking,
-    "processes": partial(by_processes, mps=False),
-    "processes under MPS": partial(by_processes, mps=True),
 }
 
 
-def several_seeds(counts: list[int], ways: list[str]) -> list[str]:
-    one = milliseconds()
+def several_runs(ways: dict[str, Callable[[int], float]], counts: list[int]) -> list[str]:
+    """Each way against as many runs one after another, which take the time of one that often."""
     rows = ["| runs at once | way | ms for a step of each | x one after another |"]
-    rows += ["| --- | --- | --- | --- |", f"| 1 | | {one:.2f} | 1.000 |"]
-    for way in ways:
-        for count in counts:
+    rows.append("| --- | --- | --- | --- |")
+    for way, measured in ways.items():
+        one = None
+        for count in [1, *counts]:
             try:
-                ms = SEEDS[way](count)
+                ms = measured(count)
+                one = one or ms
                 rows.append(f"| {count} | {way} | {ms:.2f} | {ms / (count * one):.3f} |")
             except Exception as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0][:90]
@@ -294,19 +298,19 @@ def several_seeds(counts: list[int], ways: list[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--ways", nargs="*", choices=list(SEEDS), default=list(SEEDS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[2, 3])
+    parser.add_argument("--runs", nargs="*", type=int, default=[2, 3], help="at once")
     parser.add_argument("--out", type=Path, help="write the tables as Markdown")
     options = parser.parse_args()
     if not CUDA:
         raise ValueError("no CUDA device: these tables are about a GPU; see scripts/benchmark.py")
     parts = ["# Where the time of a ViT-Tiny step goes", f"{machine()}. Batch 256, plain step."]
     print(*parts, sep="\n")
-    made = {
+    made = {  # processes come first, while this one holds nothing on the GPU
+        "Several runs at once, in processes": lambda: several_runs(PROCESSES, options.runs),
         "Kernels of one captured step": kernels,
         "Attention kernels": attention,
         "Variants": lambda: variants(options.variants),
-        "Several runs at once on one GPU": lambda: several_seeds(options.seeds, options.ways),
+        "Several runs at once, in one process": lambda: several_runs(ONE_PROCESS, options.runs),
     }
     for title, make in made.items():
         parts.append(f"## {title}\n\n" + "\n".join(make()))
