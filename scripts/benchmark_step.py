@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from benchmark import CUDA, DEVICE, GPU_CASES, Synthetic, clear, machine, measure
+from benchmark import clear, machine, measure
+from benchmark_cases import CUDA, DEVICE, GPU_CASES, Synthetic
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -27,7 +27,7 @@ from ed.figures.paths import Portrait, draw_portraits
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
 from ed.models.weights import read_weights
-from ed.tasks.images import EMBEDDED, load_table
+from ed.tasks.pictures import EMBEDDED, load_table
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
 DRAWN = ((0, 1), (2, 3), (4, 5))  # examples between which the drawn paths run

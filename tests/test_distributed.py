@@ -19,7 +19,7 @@ from ed.engine.compose import compose_config
 from ed.engine.distributed import first_host
 from ed.engine.main import trained_model
 from ed.engine.metrics import read_rows
-from ed.tasks.images import Pictures
+from ed.tasks.pictures import Pictures
 from tests import together
 from tests.small import SMALL, small_run, weights
 from tests.test_launch import wait_for

@@ -19,7 +19,7 @@ ALLOWED = {
     "engine": ("core", "files", "tasks.base", "regularizers.base", "measures.base"),
     "analysis": ("files",),
 }
-SHARED_TASK_MODULES = {"base", "corruptions", "images", "imagenet_data"}
+SHARED_TASK_MODULES = {"base", "corruptions", "images", "imagenet_data", "pictures"}
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from ed.tasks.images import EMBEDDED, crop_and_flip, load_pictures
+from ed.tasks.images import crop_and_flip
+from ed.tasks.pictures import EMBEDDED, load_pictures
 
 SIZE = {"classes": 10, "size": (32, 32)}
 

@@ -13,7 +13,7 @@ from ed.core import processes
 from ed.engine import main
 from ed.engine.optimizer import SGD
 from ed.engine.step import TrainStep
-from ed.tasks.images import Pictures
+from ed.tasks.pictures import Pictures
 from tests.small import small_run
 from tests.test_regularizers import Toy, config, convolution, training, vit
 from tests.test_regularizers import run as train

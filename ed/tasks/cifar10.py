@@ -1,6 +1,7 @@
 """CIFAR-10 classification: the paper's main image task."""
 
-from ed.tasks.images import Pictures, PictureTask, load_pictures
+from ed.tasks.images import PictureTask
+from ed.tasks.pictures import Pictures, load_pictures
 
 
 class Cifar10(PictureTask):

@@ -16,7 +16,8 @@ from ed.models.clip import Towers
 from ed.tasks.base import Batch
 from ed.tasks.corruptions import corrupt
 from ed.tasks.imagenet_data import CLIP, ImageNetTask, Source, open_shift
-from ed.tasks.images import Pictures, PictureTask, load_pictures
+from ed.tasks.images import PictureTask
+from ed.tasks.pictures import Pictures, load_pictures
 
 
 class FineTuning(PictureTask):

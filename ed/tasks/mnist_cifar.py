@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.streams import generator
-from ed.tasks.images import Pictures, PictureTask, load_pictures
+from ed.tasks.images import PictureTask
+from ed.tasks.pictures import Pictures, load_pictures
 
 DIGITS, OBJECTS = (0, 1), (1, 9)  # MNIST and CIFAR-10 classes of label 0 and label 1
 SIDE, DIGIT_SIDE = 32, 28  # of a block, and of a digit before it is padded to one

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from ed.tasks.imagenet_data.classes import NUM_CLASSES, synsets
-from ed.tasks.images import EMBEDDED, load_table
+from ed.tasks.pictures import EMBEDDED, load_table
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 TRAINING_PICTURES, VALIDATION_PICTURES = 1_281_167, 50_000
