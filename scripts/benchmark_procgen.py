@@ -29,7 +29,7 @@ from torch.distributions import Categorical
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.main import choose_device, make_step
-from ed.envs.play import Policy, play
+from ed.envs.play import Policy, begin
 from ed.envs.procgen import ACTIONS, engine_version
 from ed.files import write_atomic
 from ed.tasks.procgen import GPU_LANES, generalised_advantages
@@ -155,14 +155,13 @@ def engine_speed(task) -> float:
 
 
 def playing_speed(cfg, task) -> float:
-    """The rollouts of training without the updates."""
+    """The rollouts of training without the updates; test copies play beside those, so not here."""
     policy = Policy(instantiate(cfg.model).to(task.device), device=task.device, bf16=CUDA)
-    players = list(task.make_players(0, policy).values())
+    player = task.make_players(0, policy)["train"]
 
     def advance() -> None:
-        for player in players:
-            player.draw(task.generator)
-        play(players)
+        player.draw(task.generator)
+        begin(player)()
 
     return timed(task, advance)
 

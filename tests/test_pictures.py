@@ -61,7 +61,7 @@ def test_complete_training_set_has_the_known_statistics(full_data):
 
 def test_pictures_are_decoded_once(tmp_path, monkeypatch):
     first = load_pictures("embedded", "test", **SIZE)
-    monkeypatch.setattr("ed.tasks.images._decode", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr("ed.tasks.pictures._decode", lambda *_: pytest.fail("decoded again"))
     second = load_pictures("embedded", "test", **SIZE)
     assert torch.equal(first.pixels, second.pixels)
 

@@ -10,7 +10,7 @@ the order of lanes nor capture can move a draw: a rollout is a function of seed 
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -181,14 +181,24 @@ class Player:
         return levels
 
 
-def play(players: Sequence[Player]) -> None:
-    """A rollout of each, all lanes at once where there is a GPU to share."""
-    lanes = [lane for player in players for lane in player.lanes]
-    if lanes[0].stream is None:
-        for lane in lanes:
+def begin(player: Player) -> Callable[[], None]:
+    """Begins a rollout, and returns what waits for its end.
+
+    On a GPU all lanes play at once, in threads, while we may do other work. On a CPU they have
+    played by then: its network is the model itself, which must not change under a rollout.
+    """
+    if player.device.type != "cuda":
+        for lane in player.lanes:
             lane.play()
-        return
-    for lane in lanes:  # weights and noise are on their way on our stream
+        return lambda: None
+    for lane in player.lanes:  # weights and noise are on their way on our stream
         lane.stream.wait_stream(torch.cuda.current_stream())
-    with ThreadPoolExecutor(len(lanes)) as threads:
-        list(threads.map(Lane.play, lanes))
+    threads = ThreadPoolExecutor(len(player.lanes))
+    playing = [threads.submit(lane.play) for lane in player.lanes]
+
+    def wait() -> None:
+        with threads:
+            for lane in playing:
+                lane.result()
+
+    return wait

@@ -8,6 +8,7 @@ resumed run starts new episodes, with the reward statistics and the curves where
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from ed.core.field import Field
 from ed.core.streams import reseed, stream_seed
-from ed.envs.play import Player, Policy, play, scaled
+from ed.envs.play import Player, Policy, begin, scaled
 from ed.envs.procgen import ACTIONS, LEVELS, Games, check_settings, engine_version, make_games
 from ed.tasks.base import Batch, Task
 
@@ -134,12 +135,31 @@ class ProcgenPPO(Task):
             policy.refresh()
             for player in players.values():
                 player.draw(self.generator)
-            play(list(players.values()))
-            for side, player in players.items():
-                self.returns[side].extend(player.returns)
-                self.levels_seen[side].add(player.new_levels())
+            begin(players["train"])()
+            self._note("train", players["train"])
             self.frames_since += self.envs * self.rollout
-            yield from self._minibatches(self._advantages(players["train"].memory), rollout)
+            minibatches = self._minibatches(self._advantages(players["train"].memory), rollout)
+            # the test copies play while we learn, by the weights that the training copies had
+            yield from self._beside("test", players.get("test"), minibatches)
+
+    def _beside(
+        self, side: str, player: Player | None, minibatches: Iterator[Batch]
+    ) -> Iterator[Batch]:
+        """The minibatches; before the last one `player` has ended its rollout, for evaluations."""
+        if player is None:
+            yield from minibatches
+            return
+        wait = begin(player)
+        try:
+            yield from islice(minibatches, self.steps_per_rollout - 1)
+        finally:
+            wait()
+        self._note(side, player)
+        yield from minibatches
+
+    def _note(self, side: str, player: Player) -> None:
+        self.returns[side].extend(player.returns)
+        self.levels_seen[side].add(player.new_levels())
 
     def _advantages(self, memory: dict[str, Tensor]) -> Batch:
         rewards, dones = (
