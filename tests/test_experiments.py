@@ -16,20 +16,10 @@ from ed.figures.files import drawing
 
 
 def all_cells() -> list[Run]:
-    """One run per cell, the first seed's; cells that are another table's runs come there.
-
-    Of a tuning grid those points that bring a new setting: every value is seen, not every product.
-    """
-    runs = []
-    for name in table_names():
-        table, seen = load_table(name), set()
-        for run in expand(table, seeds=table.seeds[:1]):
-            if run.table == name and (
-                run.cell in table.cells or not seen.issuperset(run.overrides)
-            ):
-                runs.append(run)
-            seen.update(run.overrides)
-    return runs
+    """One run per cell, the first seed's; cells that are another table's runs come there."""
+    tables = [load_table(name) for name in table_names()]
+    runs = [run for table in tables for run in expand(table, seeds=table.seeds[:1])]
+    return list({run.folder: run for run in runs}.values())
 
 
 def missing_leaf(run: Run) -> str | None:

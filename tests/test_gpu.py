@@ -88,6 +88,15 @@ def test_captured_equals_eager(overrides):
     torch.testing.assert_close(captured[:10], eager[:10], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("space", ["input", "block1"])
+def test_compiled_jacobian_equals_the_eager_one(space):
+    """The first derivative inside the compiled graph, the second one of it, all of it captured."""
+    overrides = ["regularizer=jacobian", "regularizer.weight=0.1", f"task.space={space}"]
+    eager = losses(make_step(overrides), 0, 20)
+    compiled = losses(make_step(overrides, compile_model=True, capture=True), 0, 20)
+    torch.testing.assert_close(compiled, eager, rtol=2e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_captured_run_resumes_with_its_learning_rate(optimizer):
     """Two warm-ups' worth of changing rates after a resume: a rate baked into the graph shows."""
