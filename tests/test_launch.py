@@ -61,7 +61,7 @@ def launch():
     return module
 
 
-def wait_for(condition, what: str, seconds: float = 60.0):
+def wait_for(condition, what: str, seconds: float = 240.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         value = condition()
