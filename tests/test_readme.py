@@ -19,7 +19,7 @@ COMMANDS = [
     for language, block in BLOCKS
     if language == "bash"
     for line in block.splitlines()
-    if line.startswith(".venv/bin/python")
+    if line.startswith(".venv/bin/")
 ]
 
 
@@ -39,7 +39,9 @@ def test_the_library_example_runs():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command, tmp_path):
     """As printed, but for the sizes: every key and every choice must be known."""
-    words = [sys.executable, *shlex.split(command)[1:]]
+    program, *words = shlex.split(command)
+    launcher = ["-m", "torch.distributed.run"] if program.endswith("torchrun") else []
+    words = [sys.executable, *launcher, *words]
     if "train.py" in command:
         words += [*SMALL, f"system.runs={tmp_path}"]
     elif "measure.py" in command:
