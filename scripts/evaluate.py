@@ -36,6 +36,7 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     from ed.core.streams import stream_seed
     from ed.engine.compose import compose_config
     from ed.engine.main import choose_device
+    from ed.tasks.imagenet_data import ImageNetTask
 
     cfg = compose_config(overrides)
     device, task = choose_device(cfg.system.device), instantiate(cfg.task)
@@ -44,6 +45,8 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     model = instantiate(cfg.model).to(device).eval()
     task.check_model(model)
     task.prepare(device, cfg.seed)
+    if isinstance(task, ImageNetTask):
+        task.say_remarks()
     with torch.no_grad():
         return task.evaluate(model)
 

@@ -126,6 +126,12 @@ def test_the_head_has_no_bias_and_sees_normalised_features(towers):
             model.visual.proj.div_(3)
 
 
+def test_evaluation_leaves_the_random_stream_alone(towers):
+    before = torch.get_rng_state()
+    towers.zero_shot()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("space", ["embedding", "block1"])
 def test_cut_in_two_it_is_the_same_network(towers, space):
     model = towers.zero_shot().eval()
@@ -272,6 +278,7 @@ def test_corruptions_of_plain_pictures():
         ("fog", 1, "task.corruptions: fog: use some of blur"),
         ("pixelate", 5, r"task.corruptions.pixelate=5: must divide \[32, 32\]"),
         ("blur", 0, "task.corruptions.blur=0: must be positive"),
+        ("blur", 11, r"task.corruptions.blur=11: too wide for pictures of \[32, 32\]"),
     ],
 )
 def test_wrong_corruptions_are_refused(name, severity, message):
@@ -351,6 +358,9 @@ def test_wrong_pairs_of_task_and_model_are_refused(tmp_path):
         ValueError, match=r"image_size=\[16, 16\]: the model is for pictures of \[32"
     ):
         train(tmp_path, *PRETRAIN, "task.image_size=[16,16]")
+    longer = "model.architecture.text_cfg.context_length=77"
+    with pytest.raises(ValueError, match=r"model.prompts names 1000 classes, but task.classes=10"):
+        train(tmp_path, *PRETRAIN, "model.prompts=imagenet_7", longer)
 
 
 def test_evaluation_without_training_is_zero_shot(pretrained, fine_tuned, capsys):
@@ -392,6 +402,8 @@ def test_the_figure_averages_seeds_and_pairs_cells(tmp_path):
     mean = next(line for line in axes[0].lines if line.get_label() == expected[0][0])
     assert mean.get_xydata().tolist() == [[61, 51], [66, 53.5], [71, 56]]
     assert ensembling.draw(table, []) is None
+    (rows[0].folder / "metrics.jsonl").write_text('{"step": 9, "measure/ensembling/alpha1/acc": 7}')
+    assert ensembling.draw(table, rows[:1]) is None  # evaluated without shifts
 
 
 def as_override(value) -> str:
@@ -427,6 +439,8 @@ def test_shifts_that_are_not_there_name_their_key():
     task = instantiate(compose_config(["task=clip", "task.data=embedded"]).task)
     with pytest.raises(FileNotFoundError, match=r"task.shifts=.data/imagenet_shifts: ImageNetV2"):
         task.prepare(CPU, 0)
+    with pytest.raises(Exception, match=r"task.shift_names: no shift 'x'; there are v2, r, a"):
+        instantiate(compose_config(["task=clip", "task.shift_names=[r,x]"]).task)
 
 
 def test_logits_do_not_lose_bits_under_autocast():

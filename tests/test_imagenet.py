@@ -675,6 +675,14 @@ def test_ten_thousand_steps_of_warm_up():
     assert round(compose_config(["task=imagenet"]).task.warmup_epochs * 1251) == 10_000
 
 
+def test_labels_beyond_the_classes_are_refused():
+    task = instantiate(
+        compose_config(["task=imagenet", "task.data=embedded", "task.classes=9"]).task
+    )
+    with pytest.raises(ValueError, match=r"task.classes=9: task.data=embedded has labels up to 9"):
+        task.prepare(CPU, seed=0)
+
+
 def test_examples_are_unaugmented():
     cfg = compose_config(["task=imagenet", "task.data=embedded", "task.image_size=[28,28]"])
     task = instantiate(cfg.task)
@@ -692,6 +700,7 @@ def test_examples_are_unaugmented():
         (["task.augment=none"], "task.augment=none: use crop or randaugment"),
         (["task.repeat=0"], "task.repeat=0: must be at least 1"),
         (["task.image_size=[224,112]"], r"task.image_size=\[224, 112\]: must be a square"),
+        (["model.pool=cls"], "model.pool=cls: use token or avg"),
         (["model.positions=no"], "model.positions=no: use learned or sincos"),
         (["model.head=no"], "model.head=no: use linear or tanh"),
         (["model.init=no"], "model.init=no: use timm or jax"),

@@ -79,9 +79,9 @@ SMALL += [f"measures.{kind}sharpness.{s}" for kind in ("", "adaptive_")
 SMALL += ["precision=float32", "system.device=cpu", "system.workers=0"]
 
 
-def measure(tmp_path: Path) -> dict:
+def measure(tmp_path: Path, *overrides: str) -> dict:
     cfg = compose_config(
-        [*SMALL, f"model.folder={tmp_path}/soups", f"system.run_dir={tmp_path}/run"]
+        [*SMALL, f"model.folder={tmp_path}/soups", f"system.run_dir={tmp_path}/run", *overrides]
     )
     cfg.model.architecture = ARCHITECTURE
     return run(cfg, ["soup"])
@@ -99,8 +99,18 @@ def test_a_published_model_is_measured_without_a_step(tmp_path, capsys):
     squares = sum(v.square().sum() for n, v in state.items() if "visual" in n or "head" in n)
     assert last["measure/norm"] == pytest.approx(float(squares.sqrt()), rel=1e-5)
     assert json.loads((tmp_path / "run" / "DONE").read_text())["last"] == last
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "2,000 pictures instead of ImageNet's 1,281,167 (train)" in log
     assert measure(tmp_path) == summary
     assert "already done" in capsys.readouterr().out
+
+
+def test_a_model_for_other_pictures_is_refused(tmp_path):
+    publish(tmp_path / "soups")
+    with pytest.raises(
+        ValueError, match=r"task.image_size=\[48, 48\]: the model is for .*\[32, 32"
+    ):
+        measure(tmp_path, "task.image_size=[48,48]")
 
 
 def test_pictures_of_one_pass_are_read_once():

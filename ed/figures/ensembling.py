@@ -45,7 +45,8 @@ def curve(row: Row) -> np.ndarray:
         for key, value in values.items():
             if found := KEY.fullmatch(key):
                 points[float(found[1])][found[2]] = value
-    return np.array([[a, points[a]["acc"], points[a]["acc_ood"]] for a in sorted(points)])
+    both = [a for a in sorted(points) if len(points[a]) == 2]  # without shifts there is one
+    return np.array([[a, points[a]["acc"], points[a]["acc_ood"]] for a in both])
 
 
 def _draw_cell(axis, curves: np.ndarray, label: str, penalised: bool) -> None:

@@ -55,7 +55,9 @@ class ClipClassifier(nn.Module):
 
     def __init__(self, visual: nn.Module, rows: Tensor):
         super().__init__()
-        self.visual, self.head = visual, nn.Linear(*rows.T.shape, device=rows.device)
+        self.visual = visual
+        # no initial weights: evaluations make such a head, and must not move the random stream
+        self.head = nn.utils.skip_init(nn.Linear, *rows.T.shape, device=rows.device)
         with torch.no_grad():
             self.head.weight.copy_(rows)
             self.head.bias.zero_()

@@ -7,6 +7,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 POSITIONS, HEADS, INITS = ("learned", "sincos"), ("linear", "tanh"), ("timm", "jax")
+POOLS = ("token", "avg")
 
 
 class ViT(VisionTransformer):
@@ -37,6 +38,7 @@ class ViT(VisionTransformer):
             raise ValueError(f"model.width={width} is not a multiple of model.heads={heads}")
         if any(side % patch for side in image_size):
             raise ValueError(f"model.patch={patch} does not divide task.image_size={image_size}")
+        _check_choice("pool", pool, POOLS)
         _check_choice("positions", positions, POSITIONS)
         _check_choice("head", head, HEADS)
         _check_choice("init", init, INITS)

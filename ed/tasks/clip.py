@@ -16,6 +16,7 @@ from ed.models.clip import Towers
 from ed.tasks.base import Batch
 from ed.tasks.corruptions import corrupt
 from ed.tasks.imagenet_data import CLIP, ImageNetTask, Source, open_shift
+from ed.tasks.imagenet_data import shifts as known_shifts
 from ed.tasks.images import PictureTask
 from ed.tasks.pictures import Pictures, load_pictures
 
@@ -30,10 +31,6 @@ class FineTuning(PictureTask):
     """
 
     zero_shot: dict[str, Tensor] | None = None
-
-    def check_model(self, model: nn.Module) -> None:
-        super().check_model(model)
-        check_size(model, self.image_size)
 
     def batches(self, model: nn.Module, start: int) -> Generator[Batch]:
         if self.zero_shot is None:
@@ -67,6 +64,11 @@ class ImageNetFineTuning(FineTuning, ImageNetTask):
     def __init__(self, data: str, *, shifts: str | None, shift_names: Sequence[str], **settings):
         super().__init__(data, CLIP, **settings)  # which refuses settings that it does not know
         self.shift_folder, self.shift_names = shifts, list(shift_names)
+        unknown = [name for name in self.shift_names if name not in known_shifts()]
+        if unknown:
+            raise ValueError(
+                f"task.shift_names: no shift {unknown[0]!r}; there are {', '.join(known_shifts())}"
+            )
 
     def prepare(self, device: torch.device, seed: int) -> None:
         names = [] if self.shift_folder is None else self.shift_names
@@ -91,8 +93,9 @@ class StandIn(FineTuning):
 
     def prepare(self, device: torch.device, seed: int) -> None:
         super().prepare(device, seed)
+        clean = self.test.to("cpu")  # a GPU rounds otherwise, and all should see the same pictures
         self.shifts = {
-            name: Pictures(corrupt(self.test.pixels, name, severity), self.test.labels)
+            name: Pictures(corrupt(clean.pixels, name, severity), clean.labels).to(device)
             for name, severity in self.corruptions.items()
         }
 
@@ -126,7 +129,11 @@ class StandInPretraining(PictureTask):
             raise ValueError(
                 "task=clip_standin_pretrain needs both towers: model=clip_small_pretrain"
             )
-        check_size(model, self.image_size)
+        if len(model.tokens) != self.classes:
+            raise ValueError(
+                f"model.prompts names {len(model.tokens)} classes, but task.classes={self.classes}"
+            )
+        super().check_model(model)
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = outputs.unflatten(1, (self.classes, -1))  # (pictures, classes, templates)
@@ -155,10 +162,3 @@ def matching_loss(logits: Tensor, labels: Tensor) -> Tensor:
     pictures = (match * logits.log_softmax(0).mean(-1)).sum(0) / counts.clamp(min=1)
     choose_picture = -pictures.sum() / (counts > 0).sum()
     return (choose_caption + choose_picture) / 2
-
-
-def check_size(model: nn.Module, size: tuple[int, int]) -> None:
-    if getattr(model, "image_size", size) != size:
-        raise ValueError(
-            f"task.image_size={list(size)}: the model is for pictures of {list(model.image_size)}"
-        )

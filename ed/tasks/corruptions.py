@@ -17,7 +17,7 @@ SEED = 0  # of the noise; not the run's: all runs are tested on the same picture
 
 
 def corrupt(pixels: Tensor, name: str, severity: float) -> Tensor:
-    """uint8 pictures -> the same pictures, corrupted; always the same way."""
+    """uint8 pictures on the CPU -> the same pictures, corrupted; always the same way."""
     if name not in CORRUPTIONS:
         raise ValueError(f"task.corruptions: {name}: use some of {', '.join(CORRUPTIONS)}")
     if not severity > 0:
@@ -29,7 +29,11 @@ def corrupt(pixels: Tensor, name: str, severity: float) -> Tensor:
 def blur(x: Tensor, sigma: float) -> Tensor:
     """Gaussian blur, sigma in pixels; the border is mirrored."""
     radius = math.ceil(3 * sigma)
-    offsets = torch.arange(-radius, radius + 1, device=x.device)
+    if radius >= min(x.shape[-2:]):
+        raise ValueError(
+            f"task.corruptions.blur={sigma}: too wide for pictures of {list(x.shape[-2:])}"
+        )
+    offsets = torch.arange(-radius, radius + 1)
     kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
     kernel = (kernel / kernel.sum()).expand(x.shape[1], 1, 1, -1)
     x = F.pad(x, [radius] * 4, mode="reflect")
@@ -39,9 +43,8 @@ def blur(x: Tensor, sigma: float) -> Tensor:
 
 
 def noise(x: Tensor, sigma: float) -> Tensor:
-    """Independent Gaussian noise; drawn on the CPU, so that every device sees the same."""
-    draws = torch.randn(x.shape, generator=generator(SEED, "corruption"))
-    return x + sigma * draws.to(x.device)
+    """Independent Gaussian noise."""
+    return x + sigma * torch.randn(x.shape, generator=generator(SEED, "corruption"))
 
 
 def contrast(x: Tensor, loss: float) -> Tensor:

@@ -92,6 +92,12 @@ class PictureTask(Task):
         self.eval_steps = self.eval_every * self.steps_per_epoch
 
     def check_model(self, model: nn.Module) -> None:
+        size = tuple(getattr(model, "image_size", self.image_size))
+        if size != self.image_size:
+            raise ValueError(
+                f"task.image_size={list(self.image_size)}: the model is for pictures of "
+                f"{list(size)}"
+            )
         if self.space != "input":
             spaces.split(model, self.space)
 

@@ -1,6 +1,6 @@
 """ImageNet as published models are looked at: nothing is trained."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
@@ -34,8 +34,9 @@ class Soup(ImageNetTask):
         self.chosen = order[: self.chosen_count]  # of all seeds: models are compared on the same
         self.num_examples, self.total_steps = len(self.chosen), 0
 
-    def batches(self, model, start: int) -> Iterator[Batch]:
-        yield from ()
+    def batches(self, model, start: int) -> Generator[Batch]:
+        self.say_remarks()
+        return (_ for _ in ())
 
     def examples(self, index: Tensor) -> Batch:
         return super().examples(self.chosen[index])

@@ -43,6 +43,11 @@ class ImageNetTask(PictureTask):
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.train, validation = open_training(self.data, validation=self.validation)
+        highest = max(int(source.labels.max()) for source in (self.train, validation))
+        if highest >= self.classes:
+            raise ValueError(
+                f"task.classes={self.classes}: task.data={self.data} has labels up to {highest}"
+            )
         self.test = EvaluationSet("val", validation)
         self.plan(device, seed, epoch=self.repeat * len(self.train))
 
@@ -50,9 +55,12 @@ class ImageNetTask(PictureTask):
         """All that pictures are read from; a subclass adds its own."""
         return [self.train, self.test.pictures]
 
-    def batches(self, model: nn.Module, start: int) -> Generator[Batch]:
+    def say_remarks(self) -> None:
         for remark in dict.fromkeys(r for source in self.sources() for r in source.remarks):
-            logger.warning(remark)  # now: while data was prepared, no log was open yet
+            logger.warning(remark)
+
+    def batches(self, model: nn.Module, start: int) -> Generator[Batch]:
+        self.say_remarks()  # now: while data was prepared, no log was open yet
         return training_batches(
             self.train,
             self.views.train,
