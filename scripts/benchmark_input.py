@@ -97,10 +97,10 @@ def training(cfg, task, device: torch.device, count: int) -> Iterator[str]:
     step = make_step(cfg, task, model, regularizer, recipe, device)
     batches = task.batches(model, 0)
     batch = next(batches)
-    for number in range(WARM_UP):
-        step(batch, number)
     label = f"{type(regularizer).__name__} step at batch {task.batch_size}"
     for name, source in (("one batch again and again", None), ("from the loader", batches)):
+        for number in range(WARM_UP):  # also uses up what the loader has had time to prepare
+            step(batch if source is None else next(source), number)
         _wait(device)
         began = time.perf_counter()
         for number in tqdm(range(count), desc=name, disable=None, leave=False):
