@@ -25,6 +25,7 @@ from ed.models.prompts import captions
 from ed.tasks.clip import matching_loss
 from ed.tasks.corruptions import CORRUPTIONS, corrupt
 from ed.tasks.imagenet_data import shifts
+from ed.tasks.pictures import load_pictures
 from scripts import evaluate
 from tests.small import weights
 from tests.test_imagenet import fill
@@ -124,6 +125,27 @@ def test_the_head_has_no_bias_and_sees_normalised_features(towers):
     finally:
         with torch.no_grad():
             model.visual.proj.div_(3)
+
+
+def test_the_scale_of_logits_is_bounded(towers):
+    before = towers.clip.logit_scale.detach().clone()
+    with torch.no_grad():
+        towers.clip.logit_scale.fill_(9.0)
+    try:
+        lengths = zero_shot_rows(towers.clip, towers.tokens).norm(dim=-1)
+        torch.testing.assert_close(lengths, torch.full((10,), 100.0))
+    finally:
+        with torch.no_grad():
+            towers.clip.logit_scale.copy_(before)
+
+
+def test_pretraining_sees_the_first_pictures_only():
+    settings = ["task=clip_standin_pretrain", "task.data=embedded", "task.part=0.3"]
+    task = instantiate(compose_config(settings).task)
+    whole, part = load_pictures("embedded", "train", classes=10, size=(32, 32)), task.load("train")
+    assert torch.equal(part.pixels, whole.pixels[:600])
+    assert torch.equal(part.labels, whole.labels[:600])
+    assert len(task.load("test")) == 500
 
 
 def test_evaluation_leaves_the_random_stream_alone(towers):

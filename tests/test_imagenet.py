@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from ed.core.streams import generator
 from ed.engine.compose import compose_config
@@ -380,6 +380,8 @@ def test_half_of_the_pictures_are_mirrored_and_clips_never():
     assert 75 < count < 125
     assert not CLIP.flip
     assert CLIP.area == (0.9, 1.0)
+    assert CLIP.bicubic
+    assert not Views().bicubic
 
 
 def test_normalisation():
@@ -421,6 +423,22 @@ def test_randaugment_operations():
     assert (results[15][15:] == pixels[15:]).all()
     for result in (results[10], results[11], results[12]):
         assert (result == 128).all(-1).any()  # grey where nothing is known
+    assert (results[11][50, :41] == pixels[50, 15:]).all()  # row 50.5 is moved by 0.3 of it
+    assert (results[12][:41, 50] == pixels[15:, 50]).all()
+    turned = image.rotate(30, fillcolor=(128, 128, 128))
+    assert (results[10] == np.array(turned)).all()
+
+
+def test_colours_of_randaugment():
+    """All enhanced to 1.9: away from grey, from the mean, from black and from the smoothed."""
+    image = picture(size=(56, 56))
+    pixels, grey = np.array(image) / 1.0, np.array(image.convert("L"))[..., None] / 1.0
+    mean = np.round(grey.mean())
+    smooth = np.array(image.filter(ImageFilter.SMOOTH)) / 1.0
+    results = [np.array(OPERATIONS[place](image, [0.1, 0.1])) for place in (6, 7, 8, 9)]
+    for result, origin in zip(results, (grey, mean, 0, smooth), strict=True):
+        expected = (origin + 1.9 * (pixels - origin)).clip(0, 255)
+        assert abs(result - expected).max() <= 2
 
 
 def test_signs_of_randaugment_are_drawn():
@@ -475,6 +493,41 @@ def test_repeated_pictures_come_equally_often_with_other_augmentations():
     assert sorted(batch["label"].tolist()) == sorted([*range(35), *range(35)])
     pairs = batch["x"][batch["label"].argsort()].unflatten(0, (35, 2))
     assert (pairs[:, 0] != pairs[:, 1]).flatten(1).any(1).float().mean() > 0.9
+
+
+def as_one_of_two(monkeypatch, rank: int) -> None:
+    monkeypatch.setattr("ed.core.processes.world_size", lambda: 2)
+    monkeypatch.setattr("ed.core.processes.rank", lambda: rank)
+
+
+def test_two_processes_read_the_rows_of_one(monkeypatch):
+    source = InMemory(range(150))
+    whole, parts = stream(source, 6), []
+    for rank in range(2):
+        as_one_of_two(monkeypatch, rank)
+        parts.append(stream(source, 6))
+    for first, second, both in zip(*parts, whole, strict=True):
+        assert len(first["label"]) == 35
+        for name, value in both.items():
+            assert torch.equal(torch.cat([first[name], second[name]]), value)
+
+
+def test_two_processes_score_what_one_scores(monkeypatch):
+    pictures = EvaluationSet("val", InMemory([0, 1, 2, 0, 1]))
+    how = {"view": Views(size=8).evaluate, "normalise": lambda x: x.float() / 255, "device": "cpu"}
+
+    def score():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))
+        return accuracy(model, pictures, **how, batch_size=2, workers=0)
+
+    whole, parts = score(), []
+    monkeypatch.setattr("ed.core.processes.total", lambda value: value)
+    for rank in range(2):
+        as_one_of_two(monkeypatch, rank)
+        parts.append(score())
+    assert sum(part.accuracy for part in parts) == pytest.approx(whole.accuracy)
+    assert sum(part.loss for part in parts) == pytest.approx(whole.loss)
 
 
 def test_loading_leaves_the_global_random_stream_alone():
@@ -595,6 +648,16 @@ def test_average_pooling_comes_after_the_last_norm():
     torch.testing.assert_close(model.from_space(model.to_space(x, "block1"), "block1"), model(x))
 
 
+def test_dropout_follows_positions_and_every_dense_layer_but_queries_keys_and_values():
+    model = vit(dropout=0.1)
+    rates = {n: m.p for n, m in model.named_modules() if isinstance(m, torch.nn.Dropout)}
+    wanted = {
+        f"blocks.{b}.{n}" for b in (0, 1) for n in ("attn.proj_drop", "mlp.drop1", "mlp.drop2")
+    }
+    assert {name for name, rate in rates.items() if rate} == wanted | {"pos_drop"}
+    assert {rate for rate in rates.values() if rate} == {0.1}
+
+
 def test_vit_s16_is_the_published_size():
     """22.05 M parameters with class token, learnt positions and a linear head (timm's count)."""
     cfg = compose_config(["task=imagenet", "model=vit_s16"])
@@ -673,6 +736,22 @@ def test_ten_thousand_steps_of_warm_up():
     for batch, steps in ((1024, 1251), (512, 2502)):
         assert 1_281_167 // batch == steps
     assert round(compose_config(["task=imagenet"]).task.warmup_epochs * 1251) == 10_000
+
+
+def test_evaluation_sees_what_measures_see():
+    """On the training pictures: the same view, normalised alike."""
+    task = ImageNetTask("embedded", CLIP, validation="train", repeat=1, **SETTINGS)
+    task.workers = 0
+    task.prepare(CPU, seed=0)
+    task.train.labels, task.train.table = task.train.labels[:40], task.train.table.select(range(40))
+    task.test = EvaluationSet("val", task.train)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 10))
+    batch = task.examples(torch.arange(40))
+    loss, report = task.loss(task.field(model, batch)(), batch)
+    found = task.evaluate(model)
+    assert found["eval/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert found["eval/acc"] == pytest.approx(report["acc"].item(), rel=1e-5)
 
 
 def test_labels_beyond_the_classes_are_refused():

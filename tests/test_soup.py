@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.utils import instantiate
 
 from ed.analysis.experiments import load_table
 from ed.engine.compose import compose_config
@@ -103,6 +104,22 @@ def test_a_published_model_is_measured_without_a_step(tmp_path, capsys):
     assert "2,000 pictures instead of ImageNet's 1,281,167 (train)" in log
     assert measure(tmp_path) == summary
     assert "already done" in capsys.readouterr().out
+
+
+def test_all_models_are_measured_on_one_choice_of_training_pictures():
+    cfg = compose_config([*SMALL, "task.examples=5", "task.image_size=[28,28]"])
+    batches = []
+    for seed in (0, 1):
+        task = instantiate(cfg.task)
+        task.workers = 0
+        task.prepare(torch.device("cpu"), seed)
+        assert (task.num_examples, task.total_steps) == (5, 0)
+        batches.append(task.examples(torch.tensor([4, 1])))
+    assert torch.equal(batches[0]["x"], batches[1]["x"])
+    first, second = (task.train.picture(int(task.chosen[place])) for place in (4, 1))
+    expected = torch.stack([task.views.evaluate(picture) for picture in (first, second)])
+    assert torch.equal(batches[0]["x"], expected)
+    assert task.chosen.tolist() != sorted(task.chosen.tolist())  # not the first ones
 
 
 def test_a_model_for_other_pictures_is_refused(tmp_path):
