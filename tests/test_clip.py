@@ -300,6 +300,7 @@ def test_corruptions_of_plain_pictures():
         ("fog", 1, "task.corruptions: fog: use some of blur"),
         ("pixelate", 5, r"task.corruptions.pixelate=5: must divide \[32, 32\]"),
         ("blur", 0, "task.corruptions.blur=0: must be positive"),
+        ("contrast", 1.5, "task.corruptions.contrast=1.5: a part, at most 1"),
         ("blur", 11, r"task.corruptions.blur=11: too wide for pictures of \[32, 32\]"),
     ],
 )

@@ -558,6 +558,12 @@ def test_workers_outlive_a_request_to_stop_and_end_with_their_batches():
     assert not any(worker.is_alive() for worker in workers)
 
 
+def test_fewer_than_no_workers_are_refused():
+    how = {"device": "cpu", "workers": -1}
+    with pytest.raises(ValueError, match=r"system.workers=-1: must be at least 0"):
+        next(evaluation_batches(InMemory([0]), Views(size=8).evaluate, **how))
+
+
 def test_chosen_pictures_come_in_the_order_asked_for():
     source = InMemory(range(9))
     how = {"device": "cpu", "workers": 0, "batch_size": 2}

@@ -49,6 +49,8 @@ def noise(x: Tensor, sigma: float) -> Tensor:
 
 def contrast(x: Tensor, loss: float) -> Tensor:
     """Every picture drawn towards its own mean colour by the given part."""
+    if loss > 1:
+        raise ValueError(f"task.corruptions.contrast={loss}: a part, at most 1")
     return torch.lerp(x, x.mean((-2, -1), keepdim=True), loss)
 
 

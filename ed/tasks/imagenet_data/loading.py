@@ -107,6 +107,8 @@ def _pieces(
 ) -> Generator[list[Tensor]]:
     """[pixels, labels] for each list of keys, pinned where a GPU will fetch them."""
     workers = available_cores() if workers is None else workers
+    if workers < 0:
+        raise ValueError(f"system.workers={workers}: must be at least 0; null: one per core")
     loader = DataLoader(
         rows,
         batch_sampler=keys,
