@@ -62,6 +62,13 @@ def test_interquartile_mean_of_known_scores():
     np.testing.assert_array_equal(interquartile_mean(scores, axis=0), [11, 12])
 
 
+def test_no_aggregate_before_every_seed_has_a_score():
+    assert np.isnan(interquartile_mean([0, 1, 2, np.nan]))  # not a mean of the others
+    early = np.array([[np.nan, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    for found in interquartile_interval([early, np.ones((4, 2))], np.random.default_rng(0)):
+        np.testing.assert_array_equal(found, [np.nan, 1])
+
+
 def test_resamples_keep_every_game_and_its_number_of_seeds():
     scores = [np.array([1.0, 2.0]), np.array([10.0, 20.0, 30.0])]
     drawn = stratified_resamples(scores, np.random.default_rng(0), count=4000)
