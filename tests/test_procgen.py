@@ -294,6 +294,8 @@ def test_bad_settings_are_refused():
         make_task(minibatches=7)
     with pytest.raises(ValueError, match=r"task\.envs=0, .* must be at least 1"):
         make_task(envs=0)
+    with pytest.raises(ValueError, match=r"eval_every=0 must be at least 1"):
+        make_task(eval_every=0)
     with pytest.raises(ValueError, match=r"task\.frames=100: less than one rollout of 32768"):
         make_task(frames=100)
     with pytest.raises(ValueError, match=r"task\.game=pong: use one of bigfish"):
