@@ -435,7 +435,10 @@ def test_lines_of_another_file_are_added(table, tmp_path):
         (lambda text: text[:-4], "line 2"),
         (lambda text: text + "hello\n", "line 3: 1 fields"),
         (lambda text: text.replace("mini,baseline", "mini,foreign"), "no cell mini/foreign"),
-        (lambda text: text.replace("mini,baseline,0", "mini,baseline,7"), "2: table mini has no seed 7"),
+        (
+            lambda text: text.replace("mini,baseline,0", "mini,baseline,7"),
+            "2: table mini has no seed 7",
+        ),
         (lambda text: text.replace(",79.0,", ",high,"), "line 2: could not convert"),
         (lambda text: text.replace("done", "great"), "line 2: status 'great'"),
         (lambda text: "a" + text, "line 1: not the header"),
