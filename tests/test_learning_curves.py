@@ -119,6 +119,21 @@ def test_panels_hold_the_means_of_the_runs():
     assert aggregate == pytest.approx(interquartile_mean(np.ravel(finals)))
 
 
+def test_nothing_is_drawn_before_the_first_episode_has_ended():
+    runs = short_runs(lambda *_: 3.0)
+    figure = draw(load_table("procgen_short"), runs)
+    for axis in (figure.axes[0], figure.axes[-1]):  # curves begin at step 100 of 1,000
+        values = axis.lines[0].get_ydata()
+        assert np.isnan(values[:20]).all()
+        assert np.isfinite(values[20:]).all()
+
+
+def test_the_aggregate_leaves_out_methods_that_lack_a_game():
+    runs = [run for run in short_runs(lambda *_: 3.0) if run.cell != "ed-dodgeball"]
+    figure = draw(load_table("procgen_short"), runs)
+    assert len(figure.axes[-1].lines) == 1
+
+
 def test_one_game_needs_no_aggregate_and_no_run_gives_no_figure():
     table = load_table("procgen_short")
     runs = [run for run in short_runs(lambda *_: 3.0, seeds=(0,)) if run.cell == "none-jumper"]
