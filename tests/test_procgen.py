@@ -312,6 +312,25 @@ def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
     assert steps == list(range(1, 33))
 
 
+def test_a_stopped_run_equals_one_that_was_not_where_games_end_with_the_rollout(bandit, tmp_path):
+    """Then new episodes are the ones that come next anyway, and nothing else may have moved."""
+    overrides = [*SMALL, "model.channels=[]", "task.rollout=10", "task.frames=120"]
+    stopped, whole = ([*overrides, f"system.run_dir={tmp_path / n}"] for n in ("stopped", "whole"))
+    with pytest.raises(Interrupted):
+        run(compose_config([*stopped, "system.max_minutes=0"]), ["procgen"])
+    for each in (stopped, whole):
+        run(compose_config(each), ["procgen"])
+    ours, theirs = (
+        [
+            {key: value for key, value in row.items() if not key.startswith("time/")}
+            for row in read_rows(tmp_path / name / "metrics.jsonl")
+        ]
+        for name in ("stopped", "whole")
+    )
+    assert ours == theirs
+    assert len(ours) > 12
+
+
 def test_curves_levels_and_statistics_go_on_where_they_were():
     tasks = [make_task(envs=2, rollout=64, frames=128) for _ in range(2)]
     for task in tasks:
