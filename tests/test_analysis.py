@@ -126,6 +126,14 @@ def test_settings_that_cannot_change_a_result_are_no_deviations(table):
     assert {"system.log_every=5", "logger=wandb", "task.data=/else"} <= set(run.overrides)
 
 
+def test_settings_of_measures_deviate_where_a_measure_is_the_result(table, tmp_path):
+    sets = ["measures.ed.pairs=10"]
+    assert expand(table, sets=sets)[0].deviations == ()
+    metrics = {"eval/acc": "accuracy", "measure/ed": "ED"}
+    pool = write_table(tmp_path, "pool", metric=None, metrics=metrics)
+    assert expand(pool, sets=sets)[0].deviations == tuple(sets)
+
+
 def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
     write_table(tmp_path)
     cells = {"same": {"same_as": "mini/ed", "paper": None}}
@@ -346,6 +354,7 @@ def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
     assert "8 runs are done, 4.00 hours in all" in text
     latex = to_latex(table, full_rows(table))
     assert r"baseline & $80.00 \pm 1.00$ & $79.80 \pm 0.42$ & 2 & match \\" in latex
+    assert r"& 2 & no std: -6 \% \\" in latex  # a bare % would swallow the end of the line
 
 
 def test_a_grid_is_pending_until_all_its_points_are_done(table):
@@ -426,6 +435,10 @@ def test_lines_of_another_file_are_added(table, tmp_path):
         (lambda text: text[:-4], "line 2"),
         (lambda text: text + "hello\n", "line 3: 1 fields"),
         (lambda text: text.replace("mini,baseline", "mini,foreign"), "no cell mini/foreign"),
+        (
+            lambda text: text.replace("mini,baseline,0", "mini,baseline,7"),
+            "2: table mini has no seed 7",
+        ),
         (lambda text: text.replace(",79.0,", ",high,"), "line 2: could not convert"),
         (lambda text: text.replace("done", "great"), "line 2: status 'great'"),
         (lambda text: "a" + text, "line 1: not the header"),

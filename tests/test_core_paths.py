@@ -274,6 +274,22 @@ def test_standard_error_falls_with_the_number_of_paths():
     assert few.standard_error / many.standard_error == pytest.approx(4, rel=0.2)  # sqrt(16)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ((small_network,), {}, "a model with inputs, or a Field"),
+        ((lambda: ed.Field.of(small_network(), torch.randn(9, 6)), torch.randn(9, 6)), {}, "Field"),
+        ((small_network, torch.randn(9, 6)), {"pairs": 0}, "pairs=0"),
+        ((lambda: lambda x: x.float(), torch.randint(9, (9, 6))), {}, r"not torch\.int64"),
+        ((lambda: lambda x: x.sum(1), torch.randn(9, 6)), {}, r"\(N, C\) are needed"),
+    ],
+)
+def test_estimate_refuses_what_it_would_misread(arguments, settings, message):
+    make, *inputs = arguments
+    with pytest.raises(ValueError, match=message):
+        ed.estimate(make(), *inputs, **({"pairs": 2} | settings))
+
+
 def test_estimate_leaves_the_model_and_the_rng_as_they_were():
     model, x = small_network(), torch.randn(40, 6)
     model.train()

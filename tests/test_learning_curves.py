@@ -62,6 +62,13 @@ def test_interquartile_mean_of_known_scores():
     np.testing.assert_array_equal(interquartile_mean(scores, axis=0), [11, 12])
 
 
+def test_no_aggregate_before_every_seed_has_a_score():
+    assert np.isnan(interquartile_mean([0, 1, 2, np.nan]))  # not a mean of the others
+    early = np.array([[np.nan, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    for found in interquartile_interval([early, np.ones((4, 2))], np.random.default_rng(0)):
+        np.testing.assert_array_equal(found, [np.nan, 1])
+
+
 def test_resamples_keep_every_game_and_its_number_of_seeds():
     scores = [np.array([1.0, 2.0]), np.array([10.0, 20.0, 30.0])]
     drawn = stratified_resamples(scores, np.random.default_rng(0), count=4000)
@@ -110,6 +117,21 @@ def test_panels_hold_the_means_of_the_runs():
               ("dodgeball", "fruitbot", "jumper", "starpilot")]  # fmt: skip
     aggregate = figure.axes[-1].lines[0].get_ydata()[-1]
     assert aggregate == pytest.approx(interquartile_mean(np.ravel(finals)))
+
+
+def test_nothing_is_drawn_before_the_first_episode_has_ended():
+    runs = short_runs(lambda *_: 3.0)
+    figure = draw(load_table("procgen_short"), runs)
+    for axis in (figure.axes[0], figure.axes[-1]):  # curves begin at step 100 of 1,000
+        values = axis.lines[0].get_ydata()
+        assert np.isnan(values[:20]).all()
+        assert np.isfinite(values[20:]).all()
+
+
+def test_the_aggregate_leaves_out_methods_that_lack_a_game():
+    runs = [run for run in short_runs(lambda *_: 3.0) if run.cell != "ed-dodgeball"]
+    figure = draw(load_table("procgen_short"), runs)
+    assert len(figure.axes[-1].lines) == 1
 
 
 def test_one_game_needs_no_aggregate_and_no_run_gives_no_figure():

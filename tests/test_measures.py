@@ -310,6 +310,7 @@ def test_the_model_is_restored_when_a_measure_fails():
         (lambda: Sharpness(radii=(0.1,), method="luck"), "method=luck: use step or worst"),
         (lambda: Sharpness(radii=(0.1,), batch_size=0), "batch_size=0"),
         (lambda: Sharpness(radii=(0.1,), group=0), "group=0"),
+        (lambda: Sharpness(radii=(0.1,), examples=0), "examples=0"),
         (lambda: GeneralizationGap(batch_size=0), "batch_size=0"),
     ],
 )

@@ -127,14 +127,14 @@ def test_every_action_has_a_name():
 def test_a_saved_agent_is_played(tmp_path, capsys):
     overrides = [*SMALL, "model.channels=[]", "task.frames=32", "task.threads=1"]
     run(compose_config([*overrides, f"system.run_dir={tmp_path / 'run'}"]), ["procgen"])
-    common = [str(tmp_path / "run"), "--episodes", "3", "--out", str(tmp_path / "seen")]
+    common = [str(tmp_path / "run"), "--episodes", "3", "--out", str(tmp_path / "new" / "seen")]
     script.main([*common, "--levels", "7:1", "--mode", "easy", "--per-level"])
     printed = capsys.readouterr().out
     assert "starpilot, easy, levels 7:1 (training levels), sampled actions" in printed
     assert "of 3 episodes on 1 levels" in printed
     assert "pictures of level 7" in printed
-    assert Image.open(tmp_path / "seen.gif").n_frames > 1
-    assert Image.open(tmp_path / "seen.png").width > 64
+    assert Image.open(tmp_path / "new" / "seen.gif").n_frames > 1
+    assert Image.open(tmp_path / "new" / "seen.png").width > 64
 
 
 def test_a_folder_that_is_no_run_of_procgen_is_refused(tmp_path):

@@ -189,6 +189,29 @@ def test_reward_statistics_survive_a_resume_and_returns_under_way_do_not():
     assert after.state["discounted"].equal(torch.zeros(3, dtype=torch.float64))
 
 
+def test_the_network_is_the_textbook_one():
+    torch.manual_seed(0)
+    model = Impala(actions=15, channels=[2, 3], hidden=20, image_size=[8, 8])
+    x = h = torch.rand(4, 3, 8, 8)
+    for stage in model.stages:
+        h = F.max_pool2d(stage.convolution(h), kernel_size=3, stride=2, padding=1)
+        for block in stage.blocks:
+            h = h + block.second(F.relu(block.first(F.relu(h))))
+    h = F.relu(model.hidden(F.relu(h).reshape(4, -1)))
+    torch.testing.assert_close(model(x), torch.cat([model.actor(h), model.critic(h)], 1))
+    actor, critic = model.actor.weight, model.critic.weight
+    torch.testing.assert_close(actor @ actor.T, 1e-4 * torch.eye(15), atol=1e-9, rtol=1e-4)
+    torch.testing.assert_close(critic @ critic.T, torch.eye(1))
+
+
+def test_parameters_are_those_of_the_usual_implementation():
+    model = instantiate(compose_config(["task=procgen", "model=impala"]).model)
+    conv = [(3, 16), *[(16, 16)] * 4, (16, 32), *[(32, 32)] * 4, (32, 32), *[(32, 32)] * 4]
+    layers = [(32 * 8 * 8, 256), (256, 15), (256, 1)]
+    expected = sum(9 * a * b + b for a, b in conv) + sum(a * b + b for a, b in layers)
+    assert sum(weight.numel() for weight in model.parameters()) == expected == 626_256
+
+
 def test_critic_head_gets_no_gradient_from_ed_and_the_actor_does(bandit):
     cfg = compose_config([*SMALL, *ED, "task.frames=64"])
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
@@ -289,11 +312,49 @@ def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
     assert steps == list(range(1, 33))
 
 
+def test_a_stopped_run_equals_one_that_was_not_where_games_end_with_the_rollout(bandit, tmp_path):
+    """Then new episodes are the ones that come next anyway, and nothing else may have moved."""
+    overrides = [*SMALL, "model.channels=[]", "task.rollout=10", "task.frames=120"]
+    stopped, whole = ([*overrides, f"system.run_dir={tmp_path / n}"] for n in ("stopped", "whole"))
+    with pytest.raises(Interrupted):
+        run(compose_config([*stopped, "system.max_minutes=0"]), ["procgen"])
+    for each in (stopped, whole):
+        run(compose_config(each), ["procgen"])
+    ours, theirs = (
+        [
+            {key: value for key, value in row.items() if not key.startswith("time/")}
+            for row in read_rows(tmp_path / name / "metrics.jsonl")
+        ]
+        for name in ("stopped", "whole")
+    )
+    assert ours == theirs
+    assert len(ours) > 12
+
+
+def test_curves_levels_and_statistics_go_on_where_they_were():
+    tasks = [make_task(envs=2, rollout=64, frames=128) for _ in range(2)]
+    for task in tasks:
+        task.prepare(torch.device("cpu"), 0)
+    first, second = tasks
+    first.returns["test"].extend([1.0, 2.0])
+    first.levels_seen["train"].add([3, 5, 3])
+    first.normaliser(torch.rand(64, 2), torch.zeros(64, 2))
+    second.load_state_dict(first.state_dict())
+    names = ("eval/test_return", "levels/train_distinct", "levels/train_highest")
+    ours, theirs = (task.evaluate(None) for task in tasks)
+    assert [theirs[name] for name in names] == [ours[name] for name in names] == [1.5, 2, 5]
+    assert second.normaliser.state["variance"] == first.normaliser.state["variance"] != 1
+    second.returns["test"].extend([0.0] * 100)  # the mean is over the last hundred episodes
+    assert second.evaluate(None)["eval/test_return"] == 0
+
+
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"task\.minibatches=7: must divide the 32768 frames"):
         make_task(minibatches=7)
     with pytest.raises(ValueError, match=r"task\.envs=0, .* must be at least 1"):
         make_task(envs=0)
+    with pytest.raises(ValueError, match=r"eval_every=0 must be at least 1"):
+        make_task(eval_every=0)
     with pytest.raises(ValueError, match=r"task\.frames=100: less than one rollout of 32768"):
         make_task(frames=100)
     with pytest.raises(ValueError, match=r"task\.game=pong: use one of bigfish"):

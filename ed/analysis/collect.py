@@ -301,6 +301,8 @@ def _csv_row(values: list[str], table: Table, where: str) -> Row:
     homes = {cell.home for cell in table.points.values()}
     if (raw["table"], raw["cell"]) not in homes:
         raise CollectError(f"{where}: table {table.name} has no cell {raw['table']}/{raw['cell']}")
+    if raw["seed"] not in map(str, table.seeds):
+        raise CollectError(f"{where}: table {table.name} has no seed {raw['seed']}")
     if raw["status"] not in STATUSES or raw["dirty"] not in ("", "yes", "no"):
         raise CollectError(
             f"{where}: status {raw['status']!r}, dirty {raw['dirty']!r} make no sense"

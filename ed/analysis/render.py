@@ -67,7 +67,7 @@ def to_latex(table: Table, rows: Sequence[Row]) -> str:
                 _latex_number(line.paper.mean, line.paper.std, table),
                 _latex_number(line.ours.mean, line.ours.std, table),
                 str(line.ours.count),
-                line.verdict,
+                _escape(line.verdict),
             )
         )
         + r" \\"

@@ -36,11 +36,15 @@ def normalised_return(returns: np.ndarray, game: str) -> np.ndarray:
 
 
 def interquartile_mean(scores: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean without the lowest and the highest quarter (each rounded down to whole scores)."""
+    """Mean without the lowest and the highest quarter (each rounded down to whole scores).
+
+    NaN where any score is: sorting would put it among the highest, which are left out.
+    """
     ordered = np.sort(np.asarray(scores, float), axis=axis)
     count = ordered.shape[axis]
     middle = np.arange(count // 4, count - count // 4)
-    return ordered.take(middle, axis=axis).mean(axis=axis)
+    mean = ordered.take(middle, axis=axis).mean(axis=axis)
+    return np.where(np.isnan(ordered).any(axis=axis), np.nan, mean)[()]
 
 
 def stratified_resamples(

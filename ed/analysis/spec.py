@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-# settings that cannot change a result, so no deviations
-INCIDENTAL = ("system", "logger", "measures")
+# settings that cannot change a result, so no deviations; measures change those they are
+INCIDENTAL = ("system", "logger")
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ def expand(
         sets: `key=value` overrides on top of the file's.
         data: another place of the same data set (task.data); not a deviation.
     """
-    deviations = deviations_of(sets)
+    measured = any(metric.startswith("measure/") for metric in table.metrics)
+    deviations = deviations_of(sets, measured=measured)
     extra = (*sets, *([] if data is None else [f"task.data={data}"]))
     return [
         Run(
@@ -147,8 +148,12 @@ def expand(
     ]
 
 
-def deviations_of(sets: Sequence[str]) -> tuple[str, ...]:
-    """Those of the given settings that can change a result, in one order."""
+def deviations_of(sets: Sequence[str], *, measured: bool) -> tuple[str, ...]:
+    """Those of the given settings that can change a result, in one order.
+
+    Args:
+        measured: whether measures are results of the table.
+    """
     for text in sets:
         key, equals, value = text.partition("=")
         if not (key and equals and value) or re.search(r"\s", text):
@@ -159,7 +164,8 @@ def deviations_of(sets: Sequence[str]) -> tuple[str, ...]:
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise SpecError(f"--set {twice} is given twice; give it once")
-    return tuple(sorted(s for s in sets if re.split(r"[.=]", s)[0] not in INCIDENTAL))
+    incidental = INCIDENTAL if measured else (*INCIDENTAL, "measures")
+    return tuple(sorted(s for s in sets if re.split(r"[.=]", s)[0] not in incidental))
 
 
 def reduced_name(table: str, deviations: Sequence[str]) -> str:

@@ -42,6 +42,8 @@ class Estimate:
     @property
     def standard_error(self) -> float:
         """Of the mean over paths; nan for a single path."""
+        if len(self.values) < 2:
+            return math.nan
         return (self.values.std() / math.sqrt(len(self.values))).item()
 
     def __str__(self) -> str:
@@ -94,6 +96,10 @@ def estimate_each(
     representation = readings[0][0]
     if len({(r.resolution, r.sampler) for r, _ in readings}) > 1:
         raise ValueError("readings of one walk must have the same resolution and sampler")
+    if pairs < 1:
+        raise ValueError(f"pairs={pairs}: at least one path")
+    if isinstance(model, Field) != (inputs is None):
+        raise ValueError("give a model with inputs, or a Field, which has its own, without")
     source = model if isinstance(model, Field) else Field.of(model, inputs)
     generator = torch.Generator().manual_seed(seed)
     first, second = distinct_pairs(len(source.x), pairs, generator=generator)
@@ -110,6 +116,10 @@ def estimate_each(
             own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
             along = source.between(first[paths], second[paths], own_nodes)
             values = forward_in_chunks(along, points).to(dtype)
+            if values.dim() != 2:
+                raise ValueError(
+                    f"outputs (N, C) are needed, the model's are {tuple(values.shape)}"
+                )
             values = values.unflatten(0, (-1, representation.resolution))
             for tally in tallies:
                 tally.add(values, own_nodes)

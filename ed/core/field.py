@@ -49,6 +49,11 @@ class Field:
         Returns:
             A field at P * n points, the nodes of a path side by side.
         """
+        if not self.x.is_floating_point():
+            raise ValueError(
+                f"paths run between floating-point inputs, not {self.x.dtype}: whole numbers would "
+                "be rounded on the way; convert and scale the inputs first"
+            )
         # not in bf16, even where features are: rounded nodes would not be the ones that are fitted
         dtype = torch.promote_types(self.x.dtype, torch.float32)
         alpha = alpha.expand(len(first), alpha.shape[-1]).to(dtype)

@@ -60,7 +60,7 @@ class Sharpness(Measure):
             raise ValueError(f"measures: method={self.method}: use {' or '.join(METHODS)}")
         if not self.radii or not all(rho > 0 for rho in self.radii):
             raise ValueError(f"measures: radii={list(self.radii)}: positive radii are needed")
-        for name in ("steps", "batch_size", "group"):
+        for name in ("steps", "batch_size", "group", "examples"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"measures: {name}={getattr(self, name)}: must be at least 1")
 

@@ -56,10 +56,10 @@ class ProcgenPPO(Task):
         precision: str,
     ):
         check_settings(game, mode=mode, engine=engine)
-        if min(envs, rollout, minibatches, epochs) < 1 or test_envs < 0:
+        if min(envs, rollout, minibatches, epochs, eval_every) < 1 or test_envs < 0:
             raise ValueError(
-                f"task.envs={envs}, rollout={rollout}, minibatches={minibatches}, epochs={epochs} "
-                f"must be at least 1, and test_envs={test_envs} at least 0"
+                f"task.envs={envs}, rollout={rollout}, minibatches={minibatches}, epochs={epochs}, "
+                f"eval_every={eval_every} must be at least 1, and test_envs={test_envs} at least 0"
             )
         if (envs * rollout) % minibatches:
             raise ValueError(
