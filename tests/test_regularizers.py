@@ -312,6 +312,20 @@ def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
     torch.testing.assert_close(found[1], found[0])
 
 
+def test_compiled_jacobian_finds_its_width_without_a_draw(monkeypatch):
+    """A resumed run looks once more, and its dropout must go on where it was."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES), nn.Tanh())
+    model.double()
+    penalty, batch, losses = Jacobian(1.0, projections=1), first_batch(), []
+    penalty.compile(model)
+    for known in (None, CLASSES):
+        penalty.width = known
+        torch.manual_seed(1)
+        losses.append(penalty.objective(Toy(), Field.of(model, batch["x"]), batch, moment())[0])
+    assert torch.equal(*losses)
+
+
 def test_jacobian_differentiates_attention_twice():
     """Through a ViT: the gradient of the objective matches central differences."""
     model, batch, penalty = vit(), first_batch(), Jacobian(1.0, projections=1)
