@@ -82,6 +82,16 @@ def test_a_finished_run_is_not_run_again(tmp_path, capsys):
     assert (tmp_path / "run" / "last.pt").stat().st_mtime_ns == before
 
 
+def test_a_run_whose_rows_are_lost_is_evaluated_before_it_counts_as_done(tmp_path):
+    summary = small_run(tmp_path)
+    (tmp_path / "DONE").write_text("")
+    with pytest.raises(RunError, match=r"DONE is damaged .*: remove it and run the same command"):
+        small_run(tmp_path)
+    for name in ("DONE", "metrics.jsonl"):
+        (tmp_path / name).unlink()
+    assert small_run(tmp_path)["last"] == summary["last"]
+
+
 def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
     """Large sweeps want numbers; the run is as done as any other, and is not trained again."""
     summary = small_run(tmp_path / "run", "system.keep_checkpoint=false")

@@ -91,7 +91,13 @@ class RunFolder:
     def done(self) -> dict | None:
         """The summary of a completed run."""
         marker = self.path / "DONE"
-        return json.loads(marker.read_text()) if marker.exists() else None
+        try:
+            return json.loads(marker.read_text()) if marker.exists() else None
+        except ValueError as error:
+            raise RunError(
+                f"{marker} is damaged ({error}): remove it and run the same command again, which "
+                "goes on from the last checkpoint"
+            ) from None
 
     def finish(self, summary: dict) -> None:
         if self.writes:
