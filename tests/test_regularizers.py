@@ -445,6 +445,9 @@ def test_penalties_see_only_the_outputs_that_a_task_names(name, compiled, monkey
         field = Field.of(lambda x, size=size: size * model(x), points)
         penalties.append(method.objective(Named(), field, batch, moment())[1]["penalty"])
     assert torch.equal(*penalties)
+    if compiled:
+        eager = instantiate(config(name)).objective(Named(), field, batch, moment())[1]["penalty"]
+        torch.testing.assert_close(penalties[1], eager)
 
 
 class Spy(Regularizer):
