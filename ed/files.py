@@ -1,12 +1,15 @@
 """Writing files so that a reader never sees half of one, or notices that it is damaged."""
 
+import fcntl
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 
 SEAL = b"ed-checkpoint-1\n"  # the first bytes of a checkpoint; a digest of the rest follows
 DIGEST_SIZE = 32
+LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # seconds
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -23,6 +26,20 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 def write_json(path: Path, value) -> None:
     write_atomic(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def lock(file) -> bool:
+    """Takes the lock on an open file, unless another process keeps it.
+
+    A few tries: `launch.py` holds locks for a moment, to see whether they are free.
+    """
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(LOCK_PAUSE)
+    return False
 
 
 def seal(content) -> bytes:

@@ -29,7 +29,7 @@ from ed.analysis.collect import Row, collect_run
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import Run, SpecError, Table, expand, reduced_name
 from ed.engine.errors import INTERRUPTED, explain
-from ed.files import write_atomic, write_json
+from ed.files import lock, write_atomic, write_json
 from scripts.slurm import is_queued, require_slurm, submit
 
 CLAIM = ".launch"  # locked from the moment a run is started until it has ended
@@ -115,10 +115,14 @@ def is_due(run: Run, table: Table, rerun_failed: bool) -> bool:
 def standing(run: Run, table: Table) -> Row:
     """What the folder says, and whether a process is at work there."""
     row = collect_run(run, table)
-    busy = row.status != "done" and (is_locked(run, CLAIM) or is_locked(run, ".lock"))
+    busy = row.status != "done" and is_busy(run)
     if busy or (row.status != "done" and is_queued(run.folder)):
         return Row(row.table, row.cell, row.seed, status="running" if busy else "queued")
     return row
+
+
+def is_busy(run: Run) -> bool:
+    return is_locked(run, CLAIM) or is_locked(run, ".lock")
 
 
 def is_locked(run: Run, name: str) -> bool:
@@ -148,6 +152,8 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
             reason = re.sub(r"\s+", " ", str(error))
             raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
     for run in runs:
+        if is_busy(run):
+            continue  # another launcher was faster, and has frozen it
         own = {"seed": run.seed, "system": {"run_dir": str(run.folder)}}
         RunFolder(run.folder, OmegaConf.merge(cells[run.table, run.cell], own)).close()
         if run.deviations:  # the collector finds reduced runs by this file
@@ -226,17 +232,6 @@ def start(run: Run, gpu: str | None) -> subprocess.Popen | None:
                 stderr=subprocess.STDOUT,
                 pass_fds=[claim.fileno()],
             )
-
-
-def lock(file, patience: int = 3) -> bool:
-    """Takes the lock. A few tries, as --status holds it for a moment to see whether it is free."""
-    for _ in range(patience):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            time.sleep(POLL_SECONDS / 4)
-    return False
 
 
 def finish(run: Run, code: int) -> None:

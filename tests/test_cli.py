@@ -70,6 +70,9 @@ MISTAKES = {
     "task.classes=5": "labels of split 'train' run from 0 to 9, but 5 classes",
     "task.space=nowhere": "task.space=nowhere: use one of input, embedding, block1",
     "accumulate=3": "accumulate=3: must divide task.batch_size=200",
+    "accumulate=2.0": "accumulate=2.0: must divide task.batch_size=200",
+    "system.compile=flase": "system.compile=flase: use auto, true or false",
+    "system.capture=true": "system.capture=true: cpu has no CUDA graphs; leave it at auto",
     "precision=fp16": "precision=fp16: use bf16 or float32",
     "optimizer.lr=0": "optimizer.lr=0.*: must be positive",
     "optimizer.schedule=step": "optimizer.schedule=step: use one of cosine",
@@ -98,6 +101,19 @@ def test_impossible_settings_are_refused_before_anything_is_written(override, tm
     assert re.search(MISTAKES[override], message), message
     assert "\n" not in message
     assert not (tmp_path / "run").exists()
+
+
+def test_of_several_processes_the_silent_ones_end_after_the_one_that_speaks(monkeypatch, capsys):
+    """torchrun ends all of them with the first that ends: a quick one would cut the message off."""
+    from ed.engine import errors
+
+    waits = []
+    monkeypatch.setattr(errors.time, "sleep", waits.append)
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        assert errors.explain(ValueError("seed=x: no number")) == 1
+    assert waits == [errors.SPEAKING_SECONDS]
+    assert capsys.readouterr().err == "error: seed=x: no number\n"
 
 
 def test_too_few_nodes_without_damping_are_refused(tmp_path):

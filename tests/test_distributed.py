@@ -148,6 +148,10 @@ def test_processes_stay_alike_bit_for_bit(method, seen):
         assert first == second, name
 
 
+def test_each_process_drops_out_for_itself(seen):
+    assert seen[0]["draw"] != seen[1]["draw"]
+
+
 def test_methods_differ(seen):
     assert len(set(seen[0]["fingerprints"].values())) == 2 * len(together.METHODS)
 

@@ -252,6 +252,25 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_refused(
     assert frozen.read_bytes() == before
 
 
+def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
+    tmp_path, launch, capsys, monkeypatch
+):
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    monkeypatch.setattr(launch, "is_due", lambda *_: True)  # what it was a moment before
+    launch.main(arguments)
+    capsys.readouterr()
+    folder = tmp_path / "six/ed/seed0"
+    with open(folder / launch.CLAIM) as claim, open(folder / ".lock") as engine:
+        assert launch.lock(claim)
+        assert launch.lock(engine)
+        assert launch.main(arguments) == 75
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "start" not in output.out
+    assert "1 runs: 1 running" in output.out
+
+
 def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, launch, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]

@@ -1,5 +1,6 @@
 """Gradient checkpointing: less is kept, and not a bit of the result changes."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -107,6 +108,20 @@ def test_a_model_keeps_its_names_and_its_outputs():
     with torch.no_grad(), evaluating(model):
         outputs = model(first_batch()["x"])
     assert torch.equal(outputs, vit().eval()(first_batch()["x"]))
+
+
+def test_a_copy_runs_on_weights_of_its_own():
+    model = vit(dropout=0.0)
+    recompute_blocks(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in twin.blocks.parameters():
+            weight.mul_(2)
+    x = first_batch()["x"]
+    assert not torch.equal(twin(x), model(x))
+    twin(x).sum().backward()
+    assert all(weight.grad is not None for weight in twin.blocks.parameters())
+    assert all(weight.grad is None for weight in model.parameters())
 
 
 def test_what_cannot_be_recomputed_is_refused():

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hydra.utils import instantiate
 from torch import nn
 from torch.nn import functional as F
 
+from ed.core import processes
 from ed.core.field import Field
 from ed.core.modes import frozen_statistics
 from ed.core.nodes import ChebyshevNodes
@@ -312,6 +314,20 @@ def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
     torch.testing.assert_close(found[1], found[0])
 
 
+def test_compiled_jacobian_finds_its_width_without_a_draw(monkeypatch):
+    """A resumed run looks once more, and its dropout must go on where it was."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES), nn.Tanh())
+    model.double()
+    penalty, batch, losses = Jacobian(1.0, projections=1), first_batch(), []
+    penalty.compile(model)
+    for known in (None, CLASSES):
+        penalty.width = known
+        torch.manual_seed(1)
+        losses.append(penalty.objective(Toy(), Field.of(model, batch["x"]), batch, moment())[0])
+    assert torch.equal(*losses)
+
+
 def test_jacobian_differentiates_attention_twice():
     """Through a ViT: the gradient of the objective matches central differences."""
     model, batch, penalty = vit(), first_batch(), Jacobian(1.0, projections=1)
@@ -406,6 +422,72 @@ def test_performance_configuration_brings_its_fixed_nodes():
 
 
 # --- all of them in one training step
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled"), [("ed", False), ("jacobian", False), ("jacobian", True)]
+)
+def test_penalties_see_only_the_outputs_that_a_task_names(name, compiled, monkeypatch):
+    """The last output is no logit, like PPO's value: ten times as large, it changes nothing."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+
+    class Named(Toy):
+        penalised = slice(0, 2)
+
+    batch, model, penalties = first_batch(), two_layers(), []
+    points = batch["x"].flatten(1)[:, :5]
+    for factor in (1, 10):
+        changes = {"anchored": False} if name == "ed" else {}
+        method = instantiate(config(name), **changes)
+        if compiled:
+            method.compile(model)
+        size = torch.tensor([1, 1, factor], dtype=torch.float64)
+        field = Field.of(lambda x, size=size: size * model(x), points)
+        penalties.append(method.objective(Named(), field, batch, moment())[1]["penalty"])
+    assert torch.equal(*penalties)
+    if compiled:
+        eager = instantiate(config(name)).objective(Named(), field, batch, moment())[1]["penalty"]
+        torch.testing.assert_close(penalties[1], eager)
+
+
+class Spy(Regularizer):
+    """Plain training that notes what it is given."""
+
+    def __init__(self):
+        self.seen = []
+
+    def objective(self, task, field, batch, moment):
+        draw = torch.rand((), generator=moment.generator).item()
+        self.seen.append((draw, moment.parts, len(field.x), moment.progress.item()))
+        return super().objective(task, field, batch, moment)
+
+
+def test_each_process_draws_for_itself_and_knows_the_parts_of_a_step(monkeypatch):
+    spies = {None: Spy(), 0: Spy(), 1: Spy()}
+    run(training(spies[None], vit()), 0, 1)
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(processes, "mean", list)  # there is no other to ask
+    for rank in (0, 1):
+        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
+        run(training(spies[rank], vit(), accumulate=2), 0, 1)
+    draws, parts, sizes, _ = zip(*spies[0].seen, *spies[1].seen, strict=True)
+    assert len(set(draws)) == 4
+    assert draws[0] == spies[None].seen[0][0]  # the first as if it were alone
+    assert set(parts) == {4}
+    assert set(sizes) == {BATCH // 4}
+
+
+def test_rate_and_progress_follow_the_step_and_the_tasks_warm_up():
+    spy, recipe = Spy(), SGD(lr=0.1, weight_decay=0.0)
+    step = training(spy, vit(), recipe=recipe)
+    step.task.warmup_steps = 4
+    rates = []
+    for number, batch in zip((0, 1, 7), Toy().batches(None, 0), strict=False):
+        step(batch, number)
+        rates.append(step.optimizer.param_groups[0]["lr"])
+    cosine = (1 + math.cos(math.pi * 3 / 6)) / 2
+    assert rates == pytest.approx([0.1 / 4, 0.2 / 4, 0.1 * cosine])
+    assert [progress for *_, progress in spy.seen] == pytest.approx([0, 0.1, 0.7])
 
 
 def test_accumulation_leaves_the_gradient_alone():

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.loop import Interrupted
 from ed.engine.main import trained_model
 from ed.engine.metrics import read_rows
-from ed.engine.run import RunError
-from tests.small import SMALL, SMALL_GROKKING, small_run, weights
+from ed.engine.run import RunError, RunFolder
+from tests.small import SMALL, SMALL_GROKKING, small_config, small_run, weights
 
 ROOT = Path(__file__).parents[1]
 REGULARIZERS = ["none", "ed", "mixup", "sam", "asam", "jacobian"]
@@ -79,6 +80,16 @@ def test_a_finished_run_is_not_run_again(tmp_path, capsys):
     assert small_run(tmp_path / "run") == first
     assert "already done" in capsys.readouterr().out
     assert (tmp_path / "run" / "last.pt").stat().st_mtime_ns == before
+
+
+def test_a_run_whose_rows_are_lost_is_evaluated_before_it_counts_as_done(tmp_path):
+    summary = small_run(tmp_path)
+    (tmp_path / "DONE").write_text("")
+    with pytest.raises(RunError, match=r"DONE is damaged .*: remove it and run the same command"):
+        small_run(tmp_path)
+    for name in ("DONE", "metrics.jsonl"):
+        (tmp_path / name).unlink()
+    assert small_run(tmp_path)["last"] == summary["last"]
 
 
 def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
@@ -202,6 +213,17 @@ def test_a_locked_folder_is_refused(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="another process is training in"):
             small_run(tmp_path / "run")
+
+
+def test_a_folder_that_someone_looks_into_for_a_moment_is_opened(tmp_path):
+    """As `launch.py --status` does, which tries the lock to see who is at work."""
+    import fcntl
+
+    cfg = small_config(tmp_path)
+    with open(tmp_path / ".lock", "w") as look:
+        fcntl.flock(look, fcntl.LOCK_EX)
+        threading.Timer(0.06, lambda: fcntl.flock(look, fcntl.LOCK_UN)).start()
+        RunFolder(tmp_path, cfg).close()
 
 
 def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):

@@ -132,6 +132,7 @@ if __name__ == "__main__":
     main.join()
     written = watch_writes(here)
     small_run(here / "plain", *PLAIN)
+    draw = torch.rand(()).item()  # without dropout nobody else has drawn from this stream
     seen = {"fingerprints": trained_fingerprints(here), "scores": scores(here / "plain")}
     small_run(here / "whole", *LONG)
     seen["stopped"] = stopped_by_one(here / "killed")  # goes on where it was killed
@@ -139,6 +140,7 @@ if __name__ == "__main__":
     seen["late"] = failure(here / "late", *LONG, "system.max_minutes=0")
     wild = ["optimizer.lr=1e30", "system.log_every=5"]
     seen["wild"] = failure(here / "wild", *wild)
+    seen["draw"] = draw
     seen["rank"], seen["written"] = processes.rank(), written[:10]
     ours, shares = float64_weights(), weights_from_shares()
     seen["shares"] = all(torch.equal(ours[name], shares[name]) for name in ours)

@@ -7,16 +7,21 @@ from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
 
 PRECISIONS = ("bf16", "float32")
+SWITCHES = ("compile", "capture", "channels_last")  # of `system`
 
 
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
     if cfg.precision not in PRECISIONS:
         raise ValueError(f"precision={cfg.precision}: use {' or '.join(PRECISIONS)}")
-    if cfg.accumulate < 1 or task.batch_size % cfg.accumulate:
+    whole = isinstance(cfg.accumulate, int) and cfg.accumulate >= 1
+    if not whole or task.batch_size % cfg.accumulate:
         raise ValueError(
             f"accumulate={cfg.accumulate}: must divide task.batch_size={task.batch_size}"
         )
     _check_sharing(cfg.accumulate, task)
+    for name in SWITCHES:
+        if cfg.system[name] not in ("auto", True, False):
+            raise ValueError(f"system.{name}={cfg.system[name]}: use auto, true or false")
     if cfg.system.log_every < 1:
         raise ValueError(f"system.log_every={cfg.system.log_every}: must be at least 1 step")
     if cfg.system.checkpointing and regularizer.no_checkpointing:

@@ -8,9 +8,11 @@ import difflib
 import os
 import re
 import sys
+import time
 import traceback
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
+SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a while
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 # by name: their modules load torch
 EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted", "EngineError", "LostProcess")
@@ -18,7 +20,11 @@ EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted", "EngineError", "LostPr
 
 def explain(error: BaseException, aloud: bool | None = None) -> int:
     """Prints what went wrong, unless another process does, and returns the exit code."""
-    if not (_is_first() if aloud is None else aloud):
+    if aloud is None:
+        aloud = _is_first()
+        if not aloud:  # whoever ends first ends all by torchrun, so the one that speaks must
+            time.sleep(SPEAKING_SECONDS)
+    if not aloud:
         return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
         refused = isinstance(error.__cause__, EXPECTED)  # by a constructor that Hydra called

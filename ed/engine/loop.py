@@ -102,8 +102,9 @@ def train(
                 if (asked or late) and not last:
                     reached = f"step {done} of {task.total_steps}"
                     raise Interrupted(f"stopped and saved at {reached}", asked)
-        if task.total_steps == 0:  # a published model, which is only looked at
-            metrics.log(0, session.evaluate())
+        # of a published model, which is only looked at, or where the rows of a run are lost
+        if not metrics.evaluated(task.total_steps):
+            metrics.log(task.total_steps, session.evaluate())
         # after the last save: measuring may take long, and what is trained is safe by then
         metrics.log(task.total_steps, session.measure(stop))
     summary = metrics.summary(task.metric, task.higher_is_better)

@@ -49,6 +49,8 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     check(cfg, task, regularizer, measures.values())
     task.workers = cfg.system.workers  # not the task's own setting: it cannot change a result
     device = choose_device(cfg.system.device)
+    if cfg.system.capture is True and device.type != "cuda":
+        raise ValueError(f"system.capture=true: {device} has no CUDA graphs; leave it at auto")
     torch.use_deterministic_algorithms(cfg.system.deterministic)
     torch.manual_seed(stream_seed(cfg.seed, "init"))
     model = instantiate(cfg.model).to(device)
@@ -59,10 +61,12 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     writes = processes.rank() == 0
     with contextlib.closing(RunFolder(path, cfg, writes=writes)) as folder:
         log_to(path / "train.log" if writes else None)
-        summary = folder.done
+        # the first decides: on another machine the folder may be another one, or seen later
+        summary = processes.gather(folder.done)[0]
         if summary is not None:
             logger.info("already done: %s  %s", path, describe(summary))
-            warn_of_missing(measures, path)
+            if writes:
+                warn_of_missing(measures, path)
             return summary
         step = make_step(cfg, task, model, regularizer, recipe, device)
         summary = train_in(folder, cfg, task, model, step, measures)

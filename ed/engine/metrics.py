@@ -54,6 +54,10 @@ class Metrics:
         pace = (time.monotonic() - self.began) / max(1, step - self.start)
         return duration(pace * (self.total - step))
 
+    def evaluated(self, step: int) -> bool:
+        rows = (row for row in self.rows if row["step"] == step)
+        return any(key.startswith("eval/") for row in rows for key in row)
+
     def summary(self, metric: str, higher_is_better: bool) -> dict:
         """The last value of every evaluated metric, and the best of the one that tables report."""
         last: dict[str, float] = {}

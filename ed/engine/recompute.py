@@ -1,7 +1,9 @@
 """Gradient checkpointing: blocks keep only their inputs, and run again when gradients are due."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from types import MethodType
 
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ def recompute_blocks(model: nn.Module) -> None:
             "(nn.Sequential, nn.ModuleList) to recompute; set system.checkpointing=false"
         )
     for block in blocks:
-        block.forward = _recomputed(block)
+        block.forward = MethodType(_forward_twice, block)  # a deep copy's belongs to the copy
 
 
 def _outermost_lists(module: nn.Module) -> Iterator[nn.Module]:
@@ -30,17 +32,10 @@ def _outermost_lists(module: nn.Module) -> Iterator[nn.Module]:
             yield from _outermost_lists(child)
 
 
-def _recomputed(block: nn.Module) -> Callable:
-    forward = block.forward
-
-    def contexts() -> tuple[contextlib.AbstractContextManager, ...]:
-        """For both runs. The second comes when the modes of the first may be gone, as those of
-        paths in eval mode are."""
-        return contextlib.nullcontext(), run_again(block)
-
-    def twice(*inputs, **named):
-        if not torch.is_grad_enabled():
-            return forward(*inputs, **named)
-        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
-
-    return twice
+def _forward_twice(block: nn.Module, *inputs, **named):
+    forward = partial(type(block).forward, block)
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **named)
+    # the second run comes when the modes of the first may be gone, as those of paths in eval mode
+    contexts = (contextlib.nullcontext(), run_again(block))
+    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=lambda: contexts, **named)

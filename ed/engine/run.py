@@ -8,7 +8,6 @@ runs/adhoc/cifar10-vit_tiny-ed-1a2b3c4d/seed0/
     DONE           last and best metrics, once the run is complete
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ed.files import write_atomic, write_json
+from ed.files import lock, write_atomic, write_json
 
 # config groups that cannot change a result; measures only read a model, so a run is the same run
 # with others, or with none
@@ -66,11 +65,8 @@ class RunFolder:
         path = self.path
         path.mkdir(parents=True, exist_ok=True)
         self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            message = f"another process is training in {path}: wait for it, or stop it"
-            raise RunError(message) from None
+        if not lock(self._lock):
+            raise RunError(f"another process is training in {path}: wait for it, or stop it")
         self._keep_config()
 
     def close(self) -> None:
@@ -95,7 +91,13 @@ class RunFolder:
     def done(self) -> dict | None:
         """The summary of a completed run."""
         marker = self.path / "DONE"
-        return json.loads(marker.read_text()) if marker.exists() else None
+        try:
+            return json.loads(marker.read_text()) if marker.exists() else None
+        except ValueError as error:
+            raise RunError(
+                f"{marker} is damaged ({error}): remove it and run the same command again, which "
+                "goes on from the last checkpoint"
+            ) from None
 
     def finish(self, summary: dict) -> None:
         if self.writes:

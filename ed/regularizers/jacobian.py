@@ -59,7 +59,9 @@ class Jacobian(Regularizer):
     def compiled_estimate(self, field, penalised: slice, generator) -> tuple[Tensor, Tensor]:
         """The same outputs and estimate; the directions must be drawn before the outputs exist."""
         if self.width is None:
-            with torch.no_grad():
+            # a resumed run passes here once more: dropout must not notice
+            devices = [field.x.device] if field.x.is_cuda else []
+            with torch.no_grad(), torch.random.fork_rng(devices):
                 self.width = field().shape[-1]
         dtype = torch.promote_types(field.x.dtype, torch.float32)
         zeros = torch.zeros(len(field.x), self.width, device=field.x.device, dtype=dtype)

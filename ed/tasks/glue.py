@@ -120,6 +120,14 @@ class Glue(Task):
                 f"task.data={self.data}: no column {', '.join(sorted(missing))} for "
                 f"task.name={self.name}, only {', '.join(table.column_names)}"
             )
+        if table.num_rows == 0:
+            raise ValueError(f"task.data={self.data}: a split of {self.name} has no sentences")
+        labels = torch.tensor(table["label"].to_pylist())
+        if labels.min() < 0 or labels.max() >= self.classes:
+            raise ValueError(
+                f"task.data={self.data}: labels of {self.name} run from {labels.min()} to "
+                f"{labels.max()}, but task.classes={self.classes}"
+            )
         encoded = tokenizer(
             *(table[column].to_pylist() for column in COLUMNS[self.name]),
             truncation=True,
@@ -131,7 +139,7 @@ class Glue(Task):
         mask = torch.arange(width) < lengths[:, None]
         ids = _padded(encoded["input_ids"], mask, tokenizer.pad_token_id)
         segments = _padded(encoded["token_type_ids"], mask, tokenizer.pad_token_type_id)
-        tensors = (ids, segments, mask.long(), torch.tensor(table["label"].to_pylist()))
+        tensors = (ids, segments, mask.long(), labels)
         return Sentences(*(tensor.to(device) for tensor in tensors), lengths=lengths)
 
     def batches(self, model, start: int) -> Iterator[Batch]:
