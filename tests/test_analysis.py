@@ -375,6 +375,12 @@ def test_reduced_runs_are_shown_apart_and_never_judged(table):
     )
 
 
+def test_a_table_of_other_settings_is_never_judged(tmp_path):
+    table = write_table(tmp_path, comparable=False)
+    judged = {line.label: line.verdict for line in table_lines(table, full_rows(table))}
+    assert judged == {"baseline": "reference only", "ed": "reference only", "sam": "not in paper"}
+
+
 def test_the_same_rows_in_any_order_give_the_same_text(table):
     rows = full_rows(table)
     assert to_csv(table, rows) == to_csv(table, rows[::-1])
