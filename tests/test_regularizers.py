@@ -414,6 +414,16 @@ def test_random_pixel_paths_use_no_picture_of_the_batch(endpoints, moves):
     assert bool(pull.abs().max() > 1e-12) == moves  # gradients here are about 1e-2
 
 
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.25, 0.5), (1.0, 1.0)])
+def test_lambda_rises_over_its_ramp(progress, share):
+    method = instantiate(config("ed"), weight=3.0, ramp=0.5, ramp_shape="cosine")
+    batch, when = first_batch(), Moment(torch.tensor(progress), torch.Generator().manual_seed(0))
+    total, report = method.objective(Toy(), Field.of(vit(), batch["x"]), batch, when)
+    torch.testing.assert_close(
+        total.detach(), report["loss"] + 3.0 * share * report["penalty"], rtol=1e-6, atol=0
+    )
+
+
 def test_performance_configuration_brings_its_fixed_nodes():
     method = instantiate(compose_config(["regularizer=ed_performance"]).regularizer)
     assert method.representation.sampler == ChebyshevNodes()
