@@ -102,8 +102,8 @@ def train(
                 if (asked or late) and not last:
                     reached = f"step {done} of {task.total_steps}"
                     raise Interrupted(f"stopped and saved at {reached}", asked)
-        # of a published model, which is only looked at, or where the rows of a run are lost
-        if not metrics.evaluated(task.total_steps):
+        # nothing was left to train: a published model, or a run whose rows are lost
+        if start == task.total_steps and not metrics.evaluated(start):
             metrics.log(task.total_steps, session.evaluate())
         # after the last save: measuring may take long, and what is trained is safe by then
         metrics.log(task.total_steps, session.measure(stop))
