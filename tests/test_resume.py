@@ -224,6 +224,7 @@ def test_a_folder_that_someone_looks_into_for_a_moment_is_opened(tmp_path):
         fcntl.flock(look, fcntl.LOCK_EX)
         threading.Timer(0.06, lambda: fcntl.flock(look, fcntl.LOCK_UN)).start()
         RunFolder(tmp_path, cfg).close()
+    assert (tmp_path / "config.yaml").exists()
 
 
 def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):
