@@ -3,17 +3,19 @@
 python scripts/benchmark_input.py task.data=/data/imagenet
 python scripts/benchmark_input.py task.data=/data/imagenet --steps 200 regularizer=ed
 
-Overrides are those of train.py, on task=imagenet model=vit_s16. Without --steps only the input is
-timed: in one process, step by step, then by the loader with its workers. With it also the training
-step: on one batch that stays on the device, and on batches as they come.
+Overrides are those of train.py, on task=imagenet model=vit_s16 unless they name others. Without
+--steps only the input is timed: in one process, step by step, then by the loader with its workers.
+With it also the training step: on one batch that stays on the device, and on batches as they come.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
+from benchmark import machine
 from hydra.utils import instantiate
 from tqdm import tqdm
 
@@ -22,6 +24,7 @@ from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.main import choose_device, make_step
+from ed.files import write_atomic
 from ed.tasks.imagenet_data.loading import available_cores
 
 WARM_UP = 10  # steps: compilation, capture, first batches
@@ -34,17 +37,31 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each part of the input")
     parser.add_argument("--steps", type=int, default=0, help="training steps to time")
+    parser.add_argument("--out", type=Path, help="write the lines to a file as well")
     options = parser.parse_intermixed_args(arguments)
-    cfg = compose_config(["task=imagenet", "model=vit_s16", *options.overrides])
+    given = {override.partition("=")[0] for override in options.overrides}
+    defaults = {"task": "task=imagenet", "model": "model=vit_s16"}
+    unset = [default for group, default in defaults.items() if group not in given]
+    cfg = compose_config([*unset, *options.overrides])
     task, device = instantiate(cfg.task), choose_device(cfg.system.device)
     task.workers = cfg.system.workers
     task.prepare(device, cfg.seed)
-    for line in one_process(task, options.seconds):
+    lines = [f"# {machine()}", "# " + " ".join(options.overrides)]
+
+    def show(line: str) -> None:
+        lines.append(line)
         print(line, flush=True)
-    print(all_workers(task, options.seconds), flush=True)
+        if options.out:
+            write_atomic(options.out, "\n".join(lines) + "\n")
+
+    for line in one_process(task, options.seconds):
+        show(line)
+    torch.manual_seed(stream_seed(cfg.seed, "init"))
+    model = instantiate(cfg.model).to(device)
+    show(all_workers(task, model, options.seconds))
     if options.steps:
-        for line in training(cfg, task, device, options.steps):
-            print(line, flush=True)
+        for line in training(cfg, task, model, device, options.steps):
+            show(line)
 
 
 def one_process(task, seconds: float) -> Iterator[str]:
@@ -71,9 +88,9 @@ def _rate(work: Callable[[int], object], order: list[int], seconds: float) -> fl
     return done / (time.perf_counter() - began)
 
 
-def all_workers(task, seconds: float) -> str:
+def all_workers(task, model, seconds: float) -> str:
     """Batches as training gets them, on its device, with nothing to train."""
-    batches, done = task.batches(None, 0), 0
+    batches, done = task.batches(model, 0), 0
     next(batches)  # the workers have started
     began = time.perf_counter()
     while done == 0 or time.perf_counter() - began < seconds:
@@ -84,7 +101,7 @@ def all_workers(task, seconds: float) -> str:
     return f"{rate:10.0f} pictures/s  {count} workers on {available_cores()} cores, to the device"
 
 
-def training(cfg, task, device: torch.device, count: int) -> Iterator[str]:
+def training(cfg, task, model, device: torch.device, count: int) -> Iterator[str]:
     """The step of a run with this config, without its input and with it."""
     regularizer, recipe = instantiate(cfg.regularizer), instantiate(cfg.optimizer)
     check(cfg, task, regularizer)
@@ -92,8 +109,6 @@ def training(cfg, task, device: torch.device, count: int) -> Iterator[str]:
         raise ValueError(
             f"--steps {count}: the run has only {task.total_steps}; raise task.repeat or epochs"
         )
-    torch.manual_seed(stream_seed(cfg.seed, "init"))
-    model = instantiate(cfg.model).to(device)
     step = make_step(cfg, task, model, regularizer, recipe, device)
     batches = task.batches(model, 0)
     batch = next(batches)

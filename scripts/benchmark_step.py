@@ -1,6 +1,6 @@
 """Where a ViT-Tiny step's time goes, and what was tried against it: one H200 run, side by side.
 
-    python scripts/benchmark_step.py [--out FILE]
+    python scripts/benchmark_step.py [--out FILE] [--parts kernels variants ...]
 
 The kernels of one captured step by kind; attention kernels at its shapes; variants of the step
 (tokens, activation, compiler modes); several runs at once on one GPU (processes with and without
@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from benchmark import clear, machine, measure
@@ -30,7 +31,7 @@ from ed.engine.optimizer import AdamW
 from ed.engine.step import TrainStep
 from ed.files import write_atomic
 from ed.models.vit import ViT
-from ed.regularizers.base import Regularizer
+from ed.regularizers.base import COMBINED, Regularizer
 
 CASE = GPU_CASES["vit_tiny"]
 KINDS = {  # of kernels, by what their names contain; the first that fits
@@ -146,6 +147,11 @@ def captured(update: Callable[[], None]) -> torch.cuda.CUDAGraph:
 # --- variants of the step --------------------------------------------------------------------
 
 
+def one_by_one() -> float:
+    with mock.patch.dict(COMBINED, clear=True):
+        return milliseconds()
+
+
 def with_inductor(**settings) -> float:
     import torch._inductor.config as inductor
 
@@ -161,7 +167,7 @@ VARIANTS: dict[str, Callable[[], float]] = {
     "GELU by tanh": partial(milliseconds, partial(vit, activation="gelu_tanh")),
     "max-autotune": partial(with_inductor, max_autotune=True),
     "coordinate descent tuning": partial(with_inductor, coordinate_descent_tuning=True),
-    "combo kernels": partial(with_inductor, combo_kernels=True, benchmark_combo_kernel=True),
+    "kernels not combined": one_by_one,
 }
 
 
@@ -297,7 +303,17 @@ def several_runs(ways: dict[str, Callable[[int], float]], counts: list[int]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made = {  # processes come first, while this one holds nothing on the GPU
+        "processes": ("Several runs at once, in processes", partial(several_runs, PROCESSES)),
+        "kernels": ("Kernels of one captured step", kernels),
+        "attention": ("Attention kernels", attention),
+        "variants": ("Variants", variants),
+        "stacked": ("Several runs at once, in one process", partial(several_runs, ONE_PROCESS)),
+    }
+    parser.add_argument("--parts", nargs="+", choices=list(made), default=list(made))
     parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--runs", nargs="*", type=int, default=[2, 3], help="at once")
     parser.add_argument("--out", type=Path, help="write the tables as Markdown")
@@ -306,15 +322,11 @@ def main() -> None:
         raise ValueError("no CUDA device: these tables are about a GPU; see scripts/benchmark.py")
     parts = ["# Where the time of a ViT-Tiny step goes", f"{machine()}. Batch 256, plain step."]
     print(*parts, sep="\n")
-    made = {  # processes come first, while this one holds nothing on the GPU
-        "Several runs at once, in processes": lambda: several_runs(PROCESSES, options.runs),
-        "Kernels of one captured step": kernels,
-        "Attention kernels": attention,
-        "Variants": lambda: variants(options.variants),
-        "Several runs at once, in one process": lambda: several_runs(ONE_PROCESS, options.runs),
-    }
-    for title, make in made.items():
-        parts.append(f"## {title}\n\n" + "\n".join(make()))
+    given = {"processes": options.runs, "stacked": options.runs, "variants": options.variants}
+    for part in [name for name in made if name in options.parts]:
+        title, make = made[part]
+        rows = make(given[part]) if part in given else make()
+        parts.append(f"## {title}\n\n" + "\n".join(rows))
         print(parts[-1], flush=True)
         if options.out:
             write_atomic(options.out, "\n\n".join(parts) + "\n")
