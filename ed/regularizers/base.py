@@ -5,10 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-# Small independent kernels (casts of weights, sums of bias gradients) become one where the compiler
-# finds that faster: 0.92 x the time of a ViT-Tiny step, see scripts/benchmark_step.py.
-COMBINED = {"combo_kernels": True, "benchmark_combo_kernel": True}
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -42,11 +38,10 @@ class Regularizer:
 
     def compile(self, model: nn.Module) -> None:
         """Compiles what a step runs; the model's state dict stays as it is."""
-        how = {"dynamic": False, "options": compiler_options(model)}
-        model.compile(**how)
+        model.compile(dynamic=False)
         for part in ("to_space", "from_space"):  # where a model can be cut, its two parts
             if hasattr(model, part):
-                setattr(model, part, torch.compile(getattr(model, part), **how))
+                setattr(model, part, torch.compile(getattr(model, part), dynamic=False))
 
     def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar to minimise on this batch, and what to log."""
@@ -61,14 +56,3 @@ class Regularizer:
         report = closure()
         optimizer.step()
         return report
-
-
-def compiler_options(model: nn.Module) -> dict[str, bool]:
-    """COMBINED where it can be had: on a GPU and without dropout (pytorch/pytorch#168124).
-
-    Not in deterministic runs, as a choice by timing may differ from one start to the next.
-    """
-    dropout = any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules())
-    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
-    free = not torch.are_deterministic_algorithms_enabled()
-    return dict(COMBINED) if on_gpu and free and not dropout else {}
