@@ -171,10 +171,8 @@ VARIANTS: dict[str, Callable[[], float]] = {
 
 def variants(names: list[str]) -> list[str]:
     """Each variant's step, and what its compilation costs where nothing is cached."""
-    rows, base = (
-        ["| variant | ms | x as it is | s with its compilation |", "| --- | --- | --- | --- |"],
-        None,
-    )
+    header = "| variant | ms | x as it is | s with its compilation |"
+    rows, base = [header, "| --- | --- | --- | --- |"], None
     for name in names:
         began = time.perf_counter()
         try:
