@@ -25,6 +25,7 @@ from ed.files import lock, write_atomic, write_json
 # config groups that cannot change a result; measures only read a model, so a run is the same run
 # with others, or with none
 INCIDENTAL = ("system", "logger", "measures")
+MOST_NAMED = 20  # changed files in a run's record
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
 PACKAGES += ("envpool",)  # its releases draw games differently
 
@@ -119,10 +120,12 @@ class RunFolder:
             sessions = json.loads(path.read_text())["sessions"]
         except (OSError, ValueError, KeyError):
             sessions = []
+        changed = (_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()
         session = {
             "command": " ".join(sys.argv),
             "commit": commit(),
-            "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+            "dirty": bool(changed),
+            "changed": changed[:MOST_NAMED],
             "device": device,
             "host": platform.machine(),
             "processes": processes,
