@@ -99,9 +99,10 @@ def test_no_output_depends_on_later_tokens():
     assert (ours[:, 2:] - theirs[:, 2:]).abs().amax(-1).min() > 1e-3
 
 
-def test_the_decoder_is_the_textbook_one():
-    """Against torch's post-norm layer with a causal mask, the positions written out."""
-    _, model = built("model.width=16", "task.modulus=7")
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_decoder_is_the_textbook_one(norm):
+    """Against torch's layer with a causal mask, the positions written out."""
+    _, model = built("model.width=16", "task.modulus=7", f"model.norm={norm}")
     ids = torch.randint(9, (3, 4), generator=torch.Generator().manual_seed(0))
     positions = torch.tensor(
         [
@@ -112,13 +113,25 @@ def test_the_decoder_is_the_textbook_one():
     x = model.tokens.weight[ids] + positions
     mask = nn.Transformer.generate_square_subsequent_mask(4)
     for block in model.blocks:
-        layer = nn.TransformerEncoderLayer(16, 4, 64, dropout=0, batch_first=True, bias=False)
+        how = {"dropout": 0, "batch_first": True, "bias": False, "norm_first": norm == "pre"}
+        layer = nn.TransformerEncoderLayer(16, 4, 64, **how)
         layer.self_attn.in_proj_weight = block.attend.weight
         layer.self_attn.out_proj.weight = block.mix.weight
         layer.linear1.weight, layer.linear2.weight = block.widen.weight, block.narrow.weight
         x = layer(x, src_mask=mask)
+    x = nn.functional.layer_norm(x, (16,)) if norm == "pre" else x
     expected = x[:, -1] @ model.output.weight.T
     torch.testing.assert_close(model(model.embed(ids)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_is_on_what_layers_add_and_off_in_evaluation():
+    _, model = built("task.modulus=7", "model.dropout=0.5")
+    x = model.embed(torch.tensor([[1, 7, 2, 8]]))
+    model.train()
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+    assert [part.p for part in model.modules() if isinstance(part, nn.Dropout)] == [0.5, 0.5]
 
 
 def test_parameters_are_those_of_the_paper():
@@ -148,6 +161,8 @@ def test_paths_end_in_the_outputs_at_the_equations():
         (["task.eval_per_decade=0"], "task.eval_per_decade=0: must be at least 1"),
         (["model.numbers=96"], "task=grokking needs model.numbers=97"),
         (["model.heads=3"], "model.width=128: must be even, and model.heads=3"),
+        (["model.norm=none"], "model.norm=none: use post or pre"),
+        (["model.dropout=1"], "model.dropout=1: must lie in"),
     ],
 )
 def test_impossible_settings_are_refused(overrides, message):

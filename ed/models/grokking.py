@@ -1,5 +1,7 @@
 """The small decoder of the grokking study (Power et al. 2022), seen from its embedding space."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,23 +12,40 @@ SPECIAL_TOKENS = 2  # behind the numbers: the operator and the equals sign
 class GrokkingTransformer(nn.Module):
     """Embeddings (N, L, width) -> logits (N, numbers + 2) of the token behind the last one.
 
-    Causal, post-norm, ReLU, no biases but those of the norms, fixed sinusoidal positions, an output
-    layer of its own. Cut like a text classifier: `embed` makes the embeddings of token ids,
+    Causal, ReLU, no biases but those of the norms, fixed sinusoidal positions, an output layer of
+    its own. Cut like a text classifier: `embed` makes the embeddings of token ids,
     `forward` runs everything after them, so that paths between equations can run there.
 
     Args:
         numbers: how many the vocabulary has; the special tokens come on top.
         length: tokens of the longest sequence.
+        norm: `post` normalises sums (Power et al.), `pre` what enters a layer, and the end.
+        dropout: on what each layer adds.
     """
 
-    def __init__(self, *, numbers: int, length: int, depth: int, width: int, heads: int):
+    def __init__(
+        self,
+        *,
+        numbers: int,
+        length: int,
+        depth: int,
+        width: int,
+        heads: int,
+        norm: str = "post",
+        dropout: float = 0.0,
+    ):
         super().__init__()
         if width % heads or width % 2:
             raise ValueError(f"model.width={width}: must be even, and model.heads={heads} times n")
+        if norm not in ("post", "pre"):
+            raise ValueError(f"model.norm={norm}: use post or pre")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"model.dropout={dropout}: must lie in [0, 1)")
         self.vocabulary = numbers + SPECIAL_TOKENS
         self.tokens = nn.Embedding(self.vocabulary, width)
         self.register_buffer("positions", sinusoids(length, width), persistent=False)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(width, heads, norm, dropout) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
         self.output = nn.Linear(width, self.vocabulary, bias=False)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -34,15 +53,16 @@ class GrokkingTransformer(nn.Module):
         return self.tokens(ids) + self.positions[: ids.shape[1]]
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        return self.output(self.blocks(embeddings)[:, -1])
+        return self.output(self.norm(self.blocks(embeddings)[:, -1]))
 
 
 class Block(nn.Module):
-    """Attention to what came before, then two layers, each normalised with its own input."""
+    """Attention to what came before, then two layers."""
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, heads: int, norm: str, dropout: float):
         super().__init__()
-        self.heads = heads
+        self.heads, self.first = heads, norm == "pre"
+        self.dropout = nn.Dropout(dropout)
         self.attend = nn.Linear(width, 3 * width, bias=False)
         self.mix = nn.Linear(width, width, bias=False)
         self.widen = nn.Linear(width, 4 * width, bias=False)
@@ -50,8 +70,16 @@ class Block(nn.Module):
         self.norm_attention, self.norm_layers = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm_attention(x + self.attention(x))
-        return self.norm_layers(x + self.narrow(F.relu(self.widen(x))))
+        x = self.add(x, self.attention, self.norm_attention)
+        return self.add(x, self.layers, self.norm_layers)
+
+    def add(self, x: Tensor, layer: Callable, norm: nn.Module) -> Tensor:
+        if self.first:
+            return x + self.dropout(layer(norm(x)))
+        return norm(x + self.dropout(layer(x)))
+
+    def layers(self, x: Tensor) -> Tensor:
+        return self.narrow(F.relu(self.widen(x)))
 
     def attention(self, x: Tensor) -> Tensor:
         parts = self.attend(x).unflatten(-1, (3, self.heads, -1))
