@@ -1,16 +1,17 @@
-"""Where a ViT-Tiny step's time goes, and what was tried against it: one H200 run, side by side.
+"""Where a step's time goes, and what was tried against it: one H200 run, side by side.
 
     python scripts/benchmark_step.py [--out FILE] [--parts kernels variants ...]
+    python scripts/benchmark_step.py --case procgen --parts kernels variants --names 30
 
-The kernels of one captured step by kind; attention kernels at its shapes; variants of the step
-(tokens, activation, compiler modes); several runs at once on one GPU (processes with and without
-MPS, streams in one process, weights stacked with torch.func). A GPU is needed.
+The kernels of one captured step by kind; variants of the step (compiler modes, libraries); and for
+ViT-Tiny attention kernels at its shapes, tokens, activation, several runs at once on one GPU
+(processes with and without MPS, streams in one process, weights stacked with torch.func). A GPU is
+needed.
 """
 
 import argparse
 import contextlib
 import multiprocessing
-import os
 import subprocess
 import sys
 import time
@@ -21,19 +22,20 @@ from pathlib import Path
 
 import torch
 from benchmark import clear, machine, measure
-from benchmark_cases import CUDA, DEVICE, GPU_CASES, Synthetic
+from benchmark_cases import CUDA, DEVICE, GPU_CASES, Case, Synthetic
 from torch import nn
 from torch._inductor.utils import fresh_cache
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ed.engine.errors import explain
+from ed.engine.main import wants_channels_last
 from ed.engine.optimizer import AdamW
 from ed.engine.step import TrainStep
 from ed.files import write_atomic
 from ed.models.vit import ViT
 from ed.regularizers.base import Regularizer
 
-CASE = GPU_CASES["vit_tiny"]
+VIT = GPU_CASES["vit_tiny"]
 KINDS = {  # of kernels, by what their names contain; the first that fits
     "attention": ("flash", "fmha", "sdpa"),
     "matrix products": ("nvjet", "gemm", "cutlass", "xmma"),
@@ -44,16 +46,20 @@ KINDS = {  # of kernels, by what their names contain; the first that fits
 }
 
 
-def plain_step(build: Callable[[], nn.Module] = CASE.build, **how) -> tuple[TrainStep, Synthetic]:
-    task, model = Synthetic(CASE, CASE.batch), build().to(DEVICE)
+def plain_step(
+    case: Case = VIT, build: Callable[[], nn.Module] | None = None, **how
+) -> tuple[TrainStep, Synthetic]:
+    task, model = Synthetic(case, case.batch), (build or case.build)().to(DEVICE)
+    if wants_channels_last(model, DEVICE, "auto"):
+        model.to(memory_format=torch.channels_last)
     how = {"bf16": True, "compile_model": True, "capture": True} | how
     recipe = AdamW(lr=1e-4, weight_decay=0.1)
     return TrainStep(task, model, Regularizer(), recipe, device=DEVICE, seed=0, **how), task
 
 
-def milliseconds(build: Callable[[], nn.Module] = CASE.build, **how) -> float:
+def milliseconds(case: Case, build: Callable[[], nn.Module] | None = None, **how) -> float:
     clear()
-    step, task = plain_step(build, **how)
+    step, task = plain_step(case, build, **how)
     counter = iter(range(10**6))
     return 1000 * measure(lambda: step(task.batch, next(counter)))[0]
 
@@ -67,10 +73,10 @@ def vit(**changes) -> ViT:
 # --- where the time goes ---------------------------------------------------------------------
 
 
-def kernels(steps: int = 10) -> list[str]:
-    """Kernels of one captured step by kind: how many, and their milliseconds."""
+def kernels(case: Case, shown: int, steps: int = 10) -> list[str]:
+    """Kernels of one captured step by kind: how many, their milliseconds; the slowest by name."""
     clear()
-    step, task = plain_step()
+    step, task = plain_step(case)
     for number in range(8):
         step(task.batch, number)
     torch.cuda.synchronize()
@@ -85,15 +91,14 @@ def kernels(steps: int = 10) -> list[str]:
             count[kind] += 1
             spent[kind] += event.device_time_total / 1000
             names[event.name] += event.device_time_total / 1000
-    if os.environ.get("ED_KERNEL_NAMES"):
-        for name, ms in sorted(names.items(), key=lambda item: -item[1])[:40]:
-            print(f"{ms / steps:.3f} ms {name[:150]}")
     rows = [
         f"| {kind} | {count[kind] / steps:.0f} | {spent[kind] / steps:.2f} |"
         for kind in sorted(spent, key=spent.get, reverse=True)
     ]
     total = f"| all | {sum(count.values()) / steps:.0f} | {sum(spent.values()) / steps:.2f} |"
-    return ["| kernels | number | ms |", "| --- | --- | --- |", *rows, total]
+    slowest = sorted(names.items(), key=lambda item: -item[1])[:shown]
+    rows += [total, *(f"| `{name[:120]}` | | {ms / steps:.3f} |" for name, ms in slowest)]
+    return ["| kernels | number | ms |", "| --- | --- | --- |", *rows]
 
 
 def kind_of(name: str) -> str:
@@ -119,7 +124,7 @@ def attention() -> list[str]:
 
 def attention_ms(backend: SDPBackend, tokens: int, layers: int = 12) -> float:
     clear()
-    shape = (CASE.batch, 3, tokens, 64)
+    shape = (VIT.batch, 3, tokens, 64)
     made = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
     inputs = [tensor.requires_grad_() for tensor in made]
     upstream = torch.randn_like(inputs[0])
@@ -147,29 +152,36 @@ def captured(update: Callable[[], None]) -> torch.cuda.CUDAGraph:
 # --- variants of the step --------------------------------------------------------------------
 
 
-def with_inductor(**settings) -> float:
+def with_inductor(case: Case, **settings) -> float:
     import torch._inductor.config as inductor
 
     with inductor.patch(settings):
-        return milliseconds()
+        return milliseconds(case)
 
 
-VARIANTS: dict[str, Callable[[], float]] = {
+def with_cudnn_benchmark(case: Case) -> float:
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        return milliseconds(case)
+
+
+VARIANTS: dict[str, Callable[[Case], float]] = {
     "as it is": milliseconds,
     "captured, not compiled": partial(milliseconds, compile_model=False),
     "compiled, not captured": partial(milliseconds, capture=False),
-    "64 tokens, mean pooling": partial(milliseconds, partial(vit, pool="avg")),
-    "GELU by tanh": partial(milliseconds, partial(vit, activation="gelu_tanh")),
+    "64 tokens, mean pooling": partial(milliseconds, build=partial(vit, pool="avg")),
+    "GELU by tanh": partial(milliseconds, build=partial(vit, activation="gelu_tanh")),
     "max-autotune": partial(with_inductor, max_autotune=True),
     "coordinate descent tuning": partial(with_inductor, coordinate_descent_tuning=True),
     "combo kernels": partial(with_inductor, combo_kernels=True),
     "combo kernels where timed faster": partial(
         with_inductor, combo_kernels=True, benchmark_combo_kernel=True
     ),
+    "cuDNN tries its algorithms": with_cudnn_benchmark,
 }
+ONLY_VIT = ("64 tokens, mean pooling", "GELU by tanh")
 
 
-def variants(names: list[str]) -> list[str]:
+def variants(case: Case, names: list[str]) -> list[str]:
     """Each variant's step, and what its compilation costs where nothing is cached."""
     header = "| variant | ms | x as it is | s with its compilation |"
     rows, base = [header, "| --- | --- | --- | --- |"], None
@@ -177,7 +189,7 @@ def variants(names: list[str]) -> list[str]:
         began = time.perf_counter()
         try:
             with fresh_cache():
-                ms = VARIANTS[name]()
+                ms = VARIANTS[name](case)
             base, spent = base or ms, time.perf_counter() - began
             rows.append(f"| {name} | {ms:.2f} | {ms / base:.3f} | {spent:.0f} |")
         except Exception as error:
@@ -212,9 +224,9 @@ def by_stacking(seeds: int) -> float:
     from torch.func import functional_call, stack_module_state
 
     clear()
-    models = [CASE.build().to(DEVICE) for _ in range(seeds)]
+    models = [VIT.build().to(DEVICE) for _ in range(seeds)]
     parameters, _ = stack_module_state(models)
-    task = Synthetic(CASE, CASE.batch)
+    task = Synthetic(VIT, VIT.batch)
     x = torch.stack([task.batch["x"]] * seeds)
     labels = torch.stack([task.batch["label"]] * seeds)
     optimizer = torch.optim.AdamW(parameters.values(), fused=True, capturable=True)
@@ -304,31 +316,43 @@ def several_runs(ways: dict[str, Callable[[int], float]], counts: list[int]) -> 
     return rows
 
 
+TITLES = {  # in this order: processes while this one holds nothing on the GPU
+    "processes": "Several runs at once, in processes",
+    "kernels": "Kernels of one captured step",
+    "attention": "Attention kernels",
+    "variants": "Variants",
+    "stacked": "Several runs at once, in one process",
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made = {  # processes come first, while this one holds nothing on the GPU
-        "processes": ("Several runs at once, in processes", partial(several_runs, PROCESSES)),
-        "kernels": ("Kernels of one captured step", kernels),
-        "attention": ("Attention kernels", attention),
-        "variants": ("Variants", variants),
-        "stacked": ("Several runs at once, in one process", partial(several_runs, ONE_PROCESS)),
-    }
-    parser.add_argument("--parts", nargs="+", choices=list(made), default=list(made))
-    parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--case", choices=list(GPU_CASES), default="vit_tiny")
+    parser.add_argument("--parts", nargs="+", choices=list(TITLES))
+    parser.add_argument("--variants", nargs="*", choices=list(VARIANTS))
+    parser.add_argument("--names", type=int, default=0, help="of the slowest kernels")
     parser.add_argument("--runs", nargs="*", type=int, default=[2, 3], help="at once")
     parser.add_argument("--out", type=Path, help="write the tables as Markdown")
     options = parser.parse_args()
     if not CUDA:
         raise ValueError("no CUDA device: these tables are about a GPU; see scripts/benchmark.py")
-    parts = ["# Where the time of a ViT-Tiny step goes", f"{machine()}. Batch 256, plain step."]
+    case, is_vit = GPU_CASES[options.case], options.case == "vit_tiny"
+    chosen = options.variants or [name for name in VARIANTS if is_vit or name not in ONLY_VIT]
+    made = {
+        "processes": partial(several_runs, PROCESSES, options.runs),
+        "kernels": partial(kernels, case, options.names),
+        "attention": attention,
+        "variants": partial(variants, case, chosen),
+        "stacked": partial(several_runs, ONE_PROCESS, options.runs),
+    }
+    wanted = options.parts or (list(TITLES) if is_vit else ["kernels", "variants"])
+    heading = f"{machine()}. {case.name}, batch {case.batch}, plain step."
+    parts = ["# Where the time of a step goes", heading]
     print(*parts, sep="\n")
-    given = {"processes": options.runs, "stacked": options.runs, "variants": options.variants}
-    for part in [name for name in made if name in options.parts]:
-        title, make = made[part]
-        rows = make(given[part]) if part in given else make()
-        parts.append(f"## {title}\n\n" + "\n".join(rows))
+    for part in [name for name in TITLES if name in wanted]:
+        parts.append(f"## {TITLES[part]}\n\n" + "\n".join(made[part]()))
         print(parts[-1], flush=True)
         if options.out:
             write_atomic(options.out, "\n\n".join(parts) + "\n")
