@@ -175,3 +175,12 @@ def test_wandb_groups_a_tables_runs_by_cell_and_names_them_by_seed(tmp_path, mon
     ]
     assert seen[0] == seen[2]
     assert seen[0][2] != seen[1][2]
+
+
+def test_a_stop_on_request_is_said_once_and_is_no_error(tmp_path):
+    result = train(*SMALL, f"system.run_dir={tmp_path / 'run'}", "system.max_minutes=1e-9")
+    assert result.returncode == 75
+    said = [line for line in (result.stdout + result.stderr).splitlines() if "stopped" in line]
+    assert len(said) == 1
+    assert re.fullmatch(r"stopped and saved at step 1 of \d+; the same command goes on", said[0])
+    assert "stopped" in (tmp_path / "run" / "train.log").read_text()

@@ -15,7 +15,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a while
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 # by name: their modules load torch
-EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted", "EngineError", "LostProcess")
+EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
 
 
 def explain(error: BaseException, aloud: bool | None = None) -> int:
@@ -30,9 +30,12 @@ def explain(error: BaseException, aloud: bool | None = None) -> int:
         refused = isinstance(error.__cause__, EXPECTED)  # by a constructor that Hydra called
         print(f"error: {error.__cause__ if refused else _composition(error)}", file=sys.stderr)
         return 1
+    if type(error).__name__ == "Interrupted":
+        print(f"{error}; the same command goes on", file=sys.stderr)
+        return INTERRUPTED
     if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
         print(f"error: {error}", file=sys.stderr)
-        return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
+        return 1
     traceback.print_exception(error)
     return 1
 

@@ -157,7 +157,7 @@ def train_in(
     try:
         summary = train(task, model, step, folder, cadence, tracker, measures)
     except BaseException as error:
-        logger.error("stopped: %s", error)
+        logger.debug("stopped: %s", error)  # for the file: the terminal has it from `explain`
         raise
     finally:
         if tracker is not None:
