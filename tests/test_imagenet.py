@@ -783,7 +783,7 @@ def test_examples_are_unaugmented():
     ("overrides", "message"),
     [
         (["task.augment=none"], "task.augment=none: use crop or randaugment"),
-        (["task.repeat=0"], "task.repeat=0: must be at least 1"),
+        (["task.repeat=0"], "task.repeat=0: must be a whole number, at least 1"),
         (["task.image_size=[224,112]"], r"task.image_size=\[224, 112\]: must be a square"),
         (["model.pool=cls"], "model.pool=cls: use token or avg"),
         (["model.positions=no"], "model.positions=no: use learned or sincos"),
