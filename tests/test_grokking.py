@@ -163,6 +163,7 @@ def test_paths_end_in_the_outputs_at_the_equations():
         (["task.warmup_steps=-1"], "task.warmup_steps=-1: must lie between 0 and task.steps="),
         (["model.numbers=96"], "task=grokking needs model.numbers=97"),
         (["model.heads=3"], "model.width=128: must be even, and model.heads=3"),
+        (["model.heads=0"], "model.width=128: must be even, and model.heads=0"),
         (["model.norm=none"], "model.norm=none: use post or pre"),
         (["model.dropout=1"], "model.dropout=1: must lie in"),
     ],
