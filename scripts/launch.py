@@ -91,10 +91,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: at least 1")
-    several = {"--gpus": options.gpus, "--nodes": options.nodes}
-    for name, value in several.items():
-        if value is not None and (value < 1 or options.where != "slurm"):
-            parser.error(f"{name} {value}: at least 1, and with --where slurm (else see torchrun)")
+    for name in ("partition", "time", "gres", "gpus", "nodes"):
+        value = getattr(options, name)
+        if value is not None and options.where != "slurm":
+            parser.error(f"--{name} {value}: only with --where slurm; add that, or leave it out")
+        if isinstance(value, int) and value < 1:
+            parser.error(f"--{name} {value}: at least 1")
     return options
 
 

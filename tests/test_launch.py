@@ -397,8 +397,19 @@ def test_several_gpus_are_a_process_each(tmp_path, launch, capsys, monkeypatch):
     wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4"]
     assert set(wanted) <= set(lines)
     with pytest.raises(SystemExit):
-        launch.main([*arguments, "--gpus", "4"])
-    assert "--gpus 4: at least 1, and with --where slurm" in capsys.readouterr().err
+        launch.main([*arguments, "--where", "slurm", "--gpus", "0"])
+    assert "--gpus 0: at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", [[], ["--where", "local"], ["--where", "print"], ["--status"]])
+@pytest.mark.parametrize(
+    "setting", ["--partition long", "--time 02:00:00", "--gres gpu:1", "--gpus 4", "--nodes 2"]
+)
+def test_what_only_slurm_heeds_is_refused_elsewhere(setting, where, launch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["table1", *where, *setting.split()])
+    assert ended.value.code == 2
+    assert f"error: {setting}: only with --where slurm" in capsys.readouterr().err
 
 
 def test_what_slurm_says_is_shown_in_one_line(tmp_path, launch, capsys, monkeypatch):
