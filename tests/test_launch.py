@@ -234,6 +234,39 @@ def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, launch, monkeypat
     assert [config["system"]["run_dir"] for config in frozen] == [str(f) for f in folders]
 
 
+@pytest.mark.parametrize(
+    ("jobs", "gpus", "has_mps", "told"),
+    [
+        (3, 1, False, "3 runs share 1 GPU; nvidia-cuda-mps-control -d"),
+        (8, 2, False, "8 runs share 2 GPUs; nvidia-cuda-mps-control -d"),
+        (3, 1, True, None),
+        (2, 2, False, None),
+        (3, 0, False, None),  # no GPU: they share cores
+    ],
+)
+def test_runs_that_share_a_gpu_get_a_hint_of_mps(launch, jobs, gpus, has_mps, told):
+    hint = launch.sharing_hint(jobs, gpus, has_mps=has_mps)
+    assert hint is None if told is None else told in hint
+
+
+def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(
+    tmp_path, launch, capsys, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--jobs", "8"]
+    launch.main(arguments)
+    (hint,) = capsys.readouterr().err.splitlines()
+    assert hint.startswith("hint: 3 runs share 1 GPU; ")
+    launch.main([*arguments, "--seeds", "0"])
+    assert capsys.readouterr().err == ""
+    (tmp_path / "mps").mkdir()
+    (tmp_path / "mps/control").touch()
+    launch.main(arguments)
+    assert capsys.readouterr().err == ""
+
+
 def test_configs_are_frozen_at_launch_and_disagreement_is_refused(
     tmp_path, launch, capsys, monkeypatch
 ):
