@@ -27,8 +27,8 @@ from ed.tasks.corruptions import CORRUPTIONS, corrupt
 from ed.tasks.imagenet_data import shifts
 from ed.tasks.pictures import load_pictures
 from scripts import evaluate
+from tests.imagenet import fill
 from tests.small import weights
-from tests.test_imagenet import fill
 
 open_clip = pytest.importorskip("open_clip")
 
