@@ -45,7 +45,8 @@ def test_a_complete_set_passes_the_check(tmp_path):
         assert (report.found_classes, report.found_pictures) == (2, 6)
 
 
-def test_the_input_benchmark_runs(capsys):
+def test_the_input_benchmark_runs(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")  # as Python does for a script that it is given
     words = ["task.data=embedded", "task.image_size=[16,16]", "task.batch_size=64", "--steps", "2"]
     words += ["model.width=16", "model.heads=2", "model.depth=1", "system.device=cpu"]
     script("benchmark_input")["main"](["--seconds", "0.1", *words, "system.workers=1"])
