@@ -23,7 +23,7 @@ from ed.core.streams import generator, stream_seed
 from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
-from ed.engine.main import choose_device, make_step
+from ed.engine.main import build_model, choose_device, make_step
 from ed.files import write_atomic
 from ed.tasks.imagenet_data.loading import available_cores
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     for line in one_process(task, options.seconds):
         show(line)
     torch.manual_seed(stream_seed(cfg.seed, "init"))
-    model = instantiate(cfg.model).to(device)
+    model = build_model(cfg, device)
     show(all_workers(task, model, options.seconds))
     if options.steps:
         for line in training(cfg, task, model, device, options.steps):

@@ -35,14 +35,14 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
 
     from ed.core.streams import stream_seed
     from ed.engine.compose import compose_config
-    from ed.engine.main import choose_device
+    from ed.engine.main import build_model, choose_device
     from ed.tasks.imagenet_data import ImageNetTask
 
     cfg = compose_config(overrides)
     device, task = choose_device(cfg.system.device), instantiate(cfg.task)
     task.workers = cfg.system.workers
     torch.manual_seed(stream_seed(cfg.seed, "init"))  # as in training
-    model = instantiate(cfg.model).to(device).eval()
+    model = build_model(cfg, device).eval()
     task.check_model(model)
     task.prepare(device, cfg.seed)
     if isinstance(task, ImageNetTask):

@@ -19,7 +19,9 @@ from ed.engine.errors import INTERRUPTED
 from ed.files import write_atomic, write_json
 
 # A signal that comes while Python is still importing ends the run before it can save. That is no
-# failure either, but under a time limit that is too short it would happen for ever.
+# failure either, but under a time limit that is too short it would happen for ever, so it is one
+# after so many times. Whoever ends a task on purpose ends its script as well: where the script goes
+# on after a crash, or after SIGKILL as when memory runs out, the run has failed.
 MAX_EARLY_ENDS = 10
 # No lock is needed around a task: the engine locks the run folder, and `is_queued` tells a second
 # launcher that the run has a task already.
@@ -37,8 +39,14 @@ run_folder=$(sed -n "${{line}}p" {folder}/folders.txt)
 log="$run_folder/output.log"
 rm -f "$run_folder/FAILED"
 export SLURM_KILL_BAD_EXIT=1  # of several processes of a run none waits for one that has failed
+touch "$log"
+before=$(stat -c %s "$log")
+session() {{ tail -c "+$((before + 1))" "$log"; }}
 eval "srun $(sed -n "${{line}}p" {folder}/jobs.txt)" >> "$log" 2>&1
 code=$?
+# of several processes srun gives the highest code, but the first to end tells why they all did
+first=$(session | grep -m 1 -E '^srun: error: [^:]+: tasks? [^:]+: ')
+case "$first" in *": Exited with exit code "*) code=${{first##* }} ;; esac
 requeue=no
 case "$code" in
     {interrupted}) requeue=yes ;;
@@ -46,8 +54,11 @@ case "$code" in
 esac
 if [ "$requeue" = yes ]; then
     scontrol requeue "$SLURM_JOB_ID"
-elif [ "$code" -ne 0 ] && [ "$code" -lt 128 ]; then  # from 128 on: ended by a signal, not failed
-    echo "exit $code: $(grep -v '^srun: ' "$log" | tail -n 1)" > "$run_folder/FAILED"
+elif [ "$code" -ne 0 ]; then
+    [ "$code" -gt 128 ] && signal=" ($(kill -l "$code"))" || signal=""
+    # after our own line of an error, torch may tell of the connections that ended with it
+    said=$(session | grep '^error: ' || session | grep -vE '^srun: |^slurmstepd.* CANCELLED AT |^$')
+    echo "exit $code$signal: $(tail -n 1 <<< "${{said:-no output}}")" > "$run_folder/FAILED"
 fi
 exit "$code"
 """

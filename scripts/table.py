@@ -11,22 +11,24 @@ done, draw(table, rows) -> matplotlib Figure (None while too few are) gives TABL
     rows        ed.analysis.collect.Row, the finished ones without deviations, in the table's order
     row.last    the final value of each of the table's metrics
     row.history()   all that the run logged: [{"step": 50, "train/loss": ...}, ...]; it needs the
-                run's folder, under --runs or committed under experiments/results/runs
+                run's folder, under --runs or committed under experiments/results/runs; where one is
+                missing, the figure stays as it is (--available draws the others, and says so)
 The function is pure and loads no torch; size and layout are its own, fonts and files are not.
 Rows with deviations (launch.py --set) are drawn apart, as TABLE@..., and marked as reduced.
 """
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import Row, collect, committed, merge, read_results, result_path
+from ed.analysis.collect import NoHistory, Row, collect, committed, merge, read_results, result_path
 from ed.analysis.experiments import load_table, table_names
 from ed.analysis.render import to_csv, to_latex, to_markdown
-from ed.analysis.spec import SpecError, Table
+from ed.analysis.spec import SpecError, Table, reduced_name
 from ed.files import write_atomic
 
 
@@ -55,6 +57,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--latex", action="store_true", help="print the table as LaTeX as well")
     parser.add_argument("--check", action="store_true", help="only see that .md follows from .csv")
     parser.add_argument("--runs", nargs="+", type=Path, default=[ROOT / "runs"], metavar="DIR")
+    available = "draw figures of the runs whose folders are here, though more are done"
+    parser.add_argument("--available", action="store_true", help=available)
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="CSV")
     return parser.parse_args(arguments)
 
@@ -74,22 +78,35 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     write_atomic(markdown_path, to_markdown(table, rows))
     done = sum(row.status == "done" for row in rows)
     print(f"{markdown_path}: {done} of {len(rows)} runs done")
-    draw(table, rows)
+    draw(table, rows, available=options.available)
     if options.latex:
         print(to_latex(table, rows))
     return True
 
 
-def draw(table: Table, rows: list[Row]) -> None:
-    """Writes the table's figures, where it has any."""
+def draw(table: Table, rows: list[Row], *, available: bool) -> None:
+    """Writes the table's figures, where it has any: of its own runs, and of each reduction."""
     if table.figure is None:
         return
-    from ed.figures.files import figures  # matplotlib: only where something is drawn
+    from ed.figures.files import figure_files  # matplotlib: only where something is drawn
 
-    for name, content in figures(table, rows).items():
-        path = result_path(table, "csv").with_name(name)
-        write_atomic(path, content)
-        print(path)
+    done = [row for row in rows if row.status == "done"]
+    for deviations, count in Counter(row.deviations for row in done).items():
+        try:
+            files = figure_files(table, rows, deviations, available=available)
+        except NoHistory as missing:
+            here = sum(row.folder is not None for row in done if row.deviations == deviations)
+            print(
+                f"no figure of {reduced_name(table.name, deviations.split())} is drawn: of {count} "
+                f"finished runs {here} have their folders here ({missing} has not); give the "
+                "others by --runs, or draw these alone with --available",
+                file=sys.stderr,
+            )
+            continue
+        for name, content in files.items():
+            path = result_path(table, "csv").with_name(name)
+            write_atomic(path, content)
+            print(path)
 
 
 def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:

@@ -511,9 +511,10 @@ FIGURE = """
 from matplotlib.figure import Figure
 
 def draw(table, rows):
+    global latest
     if len(rows) < 2:
         return None
-    figure = Figure(figsize=(2, 1))
+    figure = latest = Figure(figsize=(2, 1))
     axis = figure.add_subplot()
     for row in rows:
         history = [(h["step"], h["eval/acc"]) for h in row.history() if "eval/acc" in h]
@@ -550,6 +551,33 @@ def test_a_figure_is_drawn_once_runs_are_done_the_same_every_time(drawn, tmp_pat
         (results / f"mini.{kind}").unlink()
     assert main(here) == 0
     assert first == [(results / f"mini.{kind}").read_bytes() for kind in ("png", "pdf")]
+
+
+def test_a_figure_is_not_replaced_by_one_of_fewer_runs_unless_asked(drawn, tmp_path, capsys):
+    """The CSV file knows four runs; the folder of one of them is on another machine."""
+    import little_figure
+
+    main, picture = table_script(), tmp_path / "results" / "mini.png"
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
+    for run in expand(drawn, cells=["baseline", "ed"], root=tmp_path / "runs"):
+        fabricate(run)
+    assert main(here) == 0
+    before = picture.read_bytes()
+    run.folder.rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    assert main(here) == 0
+    complaint = capsys.readouterr().err
+    assert "no figure of mini is drawn: of 4 finished runs 3 have their folders here" in complaint
+    assert f"(mini/ed/seed{run.seed} has not)" in complaint
+    assert picture.read_bytes() == before
+    assert main([*here, "--available"]) == 0
+    assert capsys.readouterr().err == ""
+    assert little_figure.latest.get_suptitle() == "3 of 4 finished runs"
+    assert picture.read_bytes() != before
+    (tmp_path / "elsewhere").rename(run.folder)
+    assert main(here) == 0
+    assert little_figure.latest.get_suptitle() == ""
+    assert picture.read_bytes() == before
 
 
 def test_reduced_runs_are_drawn_apart(drawn, tmp_path):

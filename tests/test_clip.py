@@ -16,7 +16,7 @@ from ed.analysis.experiments import load_table
 from ed.core.streams import generator
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
-from ed.engine.main import run
+from ed.engine.main import build_model, run
 from ed.engine.metrics import read_rows
 from ed.figures import ensembling
 from ed.measures.ensembling import Ensembling, interpolate
@@ -27,8 +27,8 @@ from ed.tasks.corruptions import CORRUPTIONS, corrupt
 from ed.tasks.imagenet_data import shifts
 from ed.tasks.pictures import load_pictures
 from scripts import evaluate
+from tests.imagenet import fill
 from tests.small import weights
-from tests.test_imagenet import fill
 
 open_clip = pytest.importorskip("open_clip")
 
@@ -209,6 +209,23 @@ def test_files_of_weights(tmp_path, pretrained, fine_tuned):
     again = load(fine_tuned / "last.pt")
     for name, value in weights(fine_tuned).items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_the_zero_shot_head_is_computed_on_the_device_of_the_config(monkeypatch, pretrained):
+    """A visible GPU that the config does not name stays alone; one that it names is used."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    seen = []
+
+    def rows(_, tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(tokens.device.type)
+        return torch.zeros(10, 16, device=tokens.device)
+
+    monkeypatch.setattr("ed.models.clip.zero_shot_rows", rows)
+    cfg = compose_config([*FINE_TUNE, *TINY, f"model.weights={pretrained}/last.pt"])
+    for name in ("cpu", "meta"):
+        model = build_model(cfg, torch.device(name))
+        assert {p.device.type for p in model.parameters()} == {name}
+    assert seen == ["cpu", "meta"]
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "plain"])

@@ -19,7 +19,7 @@ from ed.analysis.experiments import load_table
 from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, Table, expand
 from ed.figures.correlation import draw
-from ed.figures.files import figures
+from ed.figures.files import figure_files
 
 METRICS = {"measure/gap": "gap", "measure/a": "first", "measure/b": "second", "measure/c": "third"}
 STUDY = {
@@ -185,9 +185,9 @@ def test_the_figure_has_a_panel_for_each_measure_with_r_and_line(table, values):
 
 def test_the_figure_is_the_same_bytes_for_the_same_rows_in_any_order(table, values):
     rows = rows_of(table, values)
-    files = figures(table, rows)
+    files = figure_files(table, rows)
     assert set(files) == {"pool.png", "pool.pdf"}
-    assert files == figures(table, rows[::-1])
+    assert files == figure_files(table, rows[::-1])
 
 
 def test_a_table_may_show_a_whole_grid_of_another_ones_runs(table, tmp_path):

@@ -13,6 +13,7 @@ from ed.engine.main import wants_channels_last
 from ed.engine.schedule import learning_rate_factor
 from ed.engine.step import TrainStep
 from ed.models.spaces import split
+from ed.models.vit import ACTIVATIONS
 from ed.regularizers.base import Moment
 
 
@@ -61,6 +62,15 @@ def test_a_vit_cut_in_two_is_the_whole(space, pool):
     before, after = split(model, space)
     x = torch.randn(3, 3, 32, 32)
     torch.testing.assert_close(after(before(x)), model(x))
+
+
+def test_every_activation_on_offer_is_one_of_its_own():
+    outputs = []
+    for name in ACTIVATIONS:
+        torch.manual_seed(0)
+        model = instantiate(compose_config([f"model.activation={name}"]).model).eval()
+        outputs.append(model(torch.linspace(-1, 1, 3 * 32 * 32).view(1, 3, 32, 32)))
+    assert len(torch.cat(outputs).unique(dim=0)) == len(ACTIVATIONS)
 
 
 def test_only_models_with_inner_spaces_can_be_cut():

@@ -69,6 +69,30 @@ def test_headers_count_their_runs():
         assert count == len(expand(table)), name
 
 
+@pytest.mark.parametrize(
+    ("name", "network", "row", "steps", "stated"),
+    [
+        ("table1", "ViT-Tiny", "plain, 256", 58_500, "{hours:.2f} h a run for the baseline"),
+        ("table1", "ViT-Tiny", "sam, 256", 58_500, "{hours:.2f} h for SAM"),
+        ("table1", "ViT-Tiny", "jacobian, 256", 58_500, "{hours:.2f} h for the Jacobian"),
+        ("table1_100", "ViT-Tiny", "ED, 256 + 256", 19_500, "{seconds:.0f} s for ED"),
+        ("basis", "ViT-Tiny", "ED, 256 + 256", 58_500, "{hours:.2f} h a run"),
+        ("correlation_vit", "ViT-Tiny", "plain, 512", 19_400, " {seconds:.0f} and "),
+        ("correlation_resnet18", "ResNet18", "plain, 256", 39_000, "({seconds:.0f}, "),
+        ("clip_ood", "ViT-B/32", "ED, 512 + 512", 25_020, "{hours:.2f} h a run"),
+        ("procgen", "Procgen update", "plain, 4096", 36_600, "{hours:.2f} h a run"),
+        ("procgen", "Procgen update", "ED, 4096 + 8192", 36_600, "with ED {hours:.2f} h"),
+    ],
+)
+def test_headers_follow_from_the_benchmark(name, network, row, steps, stated):
+    path = load_table(name).path
+    section = (path.parent / "results" / "benchmark.md").read_text().split(f"## {network}")[1]
+    step = float(re.search(rf"\| {re.escape(row)} \| ([\d.]+)", section).group(1)) / 1000
+    header = " ".join(re.match(r"(#.*\n)+", path.read_text()).group().split("\n# "))
+    assert "computed from benchmark.md" in header
+    assert stated.format(hours=steps * step / 3600, seconds=steps * step) in header
+
+
 def test_tables_without_a_task_are_marked_as_planned():
     """A file that cannot run and does not say so would look like work forgotten."""
     waiting = {"mixup", "sam", "asam", "jacobian", "mnist_cifar"}  # in other hands, not planned

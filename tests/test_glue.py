@@ -377,6 +377,19 @@ def test_a_missing_model_comes_with_the_way_to_it(tmp_path, monkeypatch):
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("epochs", 0, "must be a whole number, at least 1"),
+        ("length", 0, "must be a whole number, at least 1"),
+        ("warmup_epochs", 2, "must lie between 0 and task.epochs=1"),
+    ],
+)
+def test_impossible_settings_name_their_key(key, value, message):
+    with pytest.raises(ValueError, match=f"task.{key}={value}: {message}"):
+        make_task("data", "checkpoint", **{key: value})
+
+
 def test_an_encoder_without_an_embedding_block_is_refused(tmp_path):
     config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50)
     transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)

@@ -269,6 +269,23 @@ def test_clip_stand_in_compiled_and_captured(tmp_path):
         assert ensembled == pytest.approx(done["last"][f"eval/{name}"], abs=2)
 
 
+def test_clip_on_the_cpu_leaves_the_gpu_alone(tmp_path):
+    from ed.engine.main import build_model, run
+
+    first = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "system.device=cpu"]
+    first += [*STAND_IN, "task.epochs=1", "task.warmup_epochs=0", "task.part=0.1"]
+    run(compose_config([*first, f"system.run_dir={tmp_path}/first"]), ["clip"])
+    second = ["task=clip_standin", "model=clip_small", f"model.weights={tmp_path}/first/last.pt"]
+    cfg = compose_config([*second, *STAND_IN])
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    on_cpu = build_model(cfg, torch.device("cpu"))
+    assert torch.cuda.max_memory_allocated() == before
+    on_gpu = build_model(cfg, torch.device("cuda"))
+    assert torch.cuda.max_memory_allocated() > before
+    torch.testing.assert_close(on_gpu.head.weight.cpu(), on_cpu.head.weight, rtol=1e-3, atol=5e-2)
+
+
 def test_loaded_batches_arrive_whole_while_the_device_is_busy():
     """Copied aside, read at once by slow work: a copy that comes late or is overwritten shows."""
     task = instantiate(compose_config([*IMAGENET, "task.epochs=1"]).task)

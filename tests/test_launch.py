@@ -234,6 +234,39 @@ def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, launch, monkeypat
     assert [config["system"]["run_dir"] for config in frozen] == [str(f) for f in folders]
 
 
+@pytest.mark.parametrize(
+    ("jobs", "gpus", "has_mps", "told"),
+    [
+        (3, 1, False, "3 runs share 1 GPU; nvidia-cuda-mps-control -d"),
+        (8, 2, False, "8 runs share 2 GPUs; nvidia-cuda-mps-control -d"),
+        (3, 1, True, None),
+        (2, 2, False, None),
+        (3, 0, False, None),  # no GPU: they share cores
+    ],
+)
+def test_runs_that_share_a_gpu_get_a_hint_of_mps(launch, jobs, gpus, has_mps, told):
+    hint = launch.sharing_hint(jobs, gpus, has_mps=has_mps)
+    assert hint is None if told is None else told in hint
+
+
+def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(
+    tmp_path, launch, capsys, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--jobs", "8"]
+    launch.main(arguments)
+    (hint,) = capsys.readouterr().err.splitlines()
+    assert hint.startswith("hint: 3 runs share 1 GPU; ")
+    launch.main([*arguments, "--seeds", "0"])
+    assert capsys.readouterr().err == ""
+    (tmp_path / "mps").mkdir()
+    (tmp_path / "mps/control").touch()
+    launch.main(arguments)
+    assert capsys.readouterr().err == ""
+
+
 def test_configs_are_frozen_at_launch_and_disagreement_is_refused(
     tmp_path, launch, capsys, monkeypatch
 ):
@@ -354,22 +387,65 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(
     assert subprocess.run(["bash", folder / "array.sh"], env=task, check=False).returncode == 75
     assert (tmp_path / "requeued").read_text() == "requeue 43\n"
     (tmp_path / "requeued").unlink()
+    mark = tmp_path / "runs/six/ed/seed1/FAILED"
     fake(binaries, "srun", "exit 140")  # USR2 while Python was importing
     for restarts, requeued in (("9", True), ("10", False)):
         early = task | {"SLURM_RESTART_COUNT": restarts}
         assert (
             subprocess.run(["bash", folder / "array.sh"], env=early, check=False).returncode == 140
         )
-        assert (tmp_path / "requeued").exists() == requeued
+        assert (tmp_path / "requeued").exists() == requeued == (not mark.exists())
         (tmp_path / "requeued").unlink(missing_ok=True)
-    assert not (tmp_path / "runs/six/ed/seed1/FAILED").exists()
+    assert mark.read_text() == "exit 140 (USR2): no output\n"
     fake(binaries, "srun", 'exec "$@"')
     jobs = folder / "jobs.txt"
     jobs.write_text(
         jobs.read_text().replace("raise SystemExit(75)", 'raise SystemExit("error: x")')
     )
     assert subprocess.run(["bash", folder / "array.sh"], env=task, check=False).returncode == 1
-    assert (tmp_path / "runs/six/ed/seed1/FAILED").read_text() == "exit 1: error: x\n"
+    assert mark.read_text() == "exit 1: error: x\n"
+
+
+@pytest.mark.parametrize(
+    ("srun", "code", "mark"),
+    [
+        ("echo step 7; exit 139", 139, "exit 139 (SEGV): step 7\n"),
+        ("echo step 7; exit 137", 137, "exit 137 (KILL): step 7\n"),  # as for memory
+        (
+            # one of two processes fails, and the other, which srun ends, has the higher code
+            "printf 'error: x\\nframe #0: main\\n\\n'; "
+            "echo srun: error: n1: task 0: Exited with exit code 1 >&2; exit 143",
+            1,
+            "exit 1: error: x\n",
+        ),
+        ("echo srun: error: n1: tasks 0-1: Exited with exit code 75 >&2; exit 75", 75, None),
+        (
+            # one is told to stop before it can save, and the other loses its partner
+            "echo srun: error: n1: task 0: User defined signal 2 >&2; "
+            "echo srun: error: n1: task 1: Exited with exit code 1 >&2; exit 140",
+            140,
+            None,
+        ),
+    ],
+)
+def test_a_task_that_crashes_is_marked_and_not_requeued(tmp_path, monkeypatch, srun, code, mark):
+    from scripts.slurm import submit
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sbatch", "echo 42")
+    fake(tmp_path, "scontrol", f"touch {tmp_path}/requeued")
+    fake(tmp_path, "srun", srun)
+    run = tmp_path / "a run"
+    run.mkdir()
+    earlier = "error: y\nsrun: error: n1: task 0: Exited with exit code 2\n"
+    (run / "output.log").write_text(earlier)
+    submit(tmp_path, "six", {run: ["true"]}, root=tmp_path, parallel=1, settings={})
+    (script,) = tmp_path.glob(".slurm/*/array.sh")
+    environment = os.environ | {"SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "43"}
+    task = subprocess.run(["bash", script], env=environment, check=False)
+    assert task.returncode == code
+    assert ((run / "FAILED").read_text() if (run / "FAILED").exists() else None) == mark
+    assert (tmp_path / "requeued").exists() == (mark is None)
 
 
 def test_an_unknown_partition_is_refused_before_anything_is_written(
@@ -397,8 +473,19 @@ def test_several_gpus_are_a_process_each(tmp_path, launch, capsys, monkeypatch):
     wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4"]
     assert set(wanted) <= set(lines)
     with pytest.raises(SystemExit):
-        launch.main([*arguments, "--gpus", "4"])
-    assert "--gpus 4: at least 1, and with --where slurm" in capsys.readouterr().err
+        launch.main([*arguments, "--where", "slurm", "--gpus", "0"])
+    assert "--gpus 0: at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", [[], ["--where", "local"], ["--where", "print"], ["--status"]])
+@pytest.mark.parametrize(
+    "setting", ["--partition long", "--time 02:00:00", "--gres gpu:1", "--gpus 4", "--nodes 2"]
+)
+def test_what_only_slurm_heeds_is_refused_elsewhere(setting, where, launch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["table1", *where, *setting.split()])
+    assert ended.value.code == 2
+    assert f"error: {setting}: only with --where slurm" in capsys.readouterr().err
 
 
 def test_what_slurm_says_is_shown_in_one_line(tmp_path, launch, capsys, monkeypatch):

@@ -351,10 +351,17 @@ def test_curves_levels_and_statistics_go_on_where_they_were():
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"task\.minibatches=7: must divide the 32768 frames"):
         make_task(minibatches=7)
-    with pytest.raises(ValueError, match=r"task\.envs=0, .* must be at least 1"):
-        make_task(envs=0)
-    with pytest.raises(ValueError, match=r"eval_every=0 must be at least 1"):
-        make_task(eval_every=0)
+    for key in ("envs", "rollout", "minibatches", "epochs", "eval_every", "frames", "levels"):
+        with pytest.raises(ValueError, match=rf"task\.{key}=0: must be .* at least 1"):
+            make_task(**{key: 0})
+    for key in ("start_level", "test_envs", "threads", "clip", "value_weight", "entropy_weight"):
+        with pytest.raises(ValueError, match=rf"task\.{key}=-1: must be .*at least 0"):
+            make_task(**{key: -1})
+    for key in ("gamma", "gae_lambda"):
+        with pytest.raises(ValueError, match=rf"task\.{key}=1\.1: must lie between 0 and 1"):
+            make_task(**{key: 1.1})
+    with pytest.raises(ValueError, match=r"task\.frames=50000000\.0: must be a whole number"):
+        make_task(frames=5e7)
     with pytest.raises(ValueError, match=r"task\.frames=100: less than one rollout of 32768"):
         make_task(frames=100)
     with pytest.raises(ValueError, match=r"task\.game=pong: use one of bigfish"):
@@ -383,8 +390,8 @@ def test_sides_never_share_a_level():
     levels = make_task(start_level=100, levels=500).levels
     assert levels["train"] == range(100, 600)
     assert levels["test"] == range(600, LEVELS)
-    with pytest.raises(ValueError, match=r"task\.levels=0 from task\.start_level=0: at least one"):
-        make_task(levels=0)
+    with pytest.raises(ValueError, match=rf"task\.start_level=5: some must be left below {LEVELS}"):
+        make_task(start_level=5, levels=LEVELS - 5)
 
 
 def test_another_engine_does_not_go_on_with_a_run():

@@ -558,6 +558,12 @@ def test_batch_norm_sees_each_example_once(name):
         (lambda: Asam(0.5, eta=0.0, scope="bias"), r"regularizer.scope=bias: use weights or all"),
         (lambda: Jacobian(-0.1, projections=1), r"regularizer.weight=-0.1"),
         (lambda: Jacobian(0.1, projections=0), r"regularizer.projections=0"),
+        (lambda: Jacobian(0.1, projections=1.5), r"regularizer.projections=1.5: must be a whole"),
+        (lambda: SGD(lr=0.1, weight_decay=0, momentum=1), r"optimizer.momentum=1: must lie in"),
+        (
+            lambda: SGD(lr=0.1, weight_decay=0, momentum=0, nesterov=True),
+            r"optimizer.nesterov=true: needs a positive optimizer.momentum",
+        ),
     ],
 )
 def test_impossible_settings_name_their_key(make, message):

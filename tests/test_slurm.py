@@ -267,6 +267,27 @@ def test_the_tasks_of_a_step_are_one_run_and_are_requeued_together(cluster, tmp_
     assert [session["processes"] for session in history] == [2, 2]
 
 
+def test_a_crash_and_a_process_that_fails_among_others_are_marked(cluster, tmp_path):
+    path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0, 1]), tmp_path / "runs"
+    arguments = [path, "--runs", str(root), "--cells", "ed"]
+    launch(*arguments, "--where", "slurm", "--seeds", "0")
+    (crashed,) = expand(load_table(path), cells=["ed"], seeds=[0], root=root)
+    held = hold(crashed)
+    os.kill(held, signal.SIGSEGV)
+    os.kill(held, signal.SIGCONT)
+    wait_for(lambda: (crashed.folder / "FAILED").exists(), "the mark of the crashed run", 60)
+    assert (crashed.folder / "FAILED").read_text().startswith("exit 139 (SEGV): ")
+    # a mistake ends the first process before the other, which waits lest it cut off what is said
+    two = ["--where", "slurm", "--gpus", "2", "--gres", "none"]
+    launch(*arguments, *two, "--seeds", "1", "--set", "task.batch_size=25")
+    (refused,) = expand(
+        load_table(path), cells=["ed"], seeds=[1], sets=["task.batch_size=25"], root=root
+    )
+    wait_for(lambda: (refused.folder / "FAILED").exists(), "the mark of the refused run", 60)
+    said = (refused.folder / "FAILED").read_text()
+    assert said.startswith("exit 1: error: task.batch_size=25: must divide evenly among 2"), said
+
+
 def test_a_sweep_brings_back_what_failed_and_requeues_what_was_stopped(cluster, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     launcher = ["hydra/launcher=slurm", "hydra.launcher.partition=ci"]

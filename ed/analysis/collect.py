@@ -28,6 +28,10 @@ class CollectError(ValueError):
     """Results that cannot be trusted; the message names the file, and the line where it has one."""
 
 
+class NoHistory(LookupError):
+    """What a run logged is asked for, and only its numbers are here."""
+
+
 @dataclass(frozen=True)
 class Row:
     """What is known of one run.
@@ -62,8 +66,10 @@ class Row:
         return self.table, self.cell, self.seed, self.deviations
 
     def history(self) -> list[dict]:
-        """Every row of metrics the run wrote, each with its `step`; none without a folder."""
-        return read_metrics(self.folder / "metrics.jsonl") if self.folder else []
+        """Every row of metrics the run wrote, each with its `step`; NoHistory without a folder."""
+        if self.folder is None:
+            raise NoHistory(f"{self.table}/{self.cell}/seed{self.seed}")
+        return read_metrics(self.folder / "metrics.jsonl")
 
 
 def columns(table: Table) -> list[str]:

@@ -47,7 +47,7 @@ def fit(values: Tensor, nodes: Tensor, degree: int, **settings) -> Tensor:
 
 def check_resolution(resolution: int, degree: int, damping: float) -> None:
     """A polynomial of degree K has K + 1 coefficients; fewer points leave it undetermined."""
-    if damping < 0:
+    if not damping >= 0:
         raise ValueError(f"damping must be >= 0, got {damping}")
     if resolution <= degree and damping == 0:
         raise ValueError(

@@ -1,6 +1,7 @@
 """Polynomial representations: outputs along a path -> coefficients -> effective degree."""
 
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -39,6 +40,9 @@ class Representation:
     def __post_init__(self) -> None:
         _check_choice("basis", self.basis, BASES)
         _check_choice("weighting", self.weighting, WEIGHTINGS)
+        for name in ("resolution", "degree", "components"):
+            if not isinstance(getattr(self, name), Integral | None):
+                raise ValueError(f"{name} must be a whole number, got {getattr(self, name)}")
         if self.degree < 0:
             raise ValueError(f"degree must be >= 0, got {self.degree}")
         if self.resolution < 2:

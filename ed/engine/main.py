@@ -1,12 +1,13 @@
 """From a composed config to a finished run."""
 
 import contextlib
+import inspect
 import logging
 import sys
 from pathlib import Path
 
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
@@ -53,7 +54,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         raise ValueError(f"system.capture=true: {device} has no CUDA graphs; leave it at auto")
     torch.use_deterministic_algorithms(cfg.system.deterministic)
     torch.manual_seed(stream_seed(cfg.seed, "init"))
-    model = instantiate(cfg.model).to(device)
+    model = build_model(cfg, device)
     task.check_model(model)
     task.prepare(device, cfg.seed)
     torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))
@@ -118,6 +119,13 @@ def wants_channels_last(model: nn.Module, device: torch.device, choice: bool | s
     return device.type == "cuda" and convolutions > 1
 
 
+def build_model(cfg: DictConfig, device: torch.device) -> nn.Module:
+    """The model of a config, on its device, where some also compute what they begin with."""
+    wanted = inspect.signature(get_method(cfg.model._target_)).parameters
+    where = {"device": str(device)} if "device" in wanted else {}
+    return instantiate(cfg.model, **where).to(device)
+
+
 def build_measures(cfg: DictConfig) -> dict:
     """The measures of a config, by their names."""
     return {name: instantiate(leaf, _convert_="all") for name, leaf in cfg.measures.items()}
@@ -177,9 +185,9 @@ def trained_model(folder: Path, device: str = "auto"):
         )
     task, where = instantiate(cfg.task), choose_device(device)
     task.prepare(where, cfg.seed)
-    model = instantiate(cfg.model)
+    model = build_model(cfg, where)
     model.load_state_dict(state["training"]["model"])
-    return cfg, task, model.to(where).eval()
+    return cfg, task, model.eval()
 
 
 def choose_device(name: str) -> torch.device:

@@ -34,6 +34,15 @@ class Recipe:
             )
         if not self.lr > 0:
             raise ValueError(f"optimizer.lr={self.lr}: must be positive")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"optimizer.weight_decay={self.weight_decay}: must be at least 0")
+        if not self.gamma >= 0:
+            raise ValueError(f"optimizer.gamma={self.gamma}: must be at least 0")
+        if not all(0 <= fraction <= 1 for fraction in self.milestones):
+            raise ValueError(
+                f"optimizer.milestones={list(self.milestones)}: fractions of training, each "
+                "between 0 and 1"
+            )
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"optimizer.clip={self.clip}: must be positive, or null for none")
 
@@ -70,6 +79,10 @@ class AdamW(Recipe):
         super().__post_init__()
         if self.decay not in DECAYS:
             raise ValueError(f"optimizer.decay={self.decay}: use {' or '.join(DECAYS)}")
+        if not self.eps >= 0:
+            raise ValueError(f"optimizer.eps={self.eps}: must be at least 0")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimizer.betas={list(self.betas)}: two numbers in [0, 1)")
 
     def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -86,6 +99,13 @@ class AdamW(Recipe):
 class SGD(Recipe):
     momentum: float = 0.9
     nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"optimizer.momentum={self.momentum}: must lie in [0, 1)")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("optimizer.nesterov=true: needs a positive optimizer.momentum")
 
     def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
         return torch.optim.SGD(

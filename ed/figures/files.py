@@ -29,26 +29,40 @@ UNDATED = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": 
 Draw = Callable[[Table, Sequence[Row]], Figure | None]
 
 
-def figures(table: Table, rows: Sequence[Row]) -> dict[str, bytes]:
-    """Name and content of every file: one figure of the table's own runs, one of each reduction."""
-    draw = drawing(table)
+def figure_files(
+    table: Table, rows: Sequence[Row], deviations: str = "", *, available: bool = False
+) -> dict[str, bytes]:
+    """Name and content of each file of one figure, of the finished runs with these deviations.
+
+    A figure that reads what runs logged raises NoHistory where the folder of one is missing, lest
+    it take the place of one with more runs.
+
+    Args:
+        available: draw the runs whose folders are here, and say in the picture how many they are.
+    """
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
     done = sorted(
-        (row for row in rows if row.status == "done"),
+        (row for row in rows if row.status == "done" and row.deviations == deviations),
         key=lambda row: (order[row.table, row.cell], row.seed),
     )
-    files = {}
-    for deviations in sorted({row.deviations for row in done}):
-        with matplotlib.rc_context(STYLE):
-            figure = draw(table, [row for row in done if row.deviations == deviations])
-            if figure is None:
-                continue
-            if deviations or not table.comparable:  # a picture travels without its table
-                remark = f"Reduced: {deviations}" if deviations else table.title
-                figure.suptitle(remark, fontsize=8, color="tab:red")
-            stem = reduced_name(table.name, deviations.split())
-            files |= {f"{stem}.{kind}": _bytes(figure, kind) for kind in UNDATED}
-    return files
+    drawn = [row for row in done if row.folder is not None] if available else done
+    with matplotlib.rc_context(STYLE):
+        figure = drawing(table)(table, drawn)
+        if figure is None:
+            return {}
+        remarks = _remarks(table, deviations, len(drawn), len(done))
+        if remarks:
+            figure.suptitle("\n".join(remarks), fontsize=8, color="tab:red")
+        stem = reduced_name(table.name, deviations.split())
+        return {f"{stem}.{kind}": _bytes(figure, kind) for kind in UNDATED}
+
+
+def _remarks(table: Table, deviations: str, drawn: int, done: int) -> list[str]:
+    """What must stand in the picture, as it travels without its table."""
+    remarks = [f"Reduced: {deviations}"] if deviations else []
+    if not deviations and not table.comparable:
+        remarks.append(table.title)
+    return remarks + ([f"{drawn} of {done} finished runs"] if drawn < done else [])
 
 
 def drawing(table: Table) -> Draw:

@@ -88,7 +88,12 @@ class ClipClassifier(nn.Module):
 
 
 def classifier(
-    architecture: str | Mapping, *, weights: str, prompts: str, classes: int
+    architecture: str | Mapping,
+    *,
+    weights: str,
+    prompts: str,
+    classes: int,
+    device: torch.device | str = "cpu",
 ) -> ClipClassifier:
     """The classifier that fine-tuning starts from.
 
@@ -98,6 +103,8 @@ def classifier(
             with a fine-tuned classifier gives just that. `random` is untrained, for trying a
             pipeline.
         prompts: the captions of the zero-shot head.
+        device: where that head is computed: a thousand classes in 80 templates each take seconds
+            on a GPU, an hour on a CPU.
     """
     texts = captions(prompts)
     if len(texts) != classes:
@@ -113,8 +120,6 @@ def classifier(
     if "head.weight" in state:
         return _load(untrained, state, weights)
     _load(clip, {name.removeprefix("clip."): value for name, value in state.items()}, weights)
-    # a thousand classes in 80 templates each: seconds on a GPU, an hour on a CPU
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokens = tokenise(texts, clip.context_length).to(device)
     return ClipClassifier(clip.visual, zero_shot_rows(clip.to(device), tokens))
 

@@ -35,7 +35,7 @@ class GrokkingTransformer(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        if width % heads or width % 2:
+        if min(heads, width) < 1 or width % heads or width % 2:
             raise ValueError(f"model.width={width}: must be even, and model.heads={heads} times n")
         if norm not in ("post", "pre"):
             raise ValueError(f"model.norm={norm}: use post or pre")

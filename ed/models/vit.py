@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 POSITIONS, HEADS, INITS = ("learned", "sincos"), ("linear", "tanh"), ("timm", "jax")
 POOLS = ("token", "avg")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh")  # by timm's names
 
 
 class ViT(VisionTransformer):
@@ -34,11 +35,17 @@ class ViT(VisionTransformer):
         head: str = "linear",
         init: str = "timm",
     ):
+        for key, value in {"patch": patch, "width": width, "depth": depth, "heads": heads}.items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"model.{key}={value}: must be a whole number, at least 1")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"model.dropout={dropout}: must lie in [0, 1)")
         if width % heads:
             raise ValueError(f"model.width={width} is not a multiple of model.heads={heads}")
         if any(side % patch for side in image_size):
             raise ValueError(f"model.patch={patch} does not divide task.image_size={image_size}")
         _check_choice("pool", pool, POOLS)
+        _check_choice("activation", activation, ACTIVATIONS)
         _check_choice("positions", positions, POSITIONS)
         _check_choice("head", head, HEADS)
         _check_choice("init", init, INITS)
@@ -107,4 +114,4 @@ def sincos_positions(rows: int, columns: int, width: int, temperature: float = 1
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"model.{key}={value}: use {' or '.join(choices)}")
+        raise ValueError(f"model.{key}={value}: use {', '.join(choices[:-1])} or {choices[-1]}")

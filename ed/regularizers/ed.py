@@ -34,8 +34,12 @@ class EffectiveDegree(Regularizer):
         ramp_shape: str,
         endpoints: str,
     ):
+        if not weight >= 0:
+            raise ValueError(f"regularizer.weight={weight}: must be at least 0")
         if endpoints not in ENDPOINTS:
             raise ValueError(f"regularizer.endpoints={endpoints}: use {' or '.join(ENDPOINTS)}")
+        if not isinstance(pairs, int | None):
+            raise ValueError(f"regularizer.pairs={pairs}: must be a whole number, or null")
         if ramp_shape not in RAMPS:
             raise ValueError(f"regularizer.ramp_shape={ramp_shape}: use {' or '.join(RAMPS)}")
         if not 0 <= ramp <= 1:

@@ -26,8 +26,10 @@ class Jacobian(Regularizer):
     def __init__(self, weight: float, *, projections: int):
         if not weight >= 0:
             raise ValueError(f"regularizer.weight={weight}: must be at least 0")
-        if projections < 1:
-            raise ValueError(f"regularizer.projections={projections}: must be at least 1")
+        if not isinstance(projections, int) or projections < 1:
+            raise ValueError(
+                f"regularizer.projections={projections}: must be a whole number, at least 1"
+            )
         self.weight, self.projections = weight, projections
         self.pull_back = None  # the compiled form
         self.width: int | None = None  # of the outputs, once known

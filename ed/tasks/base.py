@@ -81,6 +81,19 @@ class Task:
         pass
 
 
+def check_counts(*, least: int = 1, **settings: int) -> None:
+    """Refuses settings of a task that are no whole numbers, or below `least`."""
+    for key, value in settings.items():
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"task.{key}={value}: must be a whole number, at least {least}")
+
+
+def check_warmup(unit: str, warmup: float, total: int) -> None:
+    """Refuses a warm-up that does not fit into training; both in `unit`, "epochs" or "steps"."""
+    if not 0 <= warmup <= total:
+        raise ValueError(f"task.warmup_{unit}={warmup}: must lie between 0 and task.{unit}={total}")
+
+
 def shuffled_batches(
     count: int, batch_size: int, steps: range, *, seed: int, device: torch.device | str
 ) -> Iterator[tuple[int, Tensor]]:

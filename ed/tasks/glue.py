@@ -14,7 +14,7 @@ from ed.core import processes
 from ed.core.field import Field
 from ed.core.modes import evaluating
 from ed.models.text import checkpoint_source
-from ed.tasks.base import Batch, Task, shuffled_batches
+from ed.tasks.base import Batch, Task, check_counts, check_warmup, shuffled_batches
 
 COLUMNS = {"rte": ("sentence1", "sentence2"), "mrpc": ("sentence1", "sentence2")}
 COLUMNS |= {"cola": ("sentence",)}
@@ -72,11 +72,9 @@ class Glue(Task):
             raise ValueError(f"task.name={name}: use one of {', '.join(COLUMNS)}")
         if padding not in PADDINGS:
             raise ValueError(f"task.padding={padding}: use {' or '.join(PADDINGS)}")
-        if epochs < 1 or batch_size < 1 or eval_every < 1:
-            raise ValueError(
-                f"task.epochs={epochs}, task.batch_size={batch_size}, task.eval_every="
-                f"{eval_every}: each must be at least 1"
-            )
+        sizes = {"batch_size": batch_size, "length": length, "classes": classes}
+        check_counts(epochs=epochs, eval_every=eval_every, **sizes)
+        check_warmup("epochs", warmup_epochs, epochs)
         self.data, self.name, self.tokenizer = data, name, tokenizer
         self.epochs, self.warmup_epochs, self.batch_size = epochs, warmup_epochs, batch_size
         self.length, self.padding, self.path_dropout = length, padding, path_dropout

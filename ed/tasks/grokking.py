@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ed.core.field import Field
 from ed.core.streams import generator
 from ed.models.grokking import GrokkingTransformer
-from ed.tasks.base import Batch, Task, shuffled_batches
+from ed.tasks.base import Batch, Task, check_counts, check_warmup, shuffled_batches
 
 OPERATIONS = {
     "addition": lambda x, y: x + y,
@@ -73,10 +73,9 @@ class ModularArithmetic(Task):
         eval_every: int,
         eval_per_decade: int,
     ):
-        sizes = {"steps": steps, "batch_size": batch_size, "eval_every": eval_every}
-        for key, value in (sizes | {"eval_per_decade": eval_per_decade}).items():
-            if value < 1:
-                raise ValueError(f"task.{key}={value}: must be at least 1")
+        every = {"eval_every": eval_every, "eval_per_decade": eval_per_decade}
+        check_counts(modulus=modulus, steps=steps, batch_size=batch_size, **every)
+        check_warmup("steps", warmup_steps, steps)
         self.modulus, self.rows = modulus, equations(operation, modulus)
         self.num_examples = round(train_fraction * len(self.rows))
         if not 2 <= self.num_examples < len(self.rows):

@@ -16,7 +16,7 @@ from ed.core.field import Field
 from ed.core.modes import batch_norms, frozen_statistics
 from ed.core.streams import reseed
 from ed.models import spaces
-from ed.tasks.base import Batch, Task, shuffled_batches
+from ed.tasks.base import Batch, Task, check_counts, check_warmup, shuffled_batches
 from ed.tasks.pictures import Pictures
 
 PADDING = 4
@@ -48,15 +48,8 @@ class PictureTask(Task):
         classes: int,
         image_size: list[int],
     ):
-        if batch_size < 1:
-            raise ValueError(f"task.batch_size={batch_size}: must be at least 1")
-        if epochs < 1 or not 0 <= warmup_epochs <= epochs:
-            raise ValueError(
-                f"task.epochs={epochs}, task.warmup_epochs={warmup_epochs}: need at least one "
-                "epoch and a warm-up within them"
-            )
-        if eval_every < 1:
-            raise ValueError(f"task.eval_every={eval_every}: must be at least 1 epoch")
+        check_counts(epochs=epochs, batch_size=batch_size, eval_every=eval_every, classes=classes)
+        check_warmup("epochs", warmup_epochs, epochs)
         self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
         self.batch_size, self.augment, self.space = batch_size, augment, space
         self.eval_every, self.classes, self.image_size = eval_every, classes, tuple(image_size)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ed.core.field import Field
 from ed.core.streams import generator
-from ed.tasks.base import Batch, Task
+from ed.tasks.base import Batch, Task, check_counts, check_warmup
 
 RANGE = 2.0  # inputs are uniform in [-2, 2]^3, the one simple choice that fits the paper's table
 MAPS = range(1, 7)
@@ -56,10 +56,9 @@ class PolynomialMaps(Task):
         examples: int,
     ):
         target_map(map, torch.zeros(1, 3))
-        sizes = {"steps": steps, "batch_size": batch_size, "eval_every": eval_every}
-        for key, value in (sizes | {"examples": examples}).items():
-            if value < 1:
-                raise ValueError(f"task.{key}={value}: must be at least 1")
+        sizes = {"batch_size": batch_size, "eval_every": eval_every, "examples": examples}
+        check_counts(steps=steps, **sizes)
+        check_warmup("steps", warmup_steps, steps)
         self.map, self.batch_size, self.num_examples = map, batch_size, examples
         self.total_steps, self.warmup_steps, self.eval_steps = steps, warmup_steps, eval_every
 

@@ -18,7 +18,7 @@ from ed.core.field import Field
 from ed.core.streams import reseed, stream_seed
 from ed.envs.play import Player, Policy, begin, scaled
 from ed.envs.procgen import ACTIONS, LEVELS, Games, check_settings, engine_version, make_games
-from ed.tasks.base import Batch, Task
+from ed.tasks.base import Batch, Task, check_counts
 
 RECENT = 100  # episodes in the mean return of a curve
 REWARD_BOUND = 10.0
@@ -56,11 +56,11 @@ class ProcgenPPO(Task):
         precision: str,
     ):
         check_settings(game, mode=mode, engine=engine)
-        if min(envs, rollout, minibatches, epochs, eval_every) < 1 or test_envs < 0:
-            raise ValueError(
-                f"task.envs={envs}, rollout={rollout}, minibatches={minibatches}, epochs={epochs}, "
-                f"eval_every={eval_every} must be at least 1, and test_envs={test_envs} at least 0"
-            )
+        sizes = {"envs": envs, "rollout": rollout, "minibatches": minibatches, "epochs": epochs}
+        check_counts(frames=frames, levels=levels, eval_every=eval_every, **sizes)
+        check_counts(least=0, start_level=start_level, test_envs=test_envs, threads=threads)
+        weights = {"value_weight": value_weight, "entropy_weight": entropy_weight}
+        _check_factors({"gamma": gamma, "gae_lambda": gae_lambda}, weights | {"clip": clip})
         if (envs * rollout) % minibatches:
             raise ValueError(
                 f"task.minibatches={minibatches}: must divide the {envs * rollout} frames of a "
@@ -68,10 +68,10 @@ class ProcgenPPO(Task):
             )
         if frames < envs * rollout:
             raise ValueError(f"task.frames={frames}: less than one rollout of {envs * rollout}")
-        if levels < 1 or start_level < 0 or start_level + levels >= LEVELS:
+        if start_level + levels >= LEVELS:
             raise ValueError(
-                f"task.levels={levels} from task.start_level={start_level}: at least one level, "
-                f"and some left below {LEVELS} to test on"
+                f"task.levels={levels} from task.start_level={start_level}: some must be left "
+                f"below {LEVELS} to test on"
             )
         self.game, self.mode, self.engine, self.threads = game, mode, engine, threads
         self.levels = {
@@ -366,6 +366,15 @@ def solve_backward(terms: Tensor, factors: Tensor) -> Tensor:
         )
         span *= 2
     return terms
+
+
+def _check_factors(discounts: dict[str, float], weights: dict[str, float]) -> None:
+    for key, value in discounts.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"task.{key}={value}: must lie between 0 and 1")
+    for key, value in weights.items():
+        if not value >= 0:
+            raise ValueError(f"task.{key}={value}: must be at least 0")
 
 
 def _shares(count: int, parts: int) -> list[int]:

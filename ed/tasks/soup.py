@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ed.core.streams import generator
-from ed.tasks.base import Batch
+from ed.tasks.base import Batch, check_counts
 from ed.tasks.imagenet_data import CLIP, ImageNetTask
 
 
@@ -24,6 +24,7 @@ class Soup(ImageNetTask):
         training = {"repeat": 1, "epochs": 1, "warmup_epochs": 0, "batch_size": 1, "eval_every": 1}
         settings = {"classes": classes, "image_size": image_size, "space": "input"}
         super().__init__(data, CLIP, validation=validation, **training, **settings)
+        check_counts(examples=examples)
         if examples < 2:
             raise ValueError(f"task.examples={examples}: paths need at least 2")
         self.chosen_count = examples

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.field import Field
-from ed.tasks.base import Batch
+from ed.tasks.base import Batch, check_counts
 from ed.tasks.imagenet_data.evaluation import EvaluationSet, accuracy
 from ed.tasks.imagenet_data.loading import evaluation_batches, training_batches
 from ed.tasks.imagenet_data.sources import Source, open_training
@@ -35,8 +35,7 @@ class ImageNetTask(PictureTask):
         super().__init__(data, augment=True, **settings)  # which refuses what it does not know
         if len(set(self.image_size)) != 1:
             raise ValueError(f"task.image_size={list(self.image_size)}: must be a square")
-        if repeat < 1:
-            raise ValueError(f"task.repeat={repeat}: must be at least 1")
+        check_counts(repeat=repeat)
         self.views = replace(views, size=self.image_size[0])
         self.mean, self.std = views.mean, views.std
         self.validation, self.repeat = validation, repeat
