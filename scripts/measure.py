@@ -144,7 +144,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
         load_weights(model, options.weights)
     model = model.to(device).eval()
     chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
-    inputs = torch.stack([transform(files[i]().convert("RGB")) for i in chosen])
+    inputs = torch.stack([transform(opened(files[i])) for i in chosen])
     pictures = inputs * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
     kind = "random weights" if options.random_weights else options.weights or "its own weights"
     name = f"{options.timm or options.transformers} ({kind})"
@@ -176,6 +176,17 @@ def list_pictures(source: str, split: str) -> list[Callable]:
 
     table = table.cast_column(column, Decoded())
     return [lambda index=index: table[index][column] for index in range(len(table))]
+
+
+def opened(file: Callable):
+    """The picture in colour; a file that is none is an error that names it."""
+    picture = None
+    try:
+        picture = file()
+        return picture.convert("RGB")
+    except OSError as error:  # no picture: pillow names it; cut off in the middle: it does not
+        name = f"{picture.filename}: " if picture else ""
+        raise ValueError(f"--data: {name}{error}; take it out, or mend it") from error
 
 
 def timm_model(options: argparse.Namespace):

@@ -137,6 +137,15 @@ def test_mistakes_end_in_one_line(arguments, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("keep", [8, 1000], ids=["no picture", "cut off"])
+def test_a_broken_picture_is_named(pictures, tmp_path, keep):
+    whole = (pictures / "0.png").read_bytes()
+    (pictures / "broken.png").write_bytes(whole[:keep])
+    arguments = ["--timm", "test_vit", "--random-weights", "--data", str(pictures), *QUICK]
+    with pytest.raises(ValueError, match=r"--data: .*broken\.png.*; take it out"):
+        measure.main([*arguments, "--out", str(tmp_path / "a.png")])
+
+
 def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
     """Random weights come only when asked for, whatever goes wrong on the way to the others."""
     import timm

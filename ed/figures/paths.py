@@ -128,7 +128,9 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
         low, high = axis.get_ylim()
         axis.set_ylim(*((-0.05, 1.05) if unit else (low, high + 0.15 * (high - low))))
         axis.set_title(f"{portrait.title}: ED {number(degree.item(), 2)}", fontsize=9)
-        axis.legend(fontsize=7, frameon=False, loc="upper center", ncols=3, columnspacing=0.8)
+        # narrow enough for three classes of a thousand
+        tight = {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8}
+        axis.legend(fontsize=7, frameon=False, loc="upper center", ncols=3, **tight)
         axis.set_xlabel(r"$\alpha$" if last else "")
     axes[0].set_ylabel(portrait.quantity)
 
