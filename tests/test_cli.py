@@ -49,7 +49,13 @@ def test_help_and_config_answer_in_two_seconds(argument):
         ),
         ("optimiser.lr=3", "unknown key 'optimiser.lr'; did you mean optimizer.lr"),
         ("sede=1", "unknown key 'sede'; did you mean seed"),
-        ("regularizer=edd", "Available options in 'regularizer': asam ed"),
+        ("regularizer=edd", "regularizer=edd: no such choice; did you mean ed? There are asam, ed"),
+        ("measures=[ed,sharpnes]", "measures=sharpnes: no such choice; did you mean sharpness"),
+        (
+            "regularizer.rho=0.1",
+            "unknown key 'regularizer.rho' here; it belongs to regularizer=",
+        ),
+        ("regularizer.lambda=3", "the paper's symbol is regularizer.weight"),
     ],
 )
 def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
@@ -61,6 +67,17 @@ def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
 
 
 MISTAKES = {
+    "+sed=3": r"\+sed: no such key",
+    "seed=first": "seed=first: must be a whole number",
+    "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
+    "optimizer.clip=off": "optimizer.clip=off: must be a number or null",
+    "regularizer.weight=abc": "regularizer.weight=abc: must be a number",
+    "regularizer.weight=null": "regularizer.weight=null: must be a number",
+    "regularizer.pairs=half": "regularizer.pairs=half: must be a whole number or null",
+    "regularizer.anchored=maybe": "regularizer.anchored=maybe: must be true or false",
+    "task.epochs=ten": "task.epochs=ten: must be a whole number",
+    "model.depth=deep": "model.depth=deep: must be a whole number",
+    "system.device=gpu": "system.device=gpu: use auto, cpu or cuda",
     "task.data=/no/such/folder": "task.data=/no/such/folder: no such folder",
     "task.batch_size=0": "task.batch_size=0: must be at least 1",
     "task.batch_size=1": "task.batch_size=1: paths need at least 2 examples",

@@ -13,6 +13,7 @@ import traceback
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a while
+SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}  # the paper's
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 # by name: their modules load torch
 EXPECTED_NAMES = ("RunError", "SaveError", "Interrupted", "EngineError", "LostProcess")
@@ -47,11 +48,35 @@ def _composition(error: BaseException) -> str:
     message = str(error)
     if "Could not load 'hydra/launcher/submitit_slurm'" in message:
         return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install '.[slurm]'"
+    choice = re.search(r"Could not (?:find|load) '(\w+)/([^']+)'", message)
+    if choice is not None:
+        return _unknown_choice(*choice.groups())
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:
         return re.sub(r"\s+", " ", message)
-    key = wrong.group(1)
+    return _unknown_key(wrong.group(1))
+
+
+def _unknown_choice(group: str, choice: str) -> str:
+    choices = _choices(group)
+    near = difflib.get_close_matches(choice, choices, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{group}={choice}: no such choice; {hint}There are {', '.join(choices)}"
+
+
+def _unknown_key(key: str) -> str:
+    group, *rest = key.split(".")
+    owners = [
+        choice
+        for choice in (_choices(group) if len(rest) == 1 else [])
+        if rest[0] in _leaf(group, choice)
+    ]
+    symbol = ".".join([group, SYMBOLS[rest[0]]]) if rest and rest[0] in SYMBOLS else None
     valid = _valid_keys()
+    if owners and key not in valid:
+        return f"unknown key {key!r} here; it belongs to {group}={', '.join(owners)}"
+    if symbol in valid:
+        return f"unknown key {key!r}; the paper's symbol is {symbol}"
     near = difflib.get_close_matches(key, valid, n=3, cutoff=0.5)
     leaf = difflib.get_close_matches(
         key.split(".")[-1], sorted({k.split(".")[-1] for k in valid}), n=3, cutoff=0.6
@@ -59,6 +84,20 @@ def _composition(error: BaseException) -> str:
     near += [k for k in valid if k.split(".")[-1] in leaf and k not in near][: 3 - len(near)]
     hint = f"did you mean {', '.join(near)}?" if near else "see python train.py --cfg job"
     return f"unknown key {key!r}; {hint}"
+
+
+def _choices(group: str) -> list[str]:
+    from ed.engine.compose import CONFIGS
+
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def _leaf(group: str, choice: str) -> list[str]:
+    from omegaconf import OmegaConf
+
+    from ed.engine.compose import CONFIGS
+
+    return list(OmegaConf.load(CONFIGS / group / f"{choice}.yaml"))
 
 
 def _valid_keys() -> list[str]:
