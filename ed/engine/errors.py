@@ -10,6 +10,7 @@ import re
 import sys
 import time
 import traceback
+from pathlib import Path
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a while
@@ -58,7 +59,7 @@ def _composition(error: BaseException) -> str:
 
 
 def _unknown_choice(group: str, choice: str) -> str:
-    choices = _choices(group)
+    choices = sorted(_leaves(group))
     near = difflib.get_close_matches(choice, choices, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{group}={choice}: no such choice; {hint}There are {', '.join(choices)}"
@@ -66,15 +67,16 @@ def _unknown_choice(group: str, choice: str) -> str:
 
 def _unknown_key(key: str) -> str:
     group, *rest = key.split(".")
-    owners = [
-        choice
-        for choice in (_choices(group) if len(rest) == 1 else [])
-        if rest[0] in _leaf(group, choice)
-    ]
+    owners = sorted(c for c, keys in _leaves(group).items() if len(rest) == 1 and rest[0] in keys)
+    if owners and any(re.match(rf"{group}=[^\[]*,", word) for word in sys.argv):
+        # Hydra reads what is not swept before it chooses, so on top of the group's default choice
+        (given,) = [word for word in sys.argv if word.startswith(f"{key}=")][:1]
+        value = given.removeprefix(f"{key}=")
+        return f"{given}: in a sweep over {group} write it as one, too: '{key}=choice({value})'"
+    if owners:
+        return f"unknown key {key!r} here; it belongs to {group}={', '.join(owners)}"
     symbol = ".".join([group, SYMBOLS[rest[0]]]) if rest and rest[0] in SYMBOLS else None
     valid = _valid_keys()
-    if owners and key not in valid:
-        return f"unknown key {key!r} here; it belongs to {group}={', '.join(owners)}"
     if symbol in valid:
         return f"unknown key {key!r}; the paper's symbol is {symbol}"
     near = difflib.get_close_matches(key, valid, n=3, cutoff=0.5)
@@ -86,23 +88,28 @@ def _unknown_key(key: str) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
-def _choices(group: str) -> list[str]:
-    from ed.engine.compose import CONFIGS
-
-    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
-
-
-def _leaf(group: str, choice: str) -> list[str]:
+def _leaves(group: str) -> dict[str, list[str]]:
+    """The choices of a group, ours and the user's, with the keys of each."""
     from omegaconf import OmegaConf
 
     from ed.engine.compose import CONFIGS
 
-    return list(OmegaConf.load(CONFIGS / group / f"{choice}.yaml"))
+    folders = [CONFIGS, *_config_dirs()]
+    paths = [path for folder in folders for path in (folder / group).glob("*.yaml")]
+    return {path.stem: list(OmegaConf.load(path)) for path in paths}
+
+
+def _config_dirs() -> list[Path]:
+    """Folders of the user's own configs: Hydra's --config-dir."""
+    words = " ".join(sys.argv[1:])
+    return [Path(found) for found in re.findall(r"(?:--config-dir|-cd)[ =](\S+)", words)]
 
 
 def _valid_keys() -> list[str]:
-    """All keys of the config composed from the group choices on the command line alone."""
+    """All keys of the config composed from the group choices on the command line alone; of a
+    sweep's choices the first."""
     from ed.engine.compose import GROUPS, compose_config, flat_keys
 
-    choice = re.compile(rf"({'|'.join(GROUPS)})=[\w\[\],]+")
-    return flat_keys(compose_config([a for a in sys.argv[1:] if choice.fullmatch(a)]))
+    choice = re.compile(rf"(?:{'|'.join(GROUPS)})=(?:\w+|\[[\w,]+\])")
+    overrides = [found.group() for a in sys.argv[1:] if (found := choice.match(a))]
+    return flat_keys(compose_config(overrides, folders=_config_dirs()))
