@@ -165,6 +165,18 @@ def test_weights_with_another_number_of_classes(tmp_path, pictures, capsys):
     assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
 
 
+def test_a_reader_that_leaves_early_is_no_error(tmp_path, pictures):
+    """As `measure.py | head -1` does: no traceback."""
+    words = ["--timm", "test_vit", "--random-weights", "--data", str(pictures), *QUICK]
+    words = [sys.executable, ROOT / "scripts/measure.py", *words, "--out", tmp_path / "a.png"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    result = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, env=environment)
+    os.close(writer)
+    assert b"Broken" not in result.stderr
+
+
 def test_a_missing_folder_for_the_picture_is_noticed_at_once(tmp_path, capsys):
     out = tmp_path / "nowhere" / "a.png"
     with pytest.raises(SystemExit):

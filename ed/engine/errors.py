@@ -28,6 +28,9 @@ def explain(error: BaseException, aloud: bool | None = None) -> int:
             time.sleep(SPEAKING_SECONDS)
     if not aloud:
         return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
+    if isinstance(error, BrokenPipeError):  # whoever read our output has left: `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at the end
+        return 1
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
         refused = isinstance(error.__cause__, EXPECTED)  # by a constructor that Hydra called
         print(f"error: {error.__cause__ if refused else _composition(error)}", file=sys.stderr)

@@ -152,7 +152,7 @@ def draw_spectra(axis, portraits: Sequence[Portrait]) -> None:
     axis.set_yscale("log")
     axis.set_xlabel("degree k")
     axis.set_ylabel(f"mean $|c_k|$ over {paths} paths and {outputs} outputs")
-    axis.set_xticks(range(0, len(estimate.spectrum), 4))
+    axis.set_xticks(range(0, len(estimate.spectrum), 4 if len(estimate.spectrum) > 12 else 1))
     axis.set_title("coefficients of the fitted polynomials", fontsize=9)
     axis.legend(frameon=False, fontsize=8)
 
