@@ -1,8 +1,18 @@
 """Effective degree: how simple a network is, and a penalty that makes it simpler.
 
-import ed
-print(ed.estimate(model, images))                     # measure any module on your data
-loss = task_loss + 7 * ed.penalty(model, x, labels)   # penalise it, label-anchored
+    import ed
+    print(ed.estimate(model, images))                     # measure any module on your data
+    loss = task_loss + 7 * ed.penalty(model, x, labels)   # penalise it, label-anchored
+
+Both take a module, a function, or a `Field`: a network from some inner space on, e.g. the word
+embeddings of a text classifier; and the settings of a `Representation`, one by one
+(`components=3`) or as one object. `estimate` returns an `Estimate`: mean, standard error, the value
+of each path, and the spectrum of coefficients.
+
+The steps by themselves: samplers of nodes (`RandomizedCosine`, `ChebyshevNodes`, `UniformNodes`),
+bases (`chebyshev`, `legendre`), `fit`, `principal_scores`, and coefficients to degree
+(`effective_degree`, `normalised_degree`, `quadratic_degree`). `Paths` is for a loss that shares one
+forward pass with its penalty.
 """
 
 import importlib

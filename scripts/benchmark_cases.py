@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 import ed
 from ed.core.field import Field
-from ed.core.modes import batch_norms, frozen_statistics
 from ed.regularizers.base import Regularizer
 from ed.regularizers.ed import EffectiveDegree
 from ed.regularizers.jacobian import Jacobian
@@ -61,9 +60,8 @@ class Synthetic(Task):
         self.batch = {"x": case.inputs(batch_size), "label": labels}
 
     def field(self, model: nn.Module, batch: Batch) -> Field:
-        aside = partial(frozen_statistics, model) if batch_norms(model) else None
         x = model.embed(batch["x"]) if hasattr(model, "embed") else batch["x"]
-        return Field.of(model, x, aside=aside)
+        return Field.of(model, x)
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         loss = F.cross_entropy(outputs[:, self.penalised].float(), batch["label"])

@@ -90,9 +90,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     models = parser.add_argument_group("model").add_mutually_exclusive_group(required=True)
     models.add_argument("--run", type=Path, metavar="DIR", help="a run folder: runs/...")
     models.add_argument("--timm", metavar="NAME", help="a timm model, e.g. resnet50")
-    models.add_argument("--transformers", metavar="NAME", help="hub id or folder of a classifier")
+    models.add_argument(
+        "--transformers", metavar="NAME", help="hub id or folder of an image classifier"
+    )
     add = parser.add_argument
     add("--weights", type=Path, metavar="FILE", help="a state dict instead of the model's own")
+    add("--classes", type=int, metavar="N", help="of your --weights, where the model has others")
     add("--random-weights", action="store_true", help="measure the untrained model")
     add("--data", metavar="WHERE", help="pictures: folder, hub id, or embedded")
     add("--split", default="train", help="of a data set (default: train)")
@@ -112,6 +115,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.random_weights and (options.weights or options.run):
         parser.error("--random-weights: not with --weights or --run, which bring weights")
+    if options.classes and (options.run or not (options.weights or options.random_weights)):
+        parser.error("--classes: for a model by name with --weights or --random-weights")
+    if not options.out.parent.is_dir():  # said now, not after minutes of measuring
+        parser.error(f"--out {options.out}: no folder {options.out.parent}; make it first")
     return options
 
 
@@ -144,7 +151,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
         load_weights(model, options.weights)
     model = model.to(device).eval()
     chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
-    inputs = torch.stack([transform(files[i]().convert("RGB")) for i in chosen])
+    inputs = torch.stack([transform(opened(files[i])) for i in chosen])
     pictures = inputs * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
     kind = "random weights" if options.random_weights else options.weights or "its own weights"
     name = f"{options.timm or options.transformers} ({kind})"
@@ -178,6 +185,17 @@ def list_pictures(source: str, split: str) -> list[Callable]:
     return [lambda index=index: table[index][column] for index in range(len(table))]
 
 
+def opened(file: Callable):
+    """The picture in colour; a file that is none is an error that names it."""
+    picture = None
+    try:
+        picture = file()
+        return picture.convert("RGB")
+    except OSError as error:  # no picture: pillow names it; cut off in the middle: it does not
+        name = f"{picture.filename}: " if picture else ""
+        raise ValueError(f"--data: {name}{error}; take it out, or mend it") from error
+
+
 def timm_model(options: argparse.Namespace):
     """The model, its transform of pictures, and the mean and std of that transform."""
     import timm
@@ -193,7 +211,7 @@ def timm_model(options: argparse.Namespace):
         raise ValueError(f"--timm {name}: timm has no weights for it; {OTHER_WEIGHTS}")
     torch.manual_seed(options.seed)
     try:
-        model = timm.create_model(name, pretrained=own)
+        model = timm.create_model(name, pretrained=own, num_classes=options.classes)
     except Exception as error:  # the hub raises a dozen kinds: offline, unknown tag, gated
         raise unreachable(f"--timm {name}", error) from error
     settings = timm.data.resolve_data_config({}, model=model)
@@ -210,12 +228,22 @@ def transformers_model(options: argparse.Namespace):
     try:
         processor = AutoImageProcessor.from_pretrained(name)
         if options.random_weights or options.weights:
-            config = AutoConfig.from_pretrained(name)
+            classes = {"num_labels": options.classes} if options.classes else {}
+            config = AutoConfig.from_pretrained(name, **classes)
             model = AutoModelForImageClassification.from_config(config)
+            missing = None
         else:
-            model = AutoModelForImageClassification.from_pretrained(name)
+            model, loaded = AutoModelForImageClassification.from_pretrained(
+                name, output_loading_info=True
+            )
+            missing = sorted(loaded["missing_keys"])
     except Exception as error:
         raise unreachable(f"--transformers {name}", error) from error
+    if missing:  # transformers itself would go on with random ones
+        raise ValueError(
+            f"--transformers {name}: its weights lack {', '.join(missing)[:120]}, so it is no "
+            "image classifier yet; give the fine-tuned one, or --random-weights"
+        )
 
     def transform(picture) -> Tensor:
         return processor(picture, return_tensors="pt")["pixel_values"][0]
@@ -255,7 +283,10 @@ def load_weights(model: nn.Module, path: Path) -> None:
         inner.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"--weights {path}: does not fit the model ({reason} ...)") from error
+        raise ValueError(
+            f"--weights {path}: does not fit the model ({reason} ...); --classes N for another "
+            "number of classes"
+        ) from error
 
 
 def report(subject: Subject, result: Estimate) -> None:

@@ -19,13 +19,13 @@ from tests.small import SMALL, small_run
 ROOT = Path(__file__).parents[1]
 
 
-def train(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+def train(*arguments: str, cwd: Path = ROOT, **environment) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
     )
 
 
@@ -49,7 +49,13 @@ def test_help_and_config_answer_in_two_seconds(argument):
         ),
         ("optimiser.lr=3", "unknown key 'optimiser.lr'; did you mean optimizer.lr"),
         ("sede=1", "unknown key 'sede'; did you mean seed"),
-        ("regularizer=edd", "Available options in 'regularizer': asam ed"),
+        ("regularizer=edd", "regularizer=edd: no such choice; did you mean ed? There are asam, ed"),
+        ("measures=[ed,sharpnes]", "measures=sharpnes: no such choice; did you mean sharpness"),
+        (
+            "regularizer.rho=0.1",
+            "unknown key 'regularizer.rho' here; it belongs to regularizer=",
+        ),
+        ("regularizer.lambda=3", "the paper's symbol is regularizer.weight"),
     ],
 )
 def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
@@ -60,7 +66,80 @@ def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_key_of_swept_choices_is_written_as_a_sweep(tmp_path):
+    words = ["-m", *SMALL, f"system.runs={tmp_path}", "regularizer=ed,jacobian"]
+    result = train(*words, "regularizer.weight=3")
+    assert result.stderr == (
+        "error: regularizer.weight=3: in a sweep over regularizer write it as one, too: "
+        "'regularizer.weight=choice(3)'\n"
+    )
+    result = train(*words, "regularizer.weight=choice(3)")
+    assert result.returncode == 0, result.stderr
+    assert len(list(tmp_path.glob("adhoc/*/seed0/DONE"))) == 2
+
+
+def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
+    """Hydra's --config-dir brings further choices, whose keys are known to the messages as well."""
+    for group, name, leaf in (
+        ("sampler", "ends", "_target_: own_parts.Ends\nshift: 0.0\n"),
+        ("regularizer", "shrink", "_target_: own_parts.Shrink\nfactor: 0.5\n"),
+        ("measures", "count", "count:\n  _target_: own_parts.Count\n"),
+    ):
+        (tmp_path / "configs" / group).mkdir(parents=True)
+        (tmp_path / "configs" / group / f"{name}.yaml").write_text(leaf)
+    (tmp_path / "own_parts.py").write_text(OWN_PARTS)
+    own = ["--config-dir", str(tmp_path / "configs"), *SMALL, f"system.runs={tmp_path / 'runs'}"]
+    both = ["regularizer=shrink", "measures=[count]"]
+    path = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    result = train(*own, *both, **path)
+    assert result.returncode == 0, result.stderr
+    assert "measure/count 3" in result.stdout
+    result = train(*own, "regularizer=ed", "sampler=ends", **path)
+    assert result.returncode == 0, result.stderr
+    for wrong, message in {
+        "regularizer.factr=1": "did you mean regularizer.factor",
+        "sampler=end": "sampler=end: no such choice; did you mean ends?",
+        "regularizer.factor=x": "regularizer.factor=x: must be a number",
+    }.items():
+        result = train(*own, *both, wrong, **path)
+        assert message in result.stderr
+
+
+OWN_PARTS = """
+from dataclasses import dataclass
+from ed.core.nodes import UniformNodes
+from ed.measures.base import Measure
+from ed.regularizers.base import Regularizer
+
+@dataclass(frozen=True)
+class Ends(UniformNodes):
+    shift: float = 0.0
+
+class Shrink(Regularizer):
+    def __init__(self, factor: float):
+        self.factor = factor
+
+    def objective(self, task, field, batch, moment):
+        return task.loss(self.factor * field(), batch)
+
+class Count(Measure):
+    def __call__(self, model, task):
+        return {"": 3.0}
+"""
+
+
 MISTAKES = {
+    "+sed=3": r"\+sed: no such key",
+    "seed=first": "seed=first: must be a whole number",
+    "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
+    "optimizer.clip=off": "optimizer.clip=off: must be a number or null",
+    "regularizer.weight=abc": "regularizer.weight=abc: must be a number",
+    "regularizer.weight=null": "regularizer.weight=null: must be a number",
+    "regularizer.pairs=half": "regularizer.pairs=half: must be a whole number or null",
+    "regularizer.anchored=maybe": "regularizer.anchored=maybe: must be true or false",
+    "task.epochs=ten": "task.epochs=ten: must be a whole number",
+    "model.depth=deep": "model.depth=deep: must be a whole number",
+    "system.device=gpu": "system.device=gpu: use auto, cpu or cuda",
     "task.data=/no/such/folder": "task.data=/no/such/folder: no such folder",
     "task.batch_size=0": "task.batch_size=0: must be a whole number, at least 1",
     "task.batch_size=1e2": "task.batch_size=100.0: must be a whole number",

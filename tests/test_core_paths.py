@@ -197,6 +197,69 @@ def test_penalty_compiles_without_a_graph_break():
     assert explanation.graph_break_count == 0, explanation.break_reasons
 
 
+@pytest.mark.parametrize(
+    ("model", "labels", "settings", "message"),
+    [
+        (nn.Linear(6, 3), torch.zeros(4).long(), {}, r"shape \(8,\) .* got \(4,\)"),
+        (nn.Linear(6, 3), torch.zeros(8, 3).long(), {}, r"got \(8, 3\)"),
+        (nn.Linear(6, 3), torch.zeros(8), {}, "got .*float32"),
+        (nn.Linear(6, 3), torch.zeros(8).long(), {"resolution": 2, "degree": 1}, "at both ends"),
+        (nn.Linear(6, 3), None, {"pairs": 0}, "use pairs between 1 and 64"),
+        (nn.Linear(6, 1), None, {}, "softmax of one is 1 everywhere"),
+        (lambda x: x.sum(1), None, {}, r"outputs \(N, C\) are needed, the model's are \(16,\)"),
+    ],
+)
+def test_penalty_refuses_what_it_would_misread(model, labels, settings, message):
+    with pytest.raises(ValueError, match=message):
+        ed.penalty(model, torch.randn(8, 6), labels, **settings)
+
+
+def test_penalty_keeps_the_statistics_of_batch_norm():
+    """Points on paths are no data; the batch itself is counted by the pass that makes the loss."""
+    model, x = small_network().train(), torch.randn(12, 6)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    ed.penalty(model, x, torch.randint(5, (12,))).backward()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert model[1].track_running_stats
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_logits_are_found_in_what_a_model_returns():
+    """As a key or an attribute, as transformers has it: the same value as from the bare tensor."""
+    linear, x = nn.Linear(6, 3), torch.randn(12, 6)
+
+    class Returned:
+        def __init__(self, logits):
+            self.logits = logits
+
+    def value(model):
+        return ed.penalty(model, x, generator=torch.Generator().manual_seed(0))
+
+    for wrap in (Returned, lambda logits: {"logits": logits, "loss": None}):
+        assert torch.equal(value(lambda x, wrap=wrap: wrap(linear(x))), value(linear))
+
+
+def test_settings_come_one_by_one_or_as_one_object():
+    model, x = small_network().eval(), torch.randn(40, 6)
+    settings = {"resolution": 12, "degree": 5, "basis": "legendre"}
+    whole = ed.Representation(**settings)
+
+    def penalty(**how):
+        return ed.penalty(model, x, generator=torch.Generator().manual_seed(0), **how)
+
+    assert torch.equal(penalty(representation=whole), penalty(**settings))
+    result = ed.estimate(model, x, pairs=20, **settings)
+    assert result.representation == ed.Representation(sampler=ed.ChebyshevNodes(), **settings)
+    with pytest.raises(TypeError, match="resolutoin"):
+        ed.estimate(model, x, resolutoin=12)
+
+
+def test_too_few_nodes_are_warned_of_where_the_damping_decides():
+    with pytest.warns(UserWarning, match="4 nodes do not determine the 6 coefficients"):
+        ed.Representation(resolution=4, degree=5)
+
+
 def test_pairs_are_uniform_draws_within_the_batch():
     first, second = sample_pairs(50, 2000, generator=torch.Generator().manual_seed(0))
     for index in (first, second):
@@ -219,8 +282,9 @@ def test_bad_numbers_of_pairs_are_refused():
     generator = torch.Generator()
     with pytest.raises(ValueError, match="at least 2 examples"):
         sample_pairs(1, 1)
-    with pytest.raises(ValueError, match="10 pairs asked of 3 examples, which form only 9"):
-        sample_pairs(3, 10)
+    for count in (0, 10):
+        with pytest.raises(ValueError, match="asked of 3 examples, which form only 9: use pairs b"):
+            sample_pairs(3, count)
     with pytest.raises(ValueError, match="4 distinct pairs asked of 3 examples"):
         distinct_pairs(3, 4, generator=generator)
 
@@ -235,6 +299,8 @@ def test_bad_numbers_of_pairs_are_refused():
         ({"resolution": 1}, "resolution must be >= 2"),
         ({"degree": -1}, "degree must be >= 0"),
         ({"damping": -1.0}, "damping must be >= 0"),
+        ({"sampler": "chebyshev"}, r"e.g. ed.ChebyshevNodes\(\); got 'chebyshev'"),
+        ({"sampler": ed.ChebyshevNodes}, r"e.g. ed.ChebyshevNodes\(\); got <class"),
     ],
 )
 def test_impossible_representations_are_refused(settings, message):
@@ -282,6 +348,11 @@ def test_standard_error_falls_with_the_number_of_paths():
         ((small_network, torch.randn(9, 6)), {"pairs": 0}, "pairs=0"),
         ((lambda: lambda x: x.float(), torch.randint(9, (9, 6))), {}, r"not torch\.int64"),
         ((lambda: lambda x: x.sum(1), torch.randn(9, 6)), {}, r"\(N, C\) are needed"),
+        ((small_network, torch.randint(9, (9, 6))), {}, r"help\(ed.Field\)"),
+        ((small_network, [torch.randn(9, 6)]), {}, r"not list; from batches: torch.cat"),
+        ((lambda: lambda x: (x, x), torch.randn(9, 6)), {}, "returns a tuple without logits"),
+        ((lambda: lambda x: {"out": x}, torch.randn(9, 6)), {}, "returns a dict without logits"),
+        ((lambda: nn.Linear(6, 1), torch.randn(9, 6)), {}, "softmax of one is 1 everywhere"),
     ],
 )
 def test_estimate_refuses_what_it_would_misread(arguments, settings, message):
@@ -301,6 +372,51 @@ def test_estimate_leaves_the_model_and_the_rng_as_they_were():
     assert torch.equal(torch.get_rng_state(), rng)
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
+
+
+def test_the_module_of_a_field_is_measured_in_eval_mode():
+    """Dropout along a path would be read as roughness."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 5)).train()
+    x = torch.randn(30, 6)
+    fields = ed.Field.of(model, x), ed.Field(lambda p, _: model(p), x, module=model)
+    expected = ed.estimate(model, x, pairs=20)
+    for field in fields:
+        assert torch.equal(ed.estimate(field, pairs=20).values, expected.values)
+    assert all(module.training for module in model.modules())
+    hidden = ed.estimate(lambda p: model(p), x, pairs=20)
+    assert hidden.mean > 2 * expected.mean  # which is why the docstring asks for the module
+
+
+def test_a_text_classifier_walks_between_word_embeddings():
+    """The example of help(ed.Field), on a model in the mode in which transformers trains it."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        vocab_size=50, num_labels=3,
+    )  # fmt: skip
+    bert = transformers.BertForSequenceClassification(config).train()
+    ids, labels = torch.randint(50, (12, 7)), torch.randint(3, (12,))
+    mask = (torch.arange(7) < torch.randint(3, 8, (12, 1))).long()
+    field = ed.Field(
+        lambda x, context: bert(inputs_embeds=x, attention_mask=context["mask"]),
+        bert.get_input_embeddings()(ids), {"mask": mask}, module=bert,
+    )  # fmt: skip
+    first, second = (ed.estimate(field, pairs=20, resolution=12, degree=6) for _ in range(2))
+    assert torch.equal(first.values, second.values)  # no dropout
+    assert first.mean > 0
+    ed.penalty(field, labels=labels).backward()
+    assert bert.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_inputs_that_do_not_fit_are_shown_beside_what_torch_says():
+    with pytest.raises(RuntimeError, match="same dtype") as caught:
+        ed.estimate(nn.Linear(6, 3).half(), torch.randn(9, 6), pairs=2)
+    (note,) = caught.value.__notes__
+    assert note == (
+        "The model got (1, 6), torch.float32 on cpu; its weights are torch.float16 on cpu."
+    )
 
 
 def test_estimate_reports_progress_and_refuses_non_finite_outputs(capsys):

@@ -11,6 +11,7 @@ from ed.analysis.experiments import load_table, table_names
 from ed.analysis.spec import Run, expand, nested, parse_value
 from ed.engine.check import check
 from ed.engine.compose import CONFIGS, GROUPS, compose_config
+from ed.engine.kinds import check_kinds
 from ed.engine.main import build_measures
 from ed.figures.files import drawing
 
@@ -49,6 +50,7 @@ def test_cell_composes_and_passes_check(run):
         assert cfg.regularizer.sampler == cfg.sampler
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     instantiate(cfg.optimizer)
+    check_kinds(cfg)
     check(cfg, task, regularizer, build_measures(cfg).values())
 
 

@@ -137,11 +137,67 @@ def test_mistakes_end_in_one_line(arguments, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_without_a_head_is_refused(tmp_path, pictures):
+    """transformers would give it a random one, and ED would be said to be of its own weights."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=32, patch_size=16, num_labels=7,
+    )  # fmt: skip
+    transformers.ViTModel(config).save_pretrained(tmp_path / "model")
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path / "model")
+    shared = ["--data", str(pictures), *QUICK, "--out", str(tmp_path / "a.png")]
+    with pytest.raises(ValueError, match=r"lack classifier\.bias, classifier\.weight, so it is no"):
+        measure.main(["--transformers", str(tmp_path / "model"), *shared])
+
+
+def test_weights_with_another_number_of_classes(tmp_path, pictures, capsys):
+    import timm
+
+    model = timm.create_model("test_vit", num_classes=4)
+    torch.save(model.state_dict(), tmp_path / "four.pt")
+    words = ["--timm", "test_vit", "--weights", str(tmp_path / "four.pt"), "--data", str(pictures)]
+    words += [*QUICK, "--out", str(tmp_path / "a.png")]
+    with pytest.raises(ValueError, match="--classes N for another number of classes"):
+        measure.main(words)
+    measure.main([*words, "--classes", "4"])
+    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path, pictures):
+    """As `measure.py | head -1` does: no traceback."""
+    words = ["--timm", "test_vit", "--random-weights", "--data", str(pictures), *QUICK]
+    words = [sys.executable, ROOT / "scripts/measure.py", *words, "--out", tmp_path / "a.png"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    result = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, env=environment)
+    os.close(writer)
+    assert b"Broken" not in result.stderr
+
+
+def test_a_missing_folder_for_the_picture_is_noticed_at_once(tmp_path, capsys):
+    out = tmp_path / "nowhere" / "a.png"
+    with pytest.raises(SystemExit):
+        measure.main(["--timm", "test_vit", "--data", "embedded", "--out", str(out)])
+    assert "nowhere; make it first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keep", [8, 1000], ids=["no picture", "cut off"])
+def test_a_broken_picture_is_named(pictures, tmp_path, keep):
+    whole = (pictures / "0.png").read_bytes()
+    (pictures / "broken.png").write_bytes(whole[:keep])
+    arguments = ["--timm", "test_vit", "--random-weights", "--data", str(pictures), *QUICK]
+    with pytest.raises(ValueError, match=r"--data: .*broken\.png.*; take it out"):
+        measure.main([*arguments, "--out", str(tmp_path / "a.png")])
+
+
 def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
     """Random weights come only when asked for, whatever goes wrong on the way to the others."""
     import timm
 
-    def offline(name, pretrained):
+    def offline(name, pretrained, num_classes):
         assert pretrained
         raise OSError("no route to the hub")
 

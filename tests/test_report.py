@@ -4,9 +4,11 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,11 +18,13 @@ import torch
 import ed
 from ed.analysis.collect import CollectError, Row, read_results, result_path
 from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
-from ed.analysis.render import to_csv
+from ed.analysis.render import table_lines, to_csv
 from ed.analysis.report.charts import Axis, line_chart
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, tag
 from ed.analysis.report.page import build_page
+from ed.analysis.report.tables import comparison, header_comment, print_width
+from ed.analysis.stats import Ours
 from tests.browser import browser, missing
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +113,8 @@ def test_every_experiment_is_there_with_every_cell(page, name):
         for paper in cell.paper.values():
             assert paper.mean is None or f"{paper.mean:.{table.digits}f}" in shown
         assert cell.note is None or cell.note in shown
-    assert all(note in shown for note in table.notes)
+    words = " ".join(shown.split())
+    assert all(" ".join(note.replace("`", " ").split()) in words for note in table.notes)
     assert table.title in page.texts["overview"]
 
 
@@ -232,6 +237,23 @@ def test_a_run_that_another_table_collected_stands_with_its_cell(folder):
     assert "fedcba98" in page.texts["provenance"].split()
 
 
+def test_commands_of_an_experiment_stand_apart_from_its_prose(folder):
+    path = folder / "small.yaml"
+    header = (
+        "# export PLACE=/a\n# python scripts/launch.py small \\\n#   --jobs 2\n"
+        "# 4 runs, `cheap`\n# ones. Then:\n#   --cells plain\n"
+    )
+    path.write_text(header + path.read_text())
+    assert header_comment(path) == [
+        (True, "export PLACE=/a\npython scripts/launch.py small \\\n  --jobs 2"),
+        (False, "4 runs, `cheap` ones. Then:"),
+        (True, "--cells plain"),
+    ]
+    assert "<p>4 runs, <code>cheap</code> ones. Then:</p><pre>--cells plain</pre>" in build_page(
+        folder
+    )
+
+
 def test_text_from_files_is_escaped(folder):
     text = build_page(folder)
     assert HOSTILE not in text
@@ -272,6 +294,34 @@ def test_pictures_go_to_the_experiment_they_are_named_after(folder):
     assert "other" in page.texts["figures"]
     sources = [value.split(",")[0] for _, value in page.values("src")]
     assert sources == ["data:image/png;base64", "data:image/svg+xml;base64"]
+
+
+def png(width: int, resolution: bytes) -> bytes:
+    """As much of a PNG as says how large it is."""
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, 10) + resolution
+
+
+def test_pictures_are_as_wide_as_on_paper():
+    metre = struct.pack(">I4sIIB", 9, b"pHYs", 7874, 7874, 1)  # 200 to the inch
+    assert print_width(png(1000, metre)) == 480  # 5 inches of 96
+    assert print_width(png(1000, metre[:-1] + b"\0")) is None  # no unit
+    assert print_width(png(1000, b"")) is None
+    assert print_width(b"<svg/>") is None
+
+
+def test_a_strip_needs_two_numbers_to_compare():
+    """The paper prints none for grokking, and the interval of one cell alone says nothing."""
+    table = load_table("grokking")
+    lines = table_lines(table, [])
+    cells = [(cell, metric) for cell in table.cells.values() for metric in cell.metrics]
+    first, second = [i for i, (_, metric) in enumerate(cells) if metric == table.primary][:2]
+    lines[first] = replace(lines[first], ours=Ours(93.0, 1.0, 2))
+    assert "strip" not in comparison(table, cells, lines, [])
+    lines[second] = replace(lines[second], ours=Ours(91.0, None, 1))
+    shown = comparison(table, cells, lines, [])
+    assert shown.count('class="strip"') == 2
+    assert "ours ●" in shown
+    assert "paper ■" not in shown
 
 
 @pytest.mark.parametrize(

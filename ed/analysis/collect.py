@@ -97,7 +97,7 @@ def collect_run(run: Run, table: Table) -> Row:
     _check_config(run)
     known["folder"] = run.folder
     rows = read_metrics(run.folder / "metrics.jsonl")
-    done = _read_json(run.folder / "DONE")
+    done = read_json(run.folder / "DONE")
     known |= _sessions(run.folder / "meta.json")
     failed = run.folder / "FAILED"
     if done is not None:
@@ -206,7 +206,7 @@ def _numbers(row: Row) -> tuple:
 def _reductions(table: Table, root: Path) -> list[list[str]]:
     """The settings of each reduced version of the table that was launched."""
     paths = sorted(root.glob(f"{table.name}@*/deviations.json"))
-    return [_read_json(path, kind=list) for path in paths]
+    return [read_json(path, kind=list) for path in paths]
 
 
 def _check_config(run: Run) -> None:
@@ -230,7 +230,7 @@ def _check_config(run: Run) -> None:
             )
 
 
-def _read_json(path: Path, kind: type = dict):
+def read_json(path: Path, kind: type = dict):
     if not path.exists():
         return None
     try:
@@ -270,7 +270,7 @@ def _best_name(key: str) -> str:
 
 def _sessions(path: Path) -> dict:
     """Where the run ran, with what: sessions that differ are all named, in their order."""
-    sessions = (_read_json(path) or {}).get("sessions", [])
+    sessions = (read_json(path) or {}).get("sessions", [])
 
     def joined(values: Iterable) -> str:
         return " + ".join(dict.fromkeys(str(value) for value in values if value))

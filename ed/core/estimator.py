@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ed.core.field import Field
+from ed.core.field import Field, as_field, check_outputs
 from ed.core.modes import evaluating
 from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation, distinct_pairs
@@ -62,18 +62,25 @@ def estimate(
     memory_gib: float = 1.0,
     seed: int = 0,
     progress: bool | Callable[[int, int], None] = False,
+    **changes,
 ) -> Estimate:
     """Effective degree of a model on data, by default with the paper's protocol.
 
     Args:
         model: any callable from inputs (N, ...) to outputs (N, C), or a `Field` (then no inputs). A
-            module is put in eval mode meanwhile and left as it was found.
-        inputs: (N, ...), the examples between which the paths run; pairs are distinct.
+            module is put in eval mode meanwhile and left as it was found; one that is hidden in a
+            function is not seen: name it, `ed.Field(function, inputs, module=module)`.
+        inputs: (N, ...), the examples between which the paths run; pairs are distinct. Scaled as
+            the model expects them, and where it is.
         pairs: number of paths.
+        representation: how paths are fitted.
         softmax: fit probabilities (the paper's raw ED) or the outputs as they are (its ED_norm).
         memory_gib: bound on what a chunk of the forward passes may hold.
+        seed: of the pairs.
         progress: True for a bar, or a function called with (paths done, paths in all).
+        changes: fields of the representation to change, e.g. resolution=50, degree=10.
     """
+    representation = replace(representation, **changes) if changes else representation
     how = {"pairs": pairs, "memory_gib": memory_gib, "seed": seed, "progress": progress}
     return estimate_each(model, inputs, readings=[(representation, softmax)], **how)[0]
 
@@ -98,16 +105,15 @@ def estimate_each(
         raise ValueError("readings of one walk must have the same resolution and sampler")
     if pairs < 1:
         raise ValueError(f"pairs={pairs}: at least one path")
-    if isinstance(model, Field) != (inputs is None):
-        raise ValueError("give a model with inputs, or a Field, which has its own, without")
-    source = model if isinstance(model, Field) else Field.of(model, inputs)
+    source = as_field(model, inputs)
+    source.check_points()
     generator = torch.Generator().manual_seed(seed)
     first, second = distinct_pairs(len(source.x), pairs, generator=generator)
     dtype = torch.promote_types(source.x.dtype, torch.float32)
     nodes = representation.nodes(pairs, generator=generator, dtype=dtype).to(source.x.device)
     first, second = first.to(source.x.device), second.to(source.x.device)
     tallies = [_Tally(*reading) for reading in readings]
-    mode = evaluating(model) if isinstance(model, nn.Module) else contextlib.nullcontext()
+    mode = evaluating(source.module) if source.module else contextlib.nullcontext()
     with mode, _reporter(progress, pairs) as report:
         points = points_per_chunk(source, memory_gib)
         group = max(1, points // representation.resolution)  # whole paths, so that a fit is whole
@@ -116,13 +122,9 @@ def estimate_each(
             own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
             along = source.between(first[paths], second[paths], own_nodes)
             values = forward_in_chunks(along, points).to(dtype)
-            if values.dim() != 2:
-                raise ValueError(
-                    f"outputs (N, C) are needed, the model's are {tuple(values.shape)}"
-                )
-            values = values.unflatten(0, (-1, representation.resolution))
             for tally in tallies:
-                tally.add(values, own_nodes)
+                check_outputs(values, softmax=tally.softmax)
+                tally.add(values.unflatten(0, (-1, representation.resolution)), own_nodes)
             report(min(start + group, pairs))
     return [tally.estimate() for tally in tallies]
 
@@ -150,20 +152,22 @@ class _Tally:
 
 def forward_in_chunks(along: Field, points: int) -> Tensor:
     """Outputs of a field, at most `points` of its points at a time."""
-    parts = []
-    for start in range(0, len(along.x), points):
-        part = slice(start, start + points)
-        context = {name: value[part] for name, value in along.context.items()}
-        parts.append(along.forward(along.x[part], context))
-    return torch.cat(parts)
+    starts = range(0, len(along.x), points)
+    return torch.cat([along.part(slice(start, start + points))() for start in starts])
 
 
 def points_per_chunk(source: Field, memory_gib: float) -> int:
     """How many points fit the budget, from the largest tensor that one point makes on its way."""
-    probe = _LargestOutput()
-    context = {name: value[:1] for name, value in source.context.items()}
-    with probe:
-        source.forward(source.x[:1], context)
+    probe, first = _LargestOutput(), source.part(slice(1))
+    try:
+        with probe:
+            first()
+    except RuntimeError as error:  # torch says what does not fit, but not where it came from
+        weight = next(source.module.parameters(), None) if source.module else None
+        has = "" if weight is None else f"; its weights are {weight.dtype} on {weight.device}"
+        x = first.x
+        error.add_note(f"The model got {tuple(x.shape)}, {x.dtype} on {x.device}{has}.")
+        raise
     size = max(probe.size, source.x[0].numel() * source.x.element_size())
     return max(1, int(memory_gib * 2**30) // (LIVE_TENSORS * size))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ed.core.modes import batch_norms, frozen_statistics
 
 Context = dict[str, Tensor]
 
@@ -16,29 +19,47 @@ Context = dict[str, Tensor]
 class Field:
     """A network from some space on (pixels, token embeddings, features), at a batch of points.
 
+    For a text classifier of transformers, with paths between its word embeddings:
+
+        field = ed.Field(
+            lambda x, context: bert(inputs_embeds=x, attention_mask=context["mask"]),
+            bert.get_input_embeddings()(ids), {"mask": mask}, module=bert,
+        )
+        ed.estimate(field)
+        ed.penalty(field, labels=labels)
+
     Attributes:
-        forward: points (N, ...), context -> outputs (N, C).
+        forward: points (N, ...), context -> outputs (N, C), or what holds them as `logits`.
         x: (B, ...), the batch in that space.
         context: per-example tensors (B, ...) that travel along, e.g. the attention mask. On a path
             they are merged by the maximum of those ends that take part, which for a 0/1 mask is
             the union inside the path and each end's own at that end.
-        aside: for models with batch normalisation, a context that keeps a pass at points which are
-            no data out of the running statistics. None: the model has no such state, and batch and
-            paths may share one forward pass.
+        aside: a context for passes at points which are no data; it keeps them apart from the pass
+            at the batch. None: batch normalisation of `module` keeps its running statistics, and
+            without any, batch and paths may share one forward pass.
+        module: the network behind `forward`: `estimate` measures it in eval mode.
     """
 
     forward: Callable[[Tensor, Context], Tensor]
     x: Tensor
     context: Context = field(default_factory=dict)
     aside: Callable[[], AbstractContextManager] | None = None
+    module: nn.Module | None = None
 
     @classmethod
     def of(cls, model: Callable[[Tensor], Tensor], x: Tensor, **settings) -> Field:
         """The field of any callable from inputs to outputs."""
+        if isinstance(model, nn.Module):
+            settings.setdefault("module", model)
         return cls(lambda points, context: model(points), x, **settings)
 
     def __call__(self) -> Tensor:
-        return self.forward(self.x, self.context)
+        return _tensor(self.forward(self.x, self.context))
+
+    def part(self, rows: slice) -> Field:
+        """The same function at some of the points."""
+        context = {name: value[rows] for name, value in self.context.items()}
+        return replace(self, x=self.x[rows], context=context)
 
     def between(self, first: Tensor, second: Tensor, alpha: Tensor) -> Field:
         """The paths alpha x1 + (1 - alpha) x2, Eq. (path): the one place that interpolates.
@@ -49,11 +70,7 @@ class Field:
         Returns:
             A field at P * n points, the nodes of a path side by side.
         """
-        if not self.x.is_floating_point():
-            raise ValueError(
-                f"paths run between floating-point inputs, not {self.x.dtype}: whole numbers would "
-                "be rounded on the way; convert and scale the inputs first"
-            )
+        self.check_points()
         # not in bf16, even where features are: rounded nodes would not be the ones that are fitted
         dtype = torch.promote_types(self.x.dtype, torch.float32)
         alpha = alpha.expand(len(first), alpha.shape[-1]).to(dtype)
@@ -77,16 +94,72 @@ class Field:
         One pass over both is about 10 % faster than two; batch norm forbids it, as the statistics
         of the batch would see the path points.
         """
-        if self.aside is None:
+        if self._aside() is None:
             outputs = self.join(paths)()
             return outputs[: len(self.x)], outputs[len(self.x) :]
-        at_batch = self()
-        with self.aside():
-            return at_batch, paths()
+        return self(), paths.apart()
+
+    def apart(self) -> Tensor:
+        """Outputs in a pass of their own, at points which are no data: nothing learns from them."""
+        with (self._aside() or nullcontext)():
+            return self()
+
+    def _aside(self) -> Callable[[], AbstractContextManager] | None:
+        if self.aside is None and self.module is not None and batch_norms(self.module):
+            return partial(frozen_statistics, self.module)
+        return self.aside
+
+    def check_points(self) -> None:
+        """Raises ValueError where one cannot walk between the points."""
+        if not self.x.is_floating_point():
+            raise ValueError(
+                f"paths run between floating-point inputs, not {self.x.dtype}: whole numbers would "
+                "be rounded on the way; convert and scale them first, or begin behind the "
+                "embedding of token ids (help(ed.Field))"
+            )
 
     def at(self, x: Tensor) -> Field:
         """The same function and context at other points."""
         return replace(self, x=x)
+
+
+def as_field(model: Callable[[Tensor], Tensor] | Field, inputs: Tensor | None) -> Field:
+    """The field of a model at inputs, or a field that was given as such."""
+    if isinstance(model, Field) != (inputs is None):
+        raise ValueError("give a model with inputs, or a Field, which has its own, without")
+    if inputs is not None and not isinstance(inputs, Tensor):
+        raise ValueError(
+            f"inputs: one tensor (N, ...) is needed, not {type(inputs).__name__}; from batches: "
+            "torch.cat([batch[0] for batch in loader]), from an array: torch.as_tensor(array)"
+        )
+    return model if isinstance(model, Field) else Field.of(model, inputs)
+
+
+def check_outputs(outputs: Tensor, *, softmax: bool) -> None:
+    """Raises ValueError for outputs that are not (N, C), or whose softmax says nothing."""
+    if outputs.dim() != 2:
+        raise ValueError(f"outputs (N, C) are needed, the model's are {tuple(outputs.shape)}")
+    if softmax and outputs.shape[1] == 1:
+        raise ValueError(
+            "the model has one output, and the softmax of one is 1 everywhere: measure it "
+            "as it is (ed.estimate with softmax=False), or make both logits of it, "
+            "ed.Field(lambda x, _: torch.nn.functional.pad(model(x), (1, 0)), x, module=model)"
+        )
+
+
+def _tensor(outputs) -> Tensor:
+    """Outputs, or the `logits` of what transformers and many others return."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    logits = getattr(outputs, "logits", None) if logits is None else logits
+    if not isinstance(logits, Tensor):
+        kind = type(outputs).__name__
+        raise ValueError(
+            f"outputs (N, C) are needed, the model returns a {kind} without logits: pick them out, "
+            "e.g. ed.Field(lambda x, _: model(x)[0], x, module=model)"
+        )
+    return logits
 
 
 def _merge(first: Tensor, second: Tensor, alpha: Tensor) -> Tensor:

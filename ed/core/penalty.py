@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ed.core.field import Field
+from ed.core.field import Field, as_field, check_outputs
 from ed.core.representation import Representation, anchor, sample_pairs
+
+EFFICIENT = Representation()  # the paper's setting for training: r = 4, K = 3
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Paths:
         generator: torch.Generator | None = None,
     ) -> Paths:
         """`pairs` paths between examples of `field`; with `labels` (B,), label-anchored."""
+        if labels is not None:
+            _check_labels(labels, len(field.x), representation.resolution)
         device = field.x.device
         first, second = sample_pairs(len(field.x), pairs, generator=generator, device=device)
         anchored = labels is not None
@@ -52,6 +56,7 @@ class Paths:
 
     def degrees(self, logits: Tensor) -> Tensor:
         """Effective degree of each path's softmax outputs, from logits (P * n, C): (P,)."""
+        check_outputs(logits, softmax=True)
         # at least float32: softmax and fit lose too much in bf16
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         inner_nodes = self.nodes.shape[-1] - (2 if self.labels else 0)
@@ -64,27 +69,49 @@ class Paths:
 
 
 def penalty(
-    model: Callable[[Tensor], Tensor],
-    inputs: Tensor,
+    model: Callable[[Tensor], Tensor] | Field,
+    inputs: Tensor | None = None,
     labels: Tensor | None = None,
     *,
     pairs: int | None = None,
+    representation: Representation = EFFICIENT,
     generator: torch.Generator | None = None,
-    **representation,
+    **changes,
 ) -> Tensor:
     """Effective degree of any classifier on a batch, differentiable: add it to your loss.
 
     Args:
-        model: inputs (N, ...) -> logits (N, C).
+        model: inputs (N, ...) -> logits (N, C), or a `Field` (then no inputs). A module stays in
+            the mode it is in; its batch normalisation does not count the points on paths.
+        inputs: (B, ...), the batch between whose examples the paths run.
         labels: (B,) class indices, for label-anchored ED; leave out where there are none.
         pairs: number of random paths; half the batch by default, the paper's rule.
-        representation: fields of `Representation`, e.g. resolution=4, degree=3, components=3.
+        representation: how paths are fitted.
+        generator: on the inputs' device, for draws of its own; torch's by default.
+        changes: fields of the representation to change, e.g. resolution=15, components=3.
+    Returns:
+        The mean over paths, a scalar: 0 for constant probabilities, 1 / C for a straight line from
+        one class to another.
     """
+    field = as_field(model, inputs)
     paths = Paths.draw(
-        Field.of(model, inputs),
-        Representation(**representation),
-        len(inputs) // 2 if pairs is None else pairs,
+        field,
+        replace(representation, **changes) if changes else representation,
+        len(field.x) // 2 if pairs is None else pairs,
         labels=labels,
         generator=generator,
     )
-    return paths.degrees(paths.field()).mean()
+    return paths.degrees(paths.field.apart()).mean()
+
+
+def _check_labels(labels: Tensor, size: int, resolution: int) -> None:
+    if labels.shape != (size,) or labels.dtype != torch.long:
+        raise ValueError(
+            f"labels: class indices are needed, shape ({size},) and torch.int64 for {size} inputs; "
+            f"got {tuple(labels.shape)} and {labels.dtype}"
+        )
+    if resolution < 3:
+        raise ValueError(
+            f"resolution {resolution} is too small with labels, which stand at both ends of a "
+            "path: use resolution >= 3, or leave the labels out"
+        )

@@ -1,5 +1,6 @@
 """Polynomial representations: outputs along a path -> coefficients -> effective degree."""
 
+import warnings
 from dataclasses import dataclass, field
 from numbers import Integral
 
@@ -47,7 +48,18 @@ class Representation:
             raise ValueError(f"degree must be >= 0, got {self.degree}")
         if self.resolution < 2:
             raise ValueError(f"resolution must be >= 2 nodes per path, got {self.resolution}")
+        if not callable(self.sampler) or isinstance(self.sampler, type):
+            raise ValueError(
+                f"sampler must be one that is made, e.g. ed.ChebyshevNodes(); got {self.sampler!r}"
+            )
         check_resolution(self.resolution, self.degree, self.damping)
+        if self.resolution <= self.degree:
+            warnings.warn(
+                f"{self.resolution} nodes do not determine the {self.degree + 1} coefficients of "
+                f"degree {self.degree}: of all polynomials through them the damping picks the "
+                f"smallest. Use resolution >= {self.degree + 1}",
+                stacklevel=3,
+            )
         if self.components is not None:
             check_components(self.components, self.resolution)
 
@@ -83,8 +95,11 @@ def sample_pairs(
     """Two independent uniform index draws per pair, as in Algorithm 1: two of shape (count,)."""
     if size < 2:
         raise ValueError(f"paths need at least 2 examples to run between, got a batch of {size}")
-    if count > size * size:
-        raise ValueError(f"{count} pairs asked of {size} examples, which form only {size * size}")
+    if not 1 <= count <= size * size:
+        raise ValueError(
+            f"{count} pairs asked of {size} examples, which form only {size * size}: "
+            f"use pairs between 1 and {size * size}"
+        )
     draw = torch.randint(size, (2, count), generator=generator, device=device)
     return draw[0], draw[1]
 

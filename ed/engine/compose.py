@@ -1,5 +1,6 @@
 """Composing the config outside `train.py`: for tests, scripts and the launcher."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -8,14 +9,16 @@ GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "measures", "l
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def compose_config(overrides: list[str]) -> DictConfig:
-    """What `python train.py <overrides>` would train."""
+def compose_config(overrides: list[str], *, folders: Sequence[Path] = ()) -> DictConfig:
+    """What `python train.py <overrides>` would train; `folders` hold further choices."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("train", overrides=overrides)
+        path = ",".join(f"file://{folder.resolve()}" for folder in folders)
+        extra = [f"hydra.searchpath=[{path}]"] if folders else []
+        return compose("train", overrides=[*overrides, *extra])
 
 
 def flat_keys(cfg: DictConfig, prefix: str = "") -> list[str]:

@@ -10,9 +10,11 @@ import re
 import sys
 import time
 import traceback
+from pathlib import Path
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a while
+SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}  # the paper's
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 # by name: their modules load torch
 EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
@@ -26,6 +28,9 @@ def explain(error: BaseException, aloud: bool | None = None) -> int:
             time.sleep(SPEAKING_SECONDS)
     if not aloud:
         return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
+    if isinstance(error, BrokenPipeError):  # whoever read our output has left: `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at the end
+        return 1
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
         refused = isinstance(error.__cause__, EXPECTED)  # by a constructor that Hydra called
         print(f"error: {error.__cause__ if refused else _composition(error)}", file=sys.stderr)
@@ -50,11 +55,36 @@ def _composition(error: BaseException) -> str:
     message = str(error)
     if "Could not load 'hydra/launcher/submitit_slurm'" in message:
         return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install '.[slurm]'"
+    choice = re.search(r"Could not (?:find|load) '(\w+)/([^']+)'", message)
+    if choice is not None:
+        return _unknown_choice(*choice.groups())
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:
         return re.sub(r"\s+", " ", message)
-    key = wrong.group(1)
+    return _unknown_key(wrong.group(1))
+
+
+def _unknown_choice(group: str, choice: str) -> str:
+    choices = sorted(_leaves(group))
+    near = difflib.get_close_matches(choice, choices, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{group}={choice}: no such choice; {hint}There are {', '.join(choices)}"
+
+
+def _unknown_key(key: str) -> str:
+    group, *rest = key.split(".")
+    owners = sorted(c for c, keys in _leaves(group).items() if len(rest) == 1 and rest[0] in keys)
+    if owners and any(re.match(rf"{group}=[^\[]*,", word) for word in sys.argv):
+        # Hydra reads what is not swept before it chooses, so on top of the group's default choice
+        (given,) = [word for word in sys.argv if word.startswith(f"{key}=")][:1]
+        value = given.removeprefix(f"{key}=")
+        return f"{given}: in a sweep over {group} write it as one, too: '{key}=choice({value})'"
+    if owners:
+        return f"unknown key {key!r} here; it belongs to {group}={', '.join(owners)}"
+    symbol = ".".join([group, SYMBOLS[rest[0]]]) if rest and rest[0] in SYMBOLS else None
     valid = _valid_keys()
+    if symbol in valid:
+        return f"unknown key {key!r}; the paper's symbol is {symbol}"
     near = difflib.get_close_matches(key, valid, n=3, cutoff=0.5)
     leaf = difflib.get_close_matches(
         key.split(".")[-1], sorted({k.split(".")[-1] for k in valid}), n=3, cutoff=0.6
@@ -64,9 +94,28 @@ def _composition(error: BaseException) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
+def _leaves(group: str) -> dict[str, list[str]]:
+    """The choices of a group, ours and the user's, with the keys of each."""
+    from omegaconf import OmegaConf
+
+    from ed.engine.compose import CONFIGS
+
+    folders = [CONFIGS, *_config_dirs()]
+    paths = [path for folder in folders for path in (folder / group).glob("*.yaml")]
+    return {path.stem: list(OmegaConf.load(path)) for path in paths}
+
+
+def _config_dirs() -> list[Path]:
+    """Folders of the user's own configs: Hydra's --config-dir."""
+    words = " ".join(sys.argv[1:])
+    return [Path(found) for found in re.findall(r"(?:--config-dir|-cd)[ =](\S+)", words)]
+
+
 def _valid_keys() -> list[str]:
-    """All keys of the config composed from the group choices on the command line alone."""
+    """All keys of the config composed from the group choices on the command line alone; of a
+    sweep's choices the first."""
     from ed.engine.compose import GROUPS, compose_config, flat_keys
 
-    choice = re.compile(rf"({'|'.join(GROUPS)})=[\w\[\],]+")
-    return flat_keys(compose_config([a for a in sys.argv[1:] if choice.fullmatch(a)]))
+    choice = re.compile(rf"(?:{'|'.join(GROUPS)})=(?:\w+|\[[\w,]+\])")
+    overrides = [found.group() for a in sys.argv[1:] if (found := choice.match(a))]
+    return flat_keys(compose_config(overrides, folders=_config_dirs()))

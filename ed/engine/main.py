@@ -16,6 +16,7 @@ from ed.core.streams import stream_seed
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, remove_checkpoints
 from ed.engine.distributed import join, local_device
+from ed.engine.kinds import check_kinds
 from ed.engine.loop import Cadence, Interrupted, describe, train
 from ed.engine.metrics import TerminalHandler, Wandb
 from ed.engine.run import RunFolder, default_folder, digest
@@ -45,6 +46,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
 
 
 def _run(cfg: DictConfig, path: Path) -> dict:
+    check_kinds(cfg)
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     recipe, measures = instantiate(cfg.optimizer), build_measures(cfg)
     check(cfg, task, regularizer, measures.values())
@@ -197,7 +199,10 @@ def choose_device(name: str) -> torch.device:
         raise ValueError(f"system.device={name}: torch sees no CUDA device; use system.device=cpu")
     if name.startswith("cuda") and processes.world_size() > 1:
         return local_device(name)
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"system.device={name}: use auto, cpu or cuda") from None
 
 
 def start_tracker(cfg: DictConfig, folder: Path) -> Wandb | None:

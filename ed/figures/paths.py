@@ -104,7 +104,7 @@ def draw_portraits(
 
 def draw_end(axis, picture: Tensor, title: str) -> None:
     """One end of a path; x2 (alpha = 0) stands on the left."""
-    axis.imshow(picture.permute(1, 2, 0), interpolation="bilinear")
+    axis.imshow(picture.permute(1, 2, 0).numpy(), interpolation="bilinear")
     axis.set_title(title, fontsize=9)
     axis.axis("off")
 
@@ -123,12 +123,17 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
         highest = value.amax(0).argsort(descending=True)[:CURVES].tolist()
         for place, output in enumerate(highest):
             color = f"C{output if few else place}"
-            axis.plot(fine, curve[output], color=color, linewidth=1.5, label=name(output))
-            axis.plot(portrait.nodes, value[:, output], ".", color=color, markersize=3)
+            axis.plot(
+                fine.numpy(), curve[output].numpy(), color=color, linewidth=1.5, label=name(output)
+            )
+            dots = portrait.nodes.numpy(), value[:, output].numpy()
+            axis.plot(*dots, ".", color=color, markersize=3)
         low, high = axis.get_ylim()
         axis.set_ylim(*((-0.05, 1.05) if unit else (low, high + 0.15 * (high - low))))
         axis.set_title(f"{portrait.title}: ED {number(degree.item(), 2)}", fontsize=9)
-        axis.legend(fontsize=7, frameon=False, loc="upper center", ncols=3, columnspacing=0.8)
+        # narrow enough for three classes of a thousand
+        tight = {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8}
+        axis.legend(fontsize=7, frameon=False, loc="upper center", ncols=3, **tight)
         axis.set_xlabel(r"$\alpha$" if last else "")
     axes[0].set_ylabel(portrait.quantity)
 
@@ -147,7 +152,7 @@ def draw_spectra(axis, portraits: Sequence[Portrait]) -> None:
     axis.set_yscale("log")
     axis.set_xlabel("degree k")
     axis.set_ylabel(f"mean $|c_k|$ over {paths} paths and {outputs} outputs")
-    axis.set_xticks(range(0, len(estimate.spectrum), 4))
+    axis.set_xticks(range(0, len(estimate.spectrum), 4 if len(estimate.spectrum) > 12 else 1))
     axis.set_title("coefficients of the fitted polynomials", fontsize=9)
     axis.legend(frameon=False, fontsize=8)
 

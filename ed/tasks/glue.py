@@ -158,6 +158,7 @@ class Glue(Task):
             context={"mask": batch["mask"]},
             # without dropout on the paths they need a pass of their own
             aside=None if self.path_dropout else partial(evaluating, model),
+            module=model,
         )
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

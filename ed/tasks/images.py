@@ -5,7 +5,6 @@ gather for the whole batch.
 """
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from torch.nn import functional as F
 
 from ed.core import processes
 from ed.core.field import Field
-from ed.core.modes import batch_norms, frozen_statistics
 from ed.core.streams import reseed
 from ed.models import spaces
 from ed.tasks.base import Batch, Task, check_counts, check_warmup, shuffled_batches
@@ -116,11 +114,10 @@ class PictureTask(Task):
         return (pixels.float() / 255 - self.shift) / self.scale
 
     def field(self, model: nn.Module, batch: Batch) -> Field:
-        aside = partial(frozen_statistics, model) if batch_norms(model) else None
         if self.space == "input":
-            return Field.of(model, batch["x"], aside=aside)
+            return Field.of(model, batch["x"])
         before, after = spaces.split(model, self.space)
-        return Field.of(after, before(batch["x"]), aside=aside)
+        return Field.of(after, before(batch["x"]), module=model)
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         loss = F.cross_entropy(outputs.float(), batch["label"])

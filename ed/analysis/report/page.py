@@ -46,6 +46,7 @@ VERDICTS = {
     "pending k of n": "k of the n planned runs are done",
     "not in paper": "the paper prints no number here",
 }
+DOCUMENTS = {"benchmark": "Benchmark", "step_time": "Step time"}  # those the bar leads to
 FORMULA = tag("span", "ED = Σ", tag("sub", "k"), " k |c", tag("sub", "k"), "|", class_="formula")
 
 
@@ -129,8 +130,9 @@ def _targets(results: Path) -> dict[str, str]:
     """The parts of the page that the bar leads to."""
     targets = {"explorer": "Explorer"} if (results / "explorer.json").exists() else {}
     targets |= {"overview": "Results"}
-    if (results / "benchmark.md").exists():
-        targets |= {"document-benchmark": "Benchmark"}
+    for name, label in DOCUMENTS.items():
+        if (results / f"{name}.md").exists():
+            targets |= {f"document-{name}": label}
     return targets | {"provenance": "Hardware and versions"}
 
 
@@ -160,7 +162,7 @@ def _headline(experiments: Sequence[Experiment]) -> Html:
 
 
 def _overview(experiments: Sequence[Experiment]) -> Html:
-    rows = []
+    rows, unfinished = [], any(e.table.status == "planned" for e in experiments)
     for experiment in experiments:
         table, lines = experiment.table, experiment.lines
         done, planned = len(experiment.done), len(experiment.planned)
@@ -169,13 +171,20 @@ def _overview(experiments: Sequence[Experiment]) -> Html:
         rows.append(
             [
                 (tag("a", table.title, href=f"#{section_id(table)}"), table.title),
-                (state, state),
+                *([(state, state)] if unfinished else []),
                 (_progress(done, planned), done / planned),
                 number(len(words), str(len(words))),
                 *(number(words.count(w), str(words.count(w))) for w in ("match", "differs")),
             ]
         )
-    header = ["experiment", "code", "runs done", "numbers", "match", "differ"]
+    header = [
+        "experiment",
+        *(["code"] if unfinished else []),
+        "runs done",
+        "numbers",
+        "match",
+        "differ",
+    ]
     intro = (
         "One row per table or data figure of the paper. Cells lead to their runs: settings, "
         "learning curves, hardware. Click a column's head to sort by it."

@@ -1,15 +1,19 @@
 """One section per experiment file: the paper's numbers beside ours."""
 
 import base64
+import itertools
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 from ed.analysis.collect import Row, committed
 from ed.analysis.render import Line, grid_lines, table_lines
 from ed.analysis.report.cells import anchor, cell_details
 from ed.analysis.report.charts import interval_strip
+from ed.analysis.report.markdown import inline
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.pools import pool as pool_table
 from ed.analysis.report.sortable import Field, number, sortable
@@ -62,7 +66,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[P
     folds = [*_tuning(table, rows, footnotes), *_reduced(table, rows, cells, footnotes)]
     parts = [
         tag("h3", table.title),
-        tag("p", f"{table.place}.", class_="place"),
+        tag("p", inline(f"{table.place}."), class_="place"),
         main,
         _footnotes(table, footnotes),
         *(figure(path) for path in pictures),
@@ -85,8 +89,10 @@ def comparison(
     extents = {
         metric: _extent([x for x in lines if x.metric == metric]) for metric in table.metrics
     }
+    sides = {"paper ■": any(x.paper.mean is not None for x in lines)}
+    sides["ours ●"] = any(x.ours.mean is not None for x in lines)
     header = ["cell", *(["metric"] if several else []), "paper", "ours", "n", "difference"]
-    header += ["verdict", "paper ■ ours ●", "notes"]
+    header += ["verdict", " ".join(side for side, there in sides.items() if there), "notes"]
     body = []
     for (cell, metric), line in zip(cells, lines, strict=True):
         fields: list[Field] = [(_cell_link(table, cell), line.label)]
@@ -103,7 +109,7 @@ def _line_fields(
     paper, ours = line.paper, line.ours
     apart = difference(ours, paper)
     strip = ""
-    if extent is not None:
+    if extent is not None and (paper.mean is not None or ours.mean is not None):
         strip = interval_strip((paper.mean, paper.std), (ours.mean, ours.std), extent)
     return [
         number(paper.mean, _mean_std(paper.mean, paper.std, table.digits)),
@@ -123,15 +129,16 @@ def _cell_link(table: Table, cell: Cell) -> Html:
 
 
 def _extent(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """The range of all intervals of one metric, with room for the marks."""
-    ends = [
-        mean + sign * (std or 0)
+    """The range of all intervals of one metric; None where there are no two to compare."""
+    found = [
+        (mean - (std or 0), mean + (std or 0))
         for line in lines
         for mean, std in ((line.paper.mean, line.paper.std), (line.ours.mean, line.ours.std))
         if mean is not None
-        for sign in (-1, 1)
     ]
-    return (min(ends), max(ends)) if ends else None
+    if len(found) < 2:
+        return None
+    return min(low for low, _ in found), max(high for _, high in found)
 
 
 def _mean_std(mean: float | None, std: float | None, digits: int) -> str:
@@ -194,14 +201,14 @@ def _reduced(
 
 def _footnotes(table: Table, footnotes: Sequence[str]) -> Html | None:
     items = [
-        tag("li", note, id=f"{section_id(table)}-note-{i}")
+        tag("li", inline(note), id=f"{section_id(table)}-note-{i}")
         for i, note in enumerate(footnotes, start=1)
     ]
     return tag("ol", *items, class_="footnotes") if items else None
 
 
 def _notes(table: Table) -> Html | None:
-    notes = [tag("li", note) for note in table.notes]
+    notes = [tag("li", inline(note)) for note in table.notes]
     return tag("ul", *notes, class_="notes") if notes else None
 
 
@@ -214,21 +221,23 @@ def _pending(experiment: Experiment) -> Html:
         state = f"Complete: {plural(done, 'run')}"
     else:
         state = f"Pending: {planned - done:,} of {plural(planned, 'run')}"
-    cost = header_comment(experiment.table.path)
-    command = code(f"python scripts/launch.py {experiment.table.name}")
-    return tag("p", tag("strong", state), " (", command, "). ", cost, class_="pending-note")
+    parts = [
+        tag("pre", text) if is_command else tag("p", inline(text))
+        for is_command, text in header_comment(experiment.table.path)
+    ]
+    return tag("div", tag("p", tag("strong", state, ".")), *parts, class_="pending-note")
 
 
-def header_comment(path: Path) -> str:
-    """What the file's first comment says of cost and purpose; the command and the state, which
-    the page knows better, are left out."""
-    words = []
-    for line in path.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        words.append(line.removeprefix("#").strip())
-    text = re.sub(r"Status:.*", "", " ".join(words[1:]))
-    return text.strip()
+def header_comment(path: Path) -> list[tuple[bool, str]]:
+    """The file's first comment, which says how to run it and what that costs: (is it a command,
+    text) in turn. Commands begin with their program or are indented."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+    texts = (re.sub("^# ?", "", line) for line in lines)
+    blocks = itertools.groupby(texts, lambda text: text.startswith(("python ", "export ", "  ")))
+    return [
+        (is_command, dedent("\n".join(group)) if is_command else " ".join(group).strip())
+        for is_command, group in blocks
+    ]
 
 
 def picture_files(folder: Path) -> list[Path]:
@@ -246,7 +255,19 @@ def figure(path: Path) -> Html:
     source = f"data:{KINDS[path.suffix.lower()]};base64,{content}"
     title = path.stem.replace("_", " ")
     caption = tag("figcaption", title)
-    return tag("figure", tag("img", src=source, alt=title), caption, class_="picture")
+    picture = tag("img", src=source, alt=title, width=print_width(path.read_bytes()))
+    return tag("figure", picture, caption, class_="picture")
+
+
+def print_width(content: bytes) -> int | None:
+    """Of a PNG that knows its resolution, the width on paper in CSS pixels (96 to the inch): so
+    its letters are as large as those around it. None: as many as the picture has."""
+    place = content.find(b"pHYs")
+    if not content.startswith(b"\x89PNG") or place < 0:
+        return None
+    (width,) = struct.unpack(">I", content[16:20])
+    per_metre, _, unit = struct.unpack(">IIB", content[place + 4 : place + 13])
+    return round(width / per_metre / 0.0254 * 96) if unit == 1 else None
 
 
 def _all_cells(table: Table, pool: dict[tuple, Row]) -> Html | None:

@@ -1,0 +1,114 @@
+"""Runs that belong to no table, such as those of `train.py -m`: what differs, and how it went."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from ed.analysis.collect import CollectError, read_json
+from ed.analysis.stats import summarise
+
+INCIDENTAL = ("seed", "system", "logger", "measures")  # what tells no two kinds of run apart
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A run folder: its settings by dotted key, its last numbers (None: not finished)."""
+
+    settings: dict[str, str]
+    seed: int
+    last: dict[str, float] | None
+
+
+def read_runs(roots: Sequence[Path]) -> list[SweepRun]:
+    """All runs below the folders, in the order of their paths."""
+    paths = [path for root in roots for path in sorted(root.rglob("config.yaml"))]
+    if not paths:
+        names = ", ".join(map(str, roots))
+        raise CollectError(f"{names}: no run folders there (none holds a config.yaml)")
+    return [_read(path) for path in paths]
+
+
+def _read(path: Path) -> SweepRun:
+    config = yaml.safe_load(path.read_text())
+    done = read_json(path.with_name("DONE"))
+    kept = {key: value for key, value in config.items() if key not in INCIDENTAL}
+    return SweepRun(dict(_flat(kept)), config["seed"], done and done["last"])
+
+
+def _flat(node: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif key == "_target_":  # the class is what the group chose
+            name = value.rsplit(".", 1)[-1]
+            yield prefix.removesuffix("."), "none" if name == "Regularizer" else name
+        else:
+            yield f"{prefix}{key}", str(value)
+
+
+def differing(runs: Sequence[SweepRun]) -> list[str]:
+    """Keys with more than one value. A key that only some have follows from a choice of theirs;
+    the sampler stands with the regularizer that uses it."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key != "sampler")
+    return [
+        key for key in keys if len({run.settings[key] for run in runs if key in run.settings}) > 1
+    ]
+
+
+def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
+    """Header and a row per setting: what differs, runs done, mean ± std over them at the last step.
+
+    Args:
+        metrics: which numbers; by default all that evaluations and measures gave.
+    """
+    keys, shown = differing(runs), _metrics(runs, metrics)
+    groups: dict[tuple, list[SweepRun]] = {}
+    for run in runs:
+        groups.setdefault(tuple(sorted(run.settings.items())), []).append(run)
+    rows = [[*keys, "runs", *shown]]
+    for group in groups.values():
+        done = [run.last for run in group if run.last is not None]
+        count = f"{len(done)} of {len(group)}" if len(done) < len(group) else str(len(done))
+        values = [_number([last[name] for last in done if name in last]) for name in shown]
+        rows.append([*_values(group[0], keys), count, *values])
+    return rows
+
+
+def run_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
+    """Header and a row per finished run, its numbers in full."""
+    keys, shown = differing(runs), _metrics(runs, metrics)
+    rows = [[*keys, "seed", *shown]]
+    for run in runs:
+        if run.last is not None:
+            numbers = [str(run.last.get(name, "")) for name in shown]
+            rows.append([*_values(run, keys), str(run.seed), *numbers])
+    return rows
+
+
+def _values(run: SweepRun, keys: Sequence[str]) -> list[str]:
+    return [run.settings.get(key, "") for key in keys]
+
+
+def _metrics(runs: Sequence[SweepRun], wanted: Sequence[str]) -> list[str]:
+    found = dict.fromkeys(name for run in runs for name in run.last or {})
+    for name in wanted:
+        if name not in found:
+            raise CollectError(f"--metrics {name}: no run has it; there are {', '.join(found)}")
+    return list(wanted) or [name for name in found if not name.endswith("_se")]
+
+
+def _number(values: Sequence[float]) -> str:
+    ours = summarise(values)
+    if ours.mean is None:
+        return ""
+    spread = "" if ours.std is None else f" ± {ours.std:.{DIGITS // 2}g}"
+    return f"{ours.mean:.{DIGITS}g}{spread}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(field.ljust(w) for field, w in zip(r, widths, strict=True)) for r in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,60 @@
+"""Words where numbers belong, and keys that nobody reads: found before anything is built."""
+
+import contextlib
+from collections.abc import Iterator
+from types import FunctionType, NoneType, UnionType
+from typing import get_args, get_type_hints
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+
+from ed.engine.compose import GROUPS
+
+KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def check_kinds(cfg: DictConfig) -> None:
+    """Compares settings with the annotations of the constructors that take them.
+
+    Whether a number is a possible one is for the constructors themselves to say.
+    """
+    for key in cfg:
+        if key not in KEYS:  # given with a plus sign, which adds what the config does not have
+            raise ValueError(f"+{key}: no such key; leave it out, or see python train.py --help")
+    if type(cfg.seed) is not int:
+        raise ValueError(f"seed={cfg.seed}: must be a whole number")
+    for name in ("task", "model", "regularizer", "optimizer"):
+        _check_leaf(name, cfg[name])
+    for name, leaf in cfg.measures.items():
+        _check_leaf(f"measures.{name}", leaf)
+
+
+def _check_leaf(name: str, leaf: DictConfig) -> None:
+    hints = {key: hint for part in _constructors(leaf._target_) for key, hint in part.items()}
+    for key, value in OmegaConf.to_container(leaf, resolve=True).items():
+        hint = hints.get(key)
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if value == "???" or not set(kinds) <= {*KINDS, NoneType}:
+            continue  # a mandatory value has an error of its own; lists and objects check theirs
+        if not any(_fits(value, kind) for kind in kinds):
+            wanted = " or ".join("null" if k is NoneType else KINDS[k] for k in kinds)
+            raise ValueError(f"{name}.{key}={'null' if value is None else value}: must be {wanted}")
+
+
+def _constructors(path: str) -> Iterator[dict]:
+    """Annotations of all that a leaf's arguments may reach, the nearest last."""
+    target = get_object(path)
+    classes = reversed(target.__mro__) if isinstance(target, type) else ()
+    functions = [vars(base).get("__init__") for base in classes] or [target]
+    for function in functions:
+        if isinstance(function, FunctionType):
+            # names that a module imports for type checkers only are unknown here
+            with contextlib.suppress(NameError):
+                yield get_type_hints(function)
+
+
+def _fits(value, kind: type) -> bool:
+    if isinstance(value, bool) or kind in (bool, str, NoneType):
+        return isinstance(value, kind)
+    return isinstance(value, (int, float))  # 1e6 is a float to Hydra: whoever counts looks again

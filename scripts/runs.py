@@ -1,0 +1,44 @@
+# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+"""What came out of a sweep: python scripts/runs.py [FOLDER ...] [--metrics eval/acc ...] [--csv]
+
+One line per setting, in columns only what differs between the runs, the mean and standard deviation
+over seeds of each number at the last step. The folders default to runs/adhoc, where the runs of
+`train.py` and `train.py -m` go. (Tables of the paper: scripts/table.py.)
+"""
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ed.analysis.sweeps import aligned, read_runs, run_rows, summary_rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("folders", nargs="*", type=Path, default=[ROOT / "runs" / "adhoc"], metavar="FOLDER")
+    add("--metrics", nargs="+", default=[], metavar="KEY", help="e.g. eval/acc measure/ed")
+    add("--csv", action="store_true", help="one line per run, comma-separated")
+    options = parser.parse_args(arguments)
+    try:
+        rows = (run_rows if options.csv else summary_rows)(
+            read_runs(options.folders), options.metrics
+        )
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if options.csv:
+        csv.writer(sys.stdout).writerows(rows)
+    else:
+        print(aligned(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

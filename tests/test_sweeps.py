@@ -1,0 +1,80 @@
+"""scripts/runs.py: what differs between runs of a sweep, and their numbers over seeds."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.runs import main
+
+ED = {"_target_": "ed.regularizers.ed.EffectiveDegree", "weight": 7.0, "degree": 3}
+ED |= {"sampler": {"_target_": "ed.core.nodes.RandomizedCosine"}}
+NONE = {"_target_": "ed.regularizers.base.Regularizer"}
+
+
+def write_run(folder: Path, seed: int, regularizer: dict, last: dict | None, **system) -> None:
+    config = {"seed": seed, "regularizer": regularizer, "system": system}
+    config |= {"task": {"_target_": "a.Task", "epochs": 2}, "sampler": {"_target_": "b.Cosine"}}
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    if last is not None:
+        (folder / "DONE").write_text(json.dumps({"last": last}))
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    for seed, accuracy in enumerate((80.0, 82.0, 84.0)):
+        write_run(tmp_path / f"none/seed{seed}", seed, NONE, {"eval/acc": accuracy}, device=seed)
+    values = {"eval/acc": 85.123456, "measure/ed": 0.25, "measure/ed_se": 0.01}
+    write_run(tmp_path / "ed/seed0", 0, ED, values)
+    write_run(tmp_path / "ed/seed1", 1, ED, None)
+    write_run(tmp_path / "strong/seed0", 0, ED | {"weight": 9.0}, {"eval/acc": 86.0})
+    return tmp_path
+
+
+def test_a_line_per_setting_with_what_differs(runs, capsys):
+    """The weight differs, the degree that all share does not; nor do seeds and devices."""
+    assert main([str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [
+        "regularizer",
+        "regularizer.weight",
+        "runs",
+        "eval/acc",
+        "measure/ed",
+    ]
+    assert [line.split() for line in lines[1:]] == [
+        ["EffectiveDegree", "7.0", "1", "of", "2", "85.12", "0.25"],
+        ["none", "3", "82", "±", "2"],
+        ["EffectiveDegree", "9.0", "1", "86"],
+    ]
+    assert lines[2].index("82") == lines[0].index("eval/acc")
+
+
+def test_csv_has_every_finished_run_in_full(runs, capsys):
+    assert main([str(runs), "--csv", "--metrics", "eval/acc"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["seed"], row["eval/acc"]) for row in rows] == [
+        ("0", "85.123456"), ("0", "80.0"), ("1", "82.0"), ("2", "84.0"), ("0", "86.0"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["RUNS/nowhere"], "no run folders there"),
+        (["RUNS", "--metrics", "eval/ac"], "no run has it; there are eval/acc, measure/ed"),
+    ],
+)
+def test_mistakes_end_in_one_line(runs, capsys, arguments, message):
+    assert main([word.replace("RUNS", str(runs)) for word in arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_damaged_record_is_named(runs, capsys):
+    (runs / "ed" / "seed0" / "DONE").write_text("{")
+    assert main([str(runs)]) == 1
+    assert "seed0/DONE is not JSON" in capsys.readouterr().err
