@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.small import SMALL
+from tests.small import SMALL, small_run
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -49,6 +49,9 @@ def test_commands_run(command, tmp_path):
         words += ["--out", str(tmp_path / "paths.png")]
     elif "theory.py" in command:
         words += ["--paths", "500", "--out", str(tmp_path / "theory.png")]
+    elif "runs.py" in command:
+        small_run(tmp_path / "run")
+        words += [str(tmp_path)]
     elif "launch.py" in command:
         words += ["--runs", str(tmp_path)]
     else:
