@@ -78,3 +78,10 @@ def test_a_damaged_record_is_named(runs, capsys):
     (runs / "ed" / "seed0" / "DONE").write_text("{")
     assert main([str(runs)]) == 1
     assert "seed0/DONE is not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["seed: [", "", "weight: 3"])
+def test_a_damaged_config_is_named(runs, capsys, text):
+    (runs / "ed" / "seed0" / "config.yaml").write_text(text)
+    assert main([str(runs)]) == 1
+    assert "seed0/config.yaml is not the config of a run" in capsys.readouterr().err

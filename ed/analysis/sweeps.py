@@ -32,10 +32,14 @@ def read_runs(roots: Sequence[Path]) -> list[SweepRun]:
 
 
 def _read(path: Path) -> SweepRun:
-    config = yaml.safe_load(path.read_text())
+    try:
+        config = yaml.safe_load(path.read_text())
+        seed = config["seed"]
+    except (yaml.YAMLError, KeyError, TypeError):
+        raise CollectError(f"{path} is not the config of a run: mend or remove it") from None
     done = read_json(path.with_name("DONE"))
     kept = {key: value for key, value in config.items() if key not in INCIDENTAL}
-    return SweepRun(dict(_flat(kept)), config["seed"], done and done["last"])
+    return SweepRun(dict(_flat(kept)), seed, done and done["last"])
 
 
 def _flat(node: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
