@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 import signal
+import time
 from itertools import islice
 
 import pytest
 import torch
 
-from ed.tasks.imagenet_data import Source, Views, evaluation_batches, training_batches
+from ed.tasks.imagenet_data import Source, Views, evaluation_batches, loading, training_batches
 from tests.imagenet import InMemory, as_one_of_two
 
 
@@ -72,8 +73,13 @@ def test_loading_leaves_the_global_random_stream_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_workers_outlive_a_request_to_stop_and_end_with_their_batches():
+@pytest.mark.parametrize("late", [0, 1], ids=["both began", "one begins"])
+def test_workers_outlive_a_request_to_stop_and_end_with_their_batches(late, monkeypatch):
     """A scheduler signals all processes of a job; the run must still finish its step and save."""
+    begin = loading._outlive_requests
+    monkeypatch.setattr(
+        loading, "_outlive_requests", lambda worker: (time.sleep(late * worker), begin(worker))
+    )
     source, how = InMemory(range(100)), {"seed": 0, "device": "cpu", "workers": 2}
     view = Views(size=8).train
     batches = training_batches(source, view, batch_size=10, steps=range(100), **how)

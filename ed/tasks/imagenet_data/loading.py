@@ -6,10 +6,11 @@ there, with any number of workers. Workers hand over small pieces, so that the f
 soon and little shared memory is held; pieces are pinned, and copied while the device computes.
 """
 
+import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import torch
 from PIL import Image
@@ -24,6 +25,7 @@ from ed.tasks.imagenet_data.sources import PictureError, Source
 View = Callable[[Image.Image, torch.Generator], Tensor]
 Key = tuple[int, int, int]  # picture, epoch, place in the epoch
 PIECE = 64  # rows that a worker hands over at once: 10 MB at 224 x 224
+REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # to stop
 GRACE_SECONDS = 60  # for a run that was asked to stop to save
 IN_FLIGHT = 2  # batches that the device may still be busy with when the next one is made
 
@@ -119,7 +121,9 @@ def _pieces(
         worker_init_fn=_outlive_requests,
         generator=torch.Generator(),  # it draws a seed, which must not move the run's own stream
     )
-    for piece in loader:
+    with _requests_held_back():  # until a worker knows what to do with them
+        pieces = iter(loader)
+    for piece in pieces:
         if isinstance(piece, str):
             raise PictureError(piece)
         yield piece
@@ -137,6 +141,17 @@ def _outlive_requests(_worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_SECONDS))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
+
+
+@contextlib.contextmanager
+def _requests_held_back() -> Iterator[None]:
+    """Processes that are started in here begin life with them held back as well."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _to_device(
