@@ -6,7 +6,6 @@ there, with any number of workers. Workers hand over small pieces, so that the f
 soon and little shared memory is held; pieces are pinned, and copied while the device computes.
 """
 
-import contextlib
 import math
 import os
 import signal
@@ -121,9 +120,7 @@ def _pieces(
         worker_init_fn=_outlive_requests,
         generator=torch.Generator(),  # it draws a seed, which must not move the run's own stream
     )
-    with _requests_held_back():  # until a worker knows what to do with them
-        pieces = iter(loader)
-    for piece in pieces:
+    for piece in _begun(loader):
         if isinstance(piece, str):
             raise PictureError(piece)
         yield piece
@@ -144,12 +141,14 @@ def _outlive_requests(_worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
 
 
-@contextlib.contextmanager
-def _requests_held_back() -> Iterator[None]:
-    """Processes that are started in here begin life with them held back as well."""
+def _begun(loader: DataLoader) -> Iterator:
+    """Starts the workers, with requests held back until each knows what to do with them.
+
+    A function, as a name for the iterator would keep workers alive in the traceback of an error.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     try:
-        yield
+        return iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
