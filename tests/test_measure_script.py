@@ -103,15 +103,20 @@ def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
     assert printed(capsys)[0] == pytest.approx(summary["last"]["measure/ed"], rel=1e-3)
 
 
-def test_a_transformers_classifier(tmp_path, pictures, capsys):
+def save_transformer(kind: str, folder: Path) -> None:
+    """A tiny ViT of transformers with random weights, as its users save theirs."""
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         image_size=32, patch_size=16, num_labels=7,
     )  # fmt: skip
-    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "model")
+    getattr(transformers, kind)(config).save_pretrained(folder)
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
-    processor.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(folder)
+
+
+def test_a_transformers_classifier(tmp_path, pictures, capsys):
+    save_transformer("ViTForImageClassification", tmp_path / "model")
     shared = ["--data", str(pictures), *QUICK, "--out", str(tmp_path / "a.png")]
     measure.main(["--transformers", str(tmp_path / "model"), *shared])
     assert "its own weights" in capsys.readouterr().out
@@ -139,14 +144,7 @@ def test_mistakes_end_in_one_line(arguments, message, tmp_path):
 
 def test_a_model_without_a_head_is_refused(tmp_path, pictures):
     """transformers would give it a random one, and ED would be said to be of its own weights."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        image_size=32, patch_size=16, num_labels=7,
-    )  # fmt: skip
-    transformers.ViTModel(config).save_pretrained(tmp_path / "model")
-    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
-    processor.save_pretrained(tmp_path / "model")
+    save_transformer("ViTModel", tmp_path / "model")
     shared = ["--data", str(pictures), *QUICK, "--out", str(tmp_path / "a.png")]
     with pytest.raises(ValueError, match=r"lack classifier\.bias, classifier\.weight, so it is no"):
         measure.main(["--transformers", str(tmp_path / "model"), *shared])
