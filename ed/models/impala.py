@@ -2,7 +2,8 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from ed.models.narrow import convolve, pool
 
 
 class Impala(nn.Module):
@@ -36,7 +37,7 @@ class Stage(nn.Module):
         self.blocks = nn.Sequential(Residual(outputs), Residual(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(F.max_pool2d(self.convolution(x), 3, stride=2, padding=1))
+        return self.blocks(pool(convolve(x, self.convolution)))
 
 
 class Residual(nn.Module):
@@ -46,4 +47,4 @@ class Residual(nn.Module):
         self.second = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(self.first(x.relu()).relu())
+        return convolve(convolve(x, self.first, relu=True), self.second, relu=True, residual=x)
