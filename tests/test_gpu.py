@@ -288,7 +288,7 @@ def test_clip_on_the_cpu_leaves_the_gpu_alone(tmp_path):
 
 def test_loaded_batches_arrive_whole_while_the_device_is_busy():
     """Copied aside, read at once by slow work: a copy that comes late or is overwritten shows."""
-    task = instantiate(compose_config([*IMAGENET, "task.epochs=1"]).task)
+    task = instantiate(compose_config([*IMAGENET, "task.epochs=1", "task.warmup_epochs=0"]).task)
     task.prepare(torch.device("cpu"), seed=0)
     expected = [batch["x"].double().mean((1, 2, 3)) for batch in task.batches(None, 0)]
     task.prepare(torch.device("cuda"), seed=0)
@@ -313,8 +313,8 @@ def test_the_host_does_not_run_far_ahead_of_the_device():
     for _, batch in zip(range(40), batches, strict=False):
         torch.cuda._sleep(10**8)  # cycles: some 50 ms, in which several batches are decoded
         batch["x"].sum()
-    # the bound on batches in flight, the one in hand, each in pieces and joined
-    assert torch.cuda.max_memory_allocated() - before < 2 * (IN_FLIGHT + 2) * size
+    # the bound on batches in flight, the one in hand, each in pieces and joined; and their labels
+    assert torch.cuda.max_memory_allocated() - before < 2.1 * (IN_FLIGHT + 2) * size
 
 
 @pytest.fixture

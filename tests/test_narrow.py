@@ -36,8 +36,31 @@ def everywhere(monkeypatch):
     if not (CUDA or INTERPRETED):
         pytest.skip("neither a GPU nor an interpreter: see test_interpreted")
     monkeypatch.setattr(narrow, "_applies", lambda *_: True)
-    monkeypatch.setitem(narrow.LAUNCH, "BLOCK", 32)
+    small = {kernel: {"BLOCK": 32, "num_warps": 1} for kernel in narrow.LAUNCH}
+    monkeypatch.setattr(narrow, "LAUNCH", small)
     monkeypatch.setattr(narrow, "PARTS", 3)
+
+
+@pytest.fixture
+def compiled_for_hopper():
+    if INTERPRETED:
+        pytest.skip("Triton is an interpreter here")
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kinds = {"": "*bf16", "f": "*fp32", "i": "*i8"}
+
+    def compiled(kernel, pointers: str, constants: dict, integers: str = "pixels") -> None:
+        pairs = (pointer.partition(":") for pointer in pointers.split())
+        types = {name: kinds[kind] for name, _, kind in pairs} | dict.fromkeys(
+            integers.split(), "i32"
+        )
+        signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+        source = ASTSource(kernel, signature, constexprs=constants)
+        assert "ptx" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
+
+    return compiled
 
 
 CLOSE = {"rtol": 2e-2, "atol": 2e-2} if CUDA else {"rtol": 1e-4, "atol": 1e-4}
@@ -115,6 +138,24 @@ def test_operators_say_what_they_do(everywhere):
     check(torch.ops.ed.convolve.default, given, **close)
     check(torch.ops.ed.weight_gradient.default, (x, torch.randn_like(x), True), **close)
     check(torch.ops.ed.pool.default, (x,))
+
+
+def test_kernels_compile_for_a_gpu(compiled_for_hopper):
+    """Without one: the interpreter lets pass what the compiler refuses."""
+    from ed.models import narrow_kernels as kernels
+
+    sizes = {"H": 8, "W": 8, "BLOCK": 64}
+    for inputs, taps in ((16, 0), (32, 0), (3, 32)):
+        widths = sizes | {"CI": inputs, "CO": 16, "K": taps, "RELU": True}
+        flags = {"BIAS": True, "MASK": True, "RESIDUAL": True}
+        compiled_for_hopper(kernels.convolve, "x weight bias:f mask residual y", widths | flags)
+        pointers = "x gradient weights:f biases:f"
+        compiled_for_hopper(kernels.weight_gradient, pointers, widths, "pixels blocks")
+    for kernel, pointers in (
+        (kernels.pool, "x y taps:i"),
+        (kernels.pool_gradient, "gradient taps:i x"),
+    ):
+        compiled_for_hopper(kernel, pointers, sizes | {"C": 16})
 
 
 def test_float32_and_other_widths_are_left_to_pytorch():

@@ -12,7 +12,11 @@ from torch.nn import functional as F
 
 CHANNELS = (16, 32, 64)  # that the kernels take, as powers of two from the least of a tensor core
 FEW = 3  # or fewer: all taps of an input pixel go into one product
-LAUNCH = {"BLOCK": 128, "num_warps": 4}  # pixels of a program, and its warps
+LAUNCH = {  # pixels of a program, and its warps
+    "convolve": {"BLOCK": 128, "num_warps": 4},
+    "weight_gradient": {"BLOCK": 128, "num_warps": 4},
+    "pool": {"BLOCK": 128, "num_warps": 4},
+}
 PARTS = 4 * 132  # programs among which the sums of a weight gradient are split
 LAST = torch.channels_last
 
@@ -79,8 +83,8 @@ def _convolve(
     flags = {"RELU": relu, "BIAS": bias is not None, "MASK": mask is not None}
     flags["RESIDUAL"] = residual is not None
     pixels = x.numel() // x.shape[1]
-    kernel[(_blocks(pixels),)](
-        x, packed, bias, mask, residual, y, pixels, **shape, **flags, **LAUNCH
+    kernel[(_blocks(pixels, "convolve"),)](
+        x, packed, bias, mask, residual, y, pixels, **shape, **flags, **LAUNCH["convolve"]
     )
     return y
 
@@ -99,12 +103,13 @@ def _weight_gradient(x: Tensor, gradient: Tensor, relu: bool) -> tuple[Tensor, T
     x, gradient = (t.contiguous(memory_format=LAST) for t in (x, gradient))
     inputs, outputs = x.shape[1], gradient.shape[1]
     pixels, shape = x.numel() // inputs, _shape(x, outputs)
-    each = -(-_blocks(pixels) // PARTS)  # blocks of a program
-    programs, lines = -(-_blocks(pixels) // each), 1 if shape["K"] else 3
+    blocks = _blocks(pixels, "weight_gradient")
+    each = -(-blocks // PARTS)  # of a program
+    programs, lines = -(-blocks // each), 1 if shape["K"] else 3
     weights = x.new_empty((programs, 3, 3, inputs, outputs), dtype=torch.float32)
     biases = x.new_empty((programs, outputs), dtype=torch.float32)
     kernel[(programs, lines)](
-        x, gradient, weights, biases, pixels, each, **shape, RELU=relu, **LAUNCH
+        x, gradient, weights, biases, pixels, each, **shape, RELU=relu, **LAUNCH["weight_gradient"]
     )
     return weights.sum(0).permute(3, 2, 0, 1).contiguous(), biases.sum(0)
 
@@ -122,8 +127,8 @@ def _shape(x: Tensor, outputs: int) -> dict[str, int]:
     return {"H": height, "W": width, "CI": inputs, "CO": outputs, "K": taps}
 
 
-def _blocks(pixels: int) -> int:
-    return -(-pixels // LAUNCH["BLOCK"])
+def _blocks(pixels: int, kernel: str) -> int:
+    return -(-pixels // LAUNCH[kernel]["BLOCK"])
 
 
 def _keep_convolution(ctx, inputs, output) -> None:
@@ -191,7 +196,9 @@ def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
     x, (height, width) = x.contiguous(memory_format=LAST), x.shape[2:]
     y, taps = _pooled(x)
     pixels = y.numel() // y.shape[1]
-    kernel[(_blocks(pixels),)](x, y, taps, pixels, H=height, W=width, C=x.shape[1], **LAUNCH)
+    kernel[(_blocks(pixels, "pool"),)](
+        x, y, taps, pixels, H=height, W=width, C=x.shape[1], **LAUNCH["pool"]
+    )
     return y, taps
 
 
@@ -209,7 +216,9 @@ def _pool_gradient(gradient: Tensor, taps: Tensor, height: int, width: int) -> T
     gradient = gradient.contiguous(memory_format=LAST)
     x = _unpooled(gradient, taps, height, width)
     pixels, channels = x.numel() // x.shape[1], x.shape[1]
-    kernel[(_blocks(pixels),)](gradient, taps, x, pixels, H=height, W=width, C=channels, **LAUNCH)
+    kernel[(_blocks(pixels, "pool"),)](
+        gradient, taps, x, pixels, H=height, W=width, C=channels, **LAUNCH["pool"]
+    )
     return x
 
 

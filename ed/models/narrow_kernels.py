@@ -10,6 +10,11 @@ import triton.language as tl
 
 
 @triton.jit
+def rectified(values):
+    return tl.where(values < 0, 0.0, values)  # tl.maximum would turn bf16 into float32
+
+
+@triton.jit
 def neighbour(pixel, pixels, dy: tl.constexpr, dx: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
     """Whether the neighbours lie in their pictures."""
     row, column = pixel // W % H + dy, pixel % W + dx
@@ -43,19 +48,19 @@ def convolve(
         k = tl.arange(0, K)
         values = window(x, pixel, pixels, H, W, CI, K)
         if RELU:
-            values = tl.maximum(values, 0.0)
+            values = rectified(values)
         part = k[:, None] * CO + co[None, :]
         total = tl.dot(values, tl.load(weight + part, mask=(k < 9 * CI)[:, None], other=0.0), total)
     else:
         ci = tl.arange(0, CI)
         for tap in tl.static_range(9):
-            dy: tl.constexpr = tap // 3 - 1
-            dx: tl.constexpr = tap % 3 - 1
+            dy = tap // 3 - 1
+            dx = tap % 3 - 1
             inside = neighbour(pixel, pixels, dy, dx, H, W)
             place = (pixel + dy * W + dx).to(tl.int64)[:, None] * CI + ci[None, :]
             values = tl.load(x + place, mask=inside[:, None], other=0.0)
             if RELU:
-                values = tl.maximum(values, 0.0)
+                values = rectified(values)
             part = (tap * CI + ci)[:, None] * CO + co[None, :]
             total = tl.dot(values, tl.load(weight + part), total)
     here = (pixel < pixels)[:, None]
@@ -92,7 +97,7 @@ def weight_gradient(
             above = tl.load(gradient + place, mask=here, other=0.0)
             values = window(x, pixel, pixels, H, W, CI, K)
             if RELU:
-                values = tl.maximum(values, 0.0)
+                values = rectified(values)
             total = tl.dot(tl.trans(values), above, total)
             bias += tl.sum(above.to(tl.float32), 0)
         into = weights + program * 9 * CI * CO + k[:, None] * CO + co[None, :]
@@ -115,7 +120,7 @@ def weight_gradient(
             same = tl.load(first, mask=inside[:, None], other=0.0)
             far = tl.load(first + CI, mask=(inside & (column < W - 1))[:, None], other=0.0)
             if RELU:
-                near, same, far = tl.maximum(near, 0.0), tl.maximum(same, 0.0), tl.maximum(far, 0.0)
+                near, same, far = rectified(near), rectified(same), rectified(far)
             left = tl.dot(tl.trans(near), above, left)
             middle = tl.dot(tl.trans(same), above, middle)
             right = tl.dot(tl.trans(far), above, right)
@@ -142,8 +147,8 @@ def pool(
     best = tl.full((BLOCK, C), float("-inf"), tl.float32)
     which = tl.zeros((BLOCK, C), tl.int8)
     for tap in tl.static_range(9):
-        dy: tl.constexpr = tap // 3 - 1
-        dx: tl.constexpr = tap % 3 - 1
+        dy = tap // 3 - 1
+        dx = tap % 3 - 1
         inside = (pixel < pixels) & (row + dy >= 0) & (row + dy < H)
         inside &= (column + dx >= 0) & (column + dx < W)
         place = (centre + dy * W + dx)[:, None] * C + c[None, :]
@@ -170,8 +175,8 @@ def pool_gradient(
     picture = (pixel // (H * W)).to(tl.int64) * (OH * OW)
     total = tl.zeros((BLOCK, C), tl.float32)
     for corner in tl.static_range(4):
-        dy: tl.constexpr = corner // 2
-        dx: tl.constexpr = corner % 2
+        dy = corner // 2
+        dx = corner % 2
         # an even row is the middle of one window; an odd one the last of one, the first of another
         oy, ox = (row + dy) // 2, (column + dx) // 2
         inside = (pixel < pixels) & (oy < OH) & (ox < OW)
