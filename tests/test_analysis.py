@@ -235,6 +235,9 @@ def test_rows_tell_done_partial_failed_and_pending_runs_apart(table, tmp_path):
     assert (done.status, done.last, done.best) == ("done", {"eval/acc": 80.0}, 81.0)
     assert (done.steps, done.seconds, done.device, done.torch) == (20, 3.5, "cpu", "2.0")
     assert (done.commit, done.dirty) == ("abcdef0123", False)
+    session = {"device": "cpu", "commit": "abcdef0123", "dirty": None}  # a copy without history
+    (runs[0].folder / "meta.json").write_text(json.dumps({"sessions": [session]}))
+    assert collect_run(runs[0], table).dirty is None
     assert (partial.status, partial.steps, partial.total_steps) == ("partial", 10, 20)
     assert (failed.status, failed.error) == ("failed", "exit 1: error: too bad")
     assert pending.status == "pending"

@@ -16,7 +16,7 @@ from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.loop import Interrupted
 from ed.engine.main import trained_model
 from ed.engine.metrics import read_rows
-from ed.engine.run import RunError, RunFolder
+from ed.engine.run import RunError, RunFolder, changed_files
 from tests.small import SMALL, SMALL_GROKKING, small_config, small_run, weights
 
 ROOT = Path(__file__).parents[1]
@@ -231,3 +231,24 @@ def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):
     with pytest.raises(FloatingPointError, match=r"train/loss = nan between steps 1 and \d+"):
         small_run(tmp_path / "run", "optimizer.lr=1e30", "task.epochs=3", "system.log_every=5")
     assert not (tmp_path / "run" / "last.pt").exists()
+
+
+def test_a_run_knows_what_was_changed_since_its_commit(tmp_path, monkeypatch):
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=b"]
+        command = ["git", "-C", tmp_path, *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    code = tmp_path / "code.py"
+    monkeypatch.setattr("ed.engine.run.__file__", str(code))
+    monkeypatch.delenv("ED_COMMIT", raising=False)
+    git("init")
+    for text in ("first", "second"):
+        code.write_text(text)
+        git("add", "code.py")
+        git("commit", "-m", text)
+    assert changed_files() == []
+    monkeypatch.setenv("ED_COMMIT", git("rev-parse", "HEAD~1"))
+    assert changed_files() == ["code.py"]  # it is another commit that was named
+    monkeypatch.setenv("ED_COMMIT", "0123456789abcdef")  # of a history that is not here
+    assert changed_files() is None

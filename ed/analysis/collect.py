@@ -275,11 +275,12 @@ def _sessions(path: Path) -> dict:
     def joined(values: Iterable) -> str:
         return " + ".join(dict.fromkeys(str(value) for value in values if value))
 
+    dirty = [s.get("dirty") for s in sessions]
     return {
         "device": joined(s.get("device") for s in sessions),
         "torch": joined((s.get("versions") or {}).get("torch") for s in sessions),
         "commit": joined(s.get("commit") for s in sessions),
-        "dirty": any(s.get("dirty") for s in sessions) if sessions else None,
+        "dirty": True if any(dirty) else None if None in dirty or not dirty else False,
         "total_steps": sessions[-1].get("steps") if sessions else None,
     }
 

@@ -120,12 +120,12 @@ class RunFolder:
             sessions = json.loads(path.read_text())["sessions"]
         except (OSError, ValueError, KeyError):
             sessions = []
-        changed = (_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()
+        changed = changed_files()
         session = {
             "command": " ".join(sys.argv),
             "commit": commit(),
-            "dirty": bool(changed),
-            "changed": changed[:MOST_NAMED],
+            "dirty": None if changed is None else bool(changed),
+            "changed": changed and changed[:MOST_NAMED],
             "device": device,
             "host": platform.machine(),
             "processes": processes,
@@ -152,6 +152,13 @@ def _differences(before: dict, now: dict, prefix: str = "") -> list[str]:
 def commit() -> str | None:
     """The commit of the code that runs; ED_COMMIT says it for a copy without its repository."""
     return os.environ.get("ED_COMMIT") or _git("rev-parse", "HEAD")
+
+
+def changed_files() -> list[str] | None:
+    """Tracked files that are not as in `commit()`; None where its history is not at hand."""
+    named = commit()
+    found = named and _git("diff", "--name-only", named, "--")
+    return None if found is None else found.splitlines()
 
 
 def _git(*arguments: str) -> str | None:

@@ -107,7 +107,7 @@ def _surroundings(name: str, record: Record) -> Html:
 
 def _session(session: dict) -> Html:
     shown = {name: session.get(name) for name in ("start", "device", "host", "python", "commit")}
-    shown |= {"changed since": "yes" if session.get("dirty") else "no"}
+    shown |= {"changed since": {True: "yes", False: "no"}.get(session.get("dirty"), "not known")}
     shown |= session.get("versions") or {}
     shown |= {"command": session.get("command")}
     pairs = [join(tag("dt", name), tag("dd", str(value))) for name, value in shown.items() if value]
