@@ -40,6 +40,7 @@ class Case:
     components: int | None = None
     anchored: bool = True
     value_head: bool = False
+    bf16: bool = True
     epoch: int | None = None
     rivals: tuple[str, ...] = ()
 

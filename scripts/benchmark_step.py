@@ -3,10 +3,10 @@
     python scripts/benchmark_step.py [--out FILE] [--parts kernels variants ...]
     python scripts/benchmark_step.py --case procgen --parts kernels variants --names 30
 
-The kernels of one captured step by kind; variants of the step (compiler modes, libraries); and for
-ViT-Tiny attention kernels at its shapes, tokens, activation, several runs at once on one GPU
-(processes with and without MPS, streams in one process, weights stacked with torch.func). A GPU is
-needed.
+The kernels of one captured step by kind; variants of the step (compiler modes, libraries); several
+runs at once on one GPU (processes with and without MPS, streams in one process, weights stacked
+with torch.func); for ViT-Tiny attention kernels at its shapes, tokens, activation; for Procgen the
+convolutions, by cuDNN and by our own kernels. A GPU is needed.
 """
 
 import argparse
@@ -32,10 +32,34 @@ from ed.engine.main import wants_channels_last
 from ed.engine.optimizer import AdamW
 from ed.engine.step import TrainStep
 from ed.files import write_atomic
+from ed.models import narrow
+from ed.models.grokking import SPECIAL_TOKENS
 from ed.models.vit import ViT
 from ed.regularizers.base import Regularizer
 
+
+def grokking() -> nn.Module:
+    from ed.models.grokking import GrokkingTransformer
+
+    return GrokkingTransformer(numbers=97, length=4, depth=2, width=128, heads=4)
+
+
+def equations(count: int) -> torch.Tensor:
+    return torch.randint(97, (count, 4), device=DEVICE)
+
+
 VIT = GPU_CASES["vit_tiny"]
+CASES = GPU_CASES | {
+    "grokking": Case(
+        "Grokking, 2 layers, float32",
+        grokking,
+        equations,
+        97 + SPECIAL_TOKENS,
+        512,
+        256,
+        bf16=False,
+    )
+}
 KINDS = {  # of kernels, by what their names contain; the first that fits
     "attention": ("flash", "fmha", "sdpa"),
     "matrix products": ("nvjet", "gemm", "cutlass", "xmma"),
@@ -47,12 +71,12 @@ KINDS = {  # of kernels, by what their names contain; the first that fits
 
 
 def plain_step(
-    case: Case = VIT, build: Callable[[], nn.Module] | None = None, **how
+    case: Case, build: Callable[[], nn.Module] | None = None, **how
 ) -> tuple[TrainStep, Synthetic]:
     task, model = Synthetic(case, case.batch), (build or case.build)().to(DEVICE)
     if wants_channels_last(model, DEVICE, "auto"):
         model.to(memory_format=torch.channels_last)
-    how = {"bf16": True, "compile_model": True, "capture": True} | how
+    how = {"bf16": case.bf16, "compile_model": True, "capture": True} | how
     recipe = AdamW(lr=1e-4, weight_decay=0.1)
     return TrainStep(task, model, Regularizer(), recipe, device=DEVICE, seed=0, **how), task
 
@@ -149,6 +173,54 @@ def captured(update: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
+# --- convolutions alone -------------------------------------------------------------------------
+
+LAYERS = ((3, 16, 64), (16, 16, 32), (16, 32, 32), (32, 32, 16), (32, 32, 8))  # of IMPALA
+
+
+def convolutions(batch: int = 4096) -> list[str]:
+    """IMPALA's convolutions alone, captured, in bf16: cuDNN's, and ours with ReLU in them."""
+    rows = ["| channels, size | cuDNN, ms | ours, ms |", "| --- | --- | --- |"]
+    for inputs, outputs, size in LAYERS:
+        times = [convolution_ms(inputs, outputs, size, batch, ours) for ours in (False, True)]
+        shown = (", ".join(f"{ms:.3f}" for ms in parts) for parts in times)
+        rows.append(f"| {inputs} to {outputs}, {size} x {size} | " + " | ".join(shown) + " |")
+        print(rows[-1], flush=True)
+    return rows
+
+
+def convolution_ms(inputs: int, outputs: int, size: int, batch: int, ours: bool) -> list[float]:
+    clear()
+    half = {"device": DEVICE, "dtype": torch.bfloat16}
+
+    def made(channels: int) -> torch.Tensor:
+        x = torch.randn(batch, channels, size, size, **half)
+        return x.contiguous(memory_format=torch.channels_last)
+
+    x, upstream = made(inputs), made(outputs)
+    weight = torch.randn(outputs, inputs, 3, 3, **half)
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    ones = [1, 1]
+
+    def back(*mask: bool) -> None:
+        torch.ops.aten.convolution_backward(
+            upstream, x, weight, None, ones, ones, ones, False, [0, 0], 1, [*mask, False]
+        )
+
+    if ours:
+        convolve, gradient = torch.ops.ed.convolve, torch.ops.ed.weight_gradient
+        works = [lambda: convolve(x, weight, None, None, None, True, False)]
+        if inputs in narrow.CHANNELS:
+            works.append(lambda: convolve(upstream, weight, None, x, None, False, True))
+        works.append(lambda: gradient(x, upstream, True))
+    else:
+        works = [lambda: nn.functional.conv2d(x.relu(), weight, padding=1)]
+        if inputs in narrow.CHANNELS:
+            works.append(lambda: back(True, False))
+        works.append(lambda: back(False, True))
+    return [1000 * measure(captured(work).replay)[0] for work in works]
+
+
 # --- variants of the step --------------------------------------------------------------------
 
 
@@ -201,10 +273,10 @@ def variants(case: Case, names: list[str]) -> list[str]:
 # --- several seeds at once -------------------------------------------------------------------
 
 
-def by_streams(seeds: int) -> float:
+def by_streams(case: Case, seeds: int) -> float:
     """Milliseconds for one step of each of `seeds` runs in one process, each on its own stream."""
     clear()
-    made = [plain_step() for _ in range(seeds)]
+    made = [plain_step(case) for _ in range(seeds)]
     streams = [torch.cuda.Stream() for _ in made]
     for number in range(6):
         for step, task in made:
@@ -219,14 +291,25 @@ def by_streams(seeds: int) -> float:
     return 1000 * measure(advance)[0]
 
 
-def by_stacking(seeds: int) -> float:
+class Whole(nn.Module):
+    """From what a batch holds to outputs: with the embedding, where a model is cut behind it."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(self.model.embed(x) if hasattr(self.model, "embed") else x)
+
+
+def by_stacking(case: Case, seeds: int) -> float:
     """The same with the weights of all runs stacked: one network of batched products."""
     from torch.func import functional_call, stack_module_state
 
     clear()
-    models = [VIT.build().to(DEVICE) for _ in range(seeds)]
+    models = [Whole(case.build()).to(DEVICE) for _ in range(seeds)]
     parameters, _ = stack_module_state(models)
-    task = Synthetic(VIT, VIT.batch)
+    task = Synthetic(case, case.batch)
     x = torch.stack([task.batch["x"]] * seeds)
     labels = torch.stack([task.batch["label"]] * seeds)
     optimizer = torch.optim.AdamW(parameters.values(), fused=True, capturable=True)
@@ -239,7 +322,7 @@ def by_stacking(seeds: int) -> float:
 
     def update() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=case.bf16):
             loss = losses(parameters, x, labels).sum()
         loss.backward()
         optimizer.step()
@@ -247,8 +330,8 @@ def by_stacking(seeds: int) -> float:
     return 1000 * measure(captured(update).replay)[0]
 
 
-def worker(barrier, results, seconds: float) -> None:
-    step, task = plain_step()
+def worker(name: str, barrier, results, seconds: float) -> None:
+    step, task = plain_step(CASES[name])
     for number in range(8):
         step(task.batch, number)
     torch.cuda.synchronize()
@@ -262,13 +345,15 @@ def worker(barrier, results, seconds: float) -> None:
     results.put((time.perf_counter() - began) / done)
 
 
-def by_processes(seeds: int, *, mps: bool) -> float:
+def by_processes(case: Case, seeds: int, *, mps: bool) -> float:
     """The same in separate processes, as a sweep starts them; MPS lets their kernels overlap."""
     clear()
     spawn = multiprocessing.get_context("spawn")
     barrier, results = spawn.Barrier(seeds), spawn.Queue()
+    name = next(name for name, one in CASES.items() if one is case)  # cases hold functions
+    given = (name, barrier, results, 3.0)
     with mps_server() if mps else contextlib.nullcontext():
-        workers = [spawn.Process(target=worker, args=(barrier, results, 3.0)) for _ in range(seeds)]
+        workers = [spawn.Process(target=worker, args=given) for _ in range(seeds)]
         for process in workers:
             process.start()
         try:
@@ -288,17 +373,19 @@ def mps_server():
         subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", capture_output=True)
 
 
-PROCESSES: dict[str, Callable[[int], float]] = {
+PROCESSES: dict[str, Callable[[Case, int], float]] = {
     "processes under MPS": partial(by_processes, mps=True),
     "processes": partial(by_processes, mps=False),
 }
-ONE_PROCESS: dict[str, Callable[[int], float]] = {
+ONE_PROCESS: dict[str, Callable[[Case, int], float]] = {
     "streams in one process": by_streams,
     "weights stacked": by_stacking,
 }
 
 
-def several_runs(ways: dict[str, Callable[[int], float]], counts: list[int]) -> list[str]:
+def several_runs(
+    case: Case, ways: dict[str, Callable[[Case, int], float]], counts: list[int]
+) -> list[str]:
     """Each way against as many runs one after another, which take the time of one that often."""
     rows = ["| runs at once | way | ms for a step of each | x one after another |"]
     rows.append("| --- | --- | --- | --- |")
@@ -306,7 +393,7 @@ def several_runs(ways: dict[str, Callable[[int], float]], counts: list[int]) -> 
         one = None
         for count in [1, *counts]:
             try:
-                ms = measured(count)
+                ms = measured(case, count)
                 one = one or ms
                 rows.append(f"| {count} | {way} | {ms:.2f} | {ms / (count * one):.3f} |")
             except Exception as error:
@@ -320,6 +407,7 @@ TITLES = {  # in this order: processes while this one holds nothing on the GPU
     "processes": "Several runs at once, in processes",
     "kernels": "Kernels of one captured step",
     "attention": "Attention kernels",
+    "convolutions": "Convolutions, forward with ReLU, input gradient, weight gradient",
     "variants": "Variants",
     "stacked": "Several runs at once, in one process",
 }
@@ -329,7 +417,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--case", choices=list(GPU_CASES), default="vit_tiny")
+    parser.add_argument("--case", choices=list(CASES), default="vit_tiny")
     parser.add_argument("--parts", nargs="+", choices=list(TITLES))
     parser.add_argument("--variants", nargs="*", choices=list(VARIANTS))
     parser.add_argument("--names", type=int, default=0, help="of the slowest kernels")
@@ -338,16 +426,19 @@ def main() -> None:
     options = parser.parse_args()
     if not CUDA:
         raise ValueError("no CUDA device: these tables are about a GPU; see scripts/benchmark.py")
-    case, is_vit = GPU_CASES[options.case], options.case == "vit_tiny"
+    case, is_vit = CASES[options.case], options.case == "vit_tiny"
     chosen = options.variants or [name for name in VARIANTS if is_vit or name not in ONLY_VIT]
     made = {
-        "processes": partial(several_runs, PROCESSES, options.runs),
+        "processes": partial(several_runs, case, PROCESSES, options.runs),
         "kernels": partial(kernels, case, options.names),
         "attention": attention,
+        "convolutions": convolutions,
         "variants": partial(variants, case, chosen),
-        "stacked": partial(several_runs, ONE_PROCESS, options.runs),
+        "stacked": partial(several_runs, case, ONE_PROCESS, options.runs),
     }
-    wanted = options.parts or (list(TITLES) if is_vit else ["kernels", "variants"])
+    usual = {"vit_tiny": [part for part in TITLES if part != "convolutions"]}
+    usual["procgen"] = ["kernels", "convolutions", "variants"]
+    wanted = options.parts or usual.get(options.case, ["kernels", "variants"])
     heading = f"{machine()}. {case.name}, batch {case.batch}, plain step."
     parts = ["# Where the time of a step goes", heading]
     print(*parts, sep="\n")
