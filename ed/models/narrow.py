@@ -52,6 +52,11 @@ def _applies(x: Tensor, dtype: torch.dtype, inputs: int, outputs: int) -> bool:
     return x.is_cuda and half and (inputs <= FEW or inputs in CHANNELS) and outputs in CHANNELS
 
 
+def _empty(like: Tensor, channels: int, height: int, width: int) -> Tensor:
+    shape, how = (len(like), channels, height, width), {"dtype": like.dtype, "device": like.device}
+    return torch.empty(shape, **how, memory_format=LAST)
+
+
 # --- convolution -----------------------------------------------------------------------------
 
 
@@ -78,7 +83,7 @@ def _convolve(
     mask, residual = (
         None if t is None else t.contiguous(memory_format=LAST) for t in (mask, residual)
     )
-    y = x.new_empty((len(x), outputs, *x.shape[2:])).to(memory_format=LAST)
+    y = _empty(x, outputs, *x.shape[2:])
     shape = _shape(x, outputs)
     flags = {"RELU": relu, "BIAS": bias is not None, "MASK": mask is not None}
     flags["RESIDUAL"] = residual is not None
@@ -91,8 +96,7 @@ def _convolve(
 
 @_convolve.register_fake
 def _(x, weight, bias, mask, residual, relu, transposed):
-    outputs = weight.shape[1 if transposed else 0]
-    return x.new_empty((len(x), outputs, *x.shape[2:])).to(memory_format=LAST)
+    return _empty(x, weight.shape[1 if transposed else 0], *x.shape[2:])
 
 
 @torch.library.custom_op("ed::weight_gradient", mutates_args=())
@@ -204,8 +208,7 @@ def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @_pool.register_fake
 def _pooled(x):
-    shape = (*x.shape[:2], *((size + 1) // 2 for size in x.shape[2:]))
-    y = x.new_empty(shape).to(memory_format=LAST)
+    y = _empty(x, x.shape[1], *((size + 1) // 2 for size in x.shape[2:]))
     return y, torch.empty_like(y, dtype=torch.int8)
 
 
@@ -224,7 +227,7 @@ def _pool_gradient(gradient: Tensor, taps: Tensor, height: int, width: int) -> T
 
 @_pool_gradient.register_fake
 def _unpooled(gradient, taps, height, width):
-    return gradient.new_empty((*gradient.shape[:2], height, width)).to(memory_format=LAST)
+    return _empty(gradient, gradient.shape[1], height, width)
 
 
 def _keep_pool(ctx, inputs, output) -> None:
