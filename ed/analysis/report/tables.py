@@ -254,7 +254,7 @@ def figure(path: Path) -> Html:
     title = path.stem.replace("_", " ")
     caption = tag("figcaption", title)
     picture = tag("img", src=source, alt=title, width=print_width(path.read_bytes()))
-    return tag("figure", picture, caption, class_="picture")
+    return tag("figure", tag("div", picture, class_="card"), caption, class_="picture")
 
 
 def print_width(content: bytes) -> int | None:
