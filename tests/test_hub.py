@@ -24,11 +24,14 @@ def unreachable(monkeypatch, tmp_path) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for module in (constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(hub, "PAUSE", 0)
+    for asked in (hub.unanswered, hub._tell):  # ports come again
+        asked.cache_clear()
     return endpoint
 
 
