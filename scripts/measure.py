@@ -8,6 +8,7 @@ The defaults are the paper's protocol: 400 paths, r = 200, K = 40.
 """
 
 import argparse
+import contextlib
 import difflib
 import math
 import sys
@@ -24,6 +25,7 @@ from ed.core.modes import evaluating
 from ed.engine.errors import explain
 from ed.engine.main import choose_device, trained_model
 from ed.figures.paths import Portrait, draw_portraits
+from ed.hub import hub_or_cache
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
 from ed.models.weights import read_weights
@@ -209,11 +211,13 @@ def timm_model(options: argparse.Namespace):
     # timm itself would go on with random weights where a model has none
     if own and ":" not in name and not timm.models.is_model_pretrained(name):
         raise ValueError(f"--timm {name}: timm has no weights for it; {OTHER_WEIGHTS}")
+    remote = (own or ":" in name) and not name.startswith("local-dir:")
     torch.manual_seed(options.seed)
     try:
-        model = timm.create_model(name, pretrained=own, num_classes=options.classes)
+        with hub_or_cache(name) if remote else contextlib.nullcontext():
+            model = timm.create_model(name, pretrained=own, num_classes=options.classes)
     except Exception as error:  # the hub raises a dozen kinds: offline, unknown tag, gated
-        raise unreachable(f"--timm {name}", error) from error
+        raise unreachable(f"--timm {name}", error, OTHER_WEIGHTS) from error
     settings = timm.data.resolve_data_config({}, model=model)
     transform = timm.data.create_transform(**settings)
     return model, transform, (settings["mean"], settings["std"])
@@ -221,24 +225,16 @@ def timm_model(options: argparse.Namespace):
 
 def transformers_model(options: argparse.Namespace):
     """As `timm_model`, for an image classifier of transformers."""
-    from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
+    import transformers
 
     name = options.transformers
     torch.manual_seed(options.seed)
     try:
-        processor = AutoImageProcessor.from_pretrained(name)
-        if options.random_weights or options.weights:
-            classes = {"num_labels": options.classes} if options.classes else {}
-            config = AutoConfig.from_pretrained(name, **classes)
-            model = AutoModelForImageClassification.from_config(config)
-            missing = None
-        else:
-            model, loaded = AutoModelForImageClassification.from_pretrained(
-                name, output_loading_info=True
-            )
-            missing = sorted(loaded["missing_keys"])
+        with hub_or_cache(name):
+            processor = transformers.AutoImageProcessor.from_pretrained(name)
+            model, missing = classifier_of(name, options)
     except Exception as error:
-        raise unreachable(f"--transformers {name}", error) from error
+        raise unreachable(f"--transformers {name}", error, OTHER_FOLDER) from error
     if missing:  # transformers itself would go on with random ones
         raise ValueError(
             f"--transformers {name}: its weights lack {', '.join(missing)[:120]}, so it is no "
@@ -249,6 +245,18 @@ def transformers_model(options: argparse.Namespace):
         return processor(picture, return_tensors="pt")["pixel_values"][0]
 
     return Logits(model), transform, (processor.image_mean, processor.image_std)
+
+
+def classifier_of(name: str, options: argparse.Namespace) -> tuple[nn.Module, list[str]]:
+    """The model of transformers, and the names of weights that its own lack."""
+    from transformers import AutoConfig, AutoModelForImageClassification
+
+    if options.random_weights or options.weights:
+        classes = {"num_labels": options.classes} if options.classes else {}
+        config = AutoConfig.from_pretrained(name, **classes)
+        return AutoModelForImageClassification.from_config(config), []
+    model, loaded = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
+    return model, sorted(loaded["missing_keys"])
 
 
 class Logits(nn.Module):
@@ -263,13 +271,12 @@ class Logits(nn.Module):
 
 
 OTHER_WEIGHTS = "give --weights FILE, or --random-weights to measure the untrained model"
+OTHER_FOLDER = "give a folder with config.json, preprocessor_config.json and model.safetensors"
 
 
-def unreachable(what: str, error: Exception) -> ValueError:
+def unreachable(what: str, error: Exception, remedy: str) -> ValueError:
     reason = " ".join(str(error).split())[:160]
-    return ValueError(
-        f"{what}: could not be had ({type(error).__name__}: {reason}); {OTHER_WEIGHTS}"
-    )
+    return ValueError(f"{what}: could not be had ({type(error).__name__}: {reason}); {remedy}")
 
 
 def nearest(names: list[str]) -> str:

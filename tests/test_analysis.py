@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,15 @@ import yaml
 
 from ed.analysis.collect import CollectError, Row, collect, collect_run, merge, read_metrics
 from ed.analysis.experiments import load_table
-from ed.analysis.render import grid_lines, table_lines, to_csv, to_latex, to_markdown
+from ed.analysis.render import (
+    grid_lines,
+    mean_and_std,
+    signed,
+    table_lines,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from ed.analysis.spec import Paper, SpecError, Table, expand
 from ed.analysis.stats import Ours, summarise, tolerance, verdict
 
@@ -358,6 +368,38 @@ def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
     latex = to_latex(table, full_rows(table))
     assert r"baseline & $80.00 \pm 1.00$ & $79.80 \pm 0.42$ & 2 & match \\" in latex
     assert r"& 2 & no std: -6 \% \\" in latex  # a bare % would swallow the end of the line
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "shown"),
+    [
+        (87.8, 1.17, "87.80 ± 1.17"),
+        (0.58, 0.114, "0.58 ± 0.11"),
+        (0.0, None, "0.00"),
+        (-0.0, 0.0, "0.00 ± 0.00"),
+        (0.0123, None, "0.012"),
+        (3.04e-4, 1.2e-4, "0.00030 ± 0.00012"),
+        (-0.0996, 0.2, "-0.100 ± 0.200"),
+        (0.6712, 0.0031, "0.671 ± 0.003"),
+        (1.34, 0.0051, "1.34 ± 0.01"),
+        (84.74, 1.4e-14, "84.74 ± 0.00"),  # three equal numbers, whose mean is one bit off
+        (3.04e-8, 1.2e-8, "3.0e-08 ± 1.2e-08"),
+        (math.nan, math.nan, "nan ± nan"),
+    ],
+)
+def test_small_numbers_keep_their_digits_and_others_are_as_ever(mean, std, shown):
+    assert mean_and_std(mean, std, 2) == shown
+
+
+def test_a_difference_has_the_decimals_that_the_paper_prints():
+    assert signed(-3.061, Paper(87.8), 2) == "-3.06"
+    assert signed(0.0021, Paper(0.012), 2) == "+0.002"
+    assert signed(-0.0021, Paper(1.34), 2) == "+0.00"
+
+
+def test_latex_writes_powers_of_ten(table):
+    rows = [replace(r, last={"eval/acc": 1e-10 * r.last["eval/acc"]}) for r in full_rows(table)]
+    assert r"$8.0 \cdot 10^{-9} \pm 4.2 \cdot 10^{-11}$" in to_latex(table, rows)
 
 
 def test_a_grid_is_pending_until_all_its_points_are_done(table):

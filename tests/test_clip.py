@@ -187,6 +187,7 @@ def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
     def offline(*_, **__):
         raise OSError("no route to the hub")
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the hub is not asked
     monkeypatch.setattr(open_clip, "create_model", offline)
     remedy = r"model.weights=openai.*no route to the hub.*timm/vit_base_patch32_clip_224.openai.*"
     with pytest.raises(ValueError, match=remedy + r"model.weights=FILE"):

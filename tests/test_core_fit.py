@@ -166,6 +166,18 @@ def test_ed_is_homogeneous_and_its_normal_form_invariant(coefficients, scale):
         assert 0 <= normalised_degree(c) <= len(c) - 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_gradient_of_the_normal_form_is_finite_down_to_the_smallest_numbers(dtype):
+    lowest = math.log10(torch.finfo(dtype).smallest_normal)
+    scale = torch.logspace(0, lowest - 6, 50, dtype=torch.float64)  # the last are subnormal, then 0
+    c = (scale[:, None] * torch.tensor([1.0, 2.0, -1.0])).to(dtype).requires_grad_()
+    degree = normalised_degree(c)
+    (gradient,) = torch.autograd.grad(degree.sum(), c)
+    assert gradient.isfinite().all()
+    usual = scale > 1e8 * torch.finfo(dtype).smallest_normal / torch.finfo(dtype).eps
+    torch.testing.assert_close(degree[usual], torch.ones_like(degree[usual]))
+
+
 def test_bf16_values_are_fitted_in_float32_under_autocast():
     nodes, values = RandomizedCosine()(uniform(3, 6).float()), normal(3, 6, 4).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):

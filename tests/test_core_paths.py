@@ -180,6 +180,36 @@ def test_penalty_gradient_equals_finite_differences():
     assert torch.autograd.gradcheck(lambda w: value(w, 2), weight)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"components": 2}, {"components": 2, "detach_pca": True}, {"weighting": "normalised"},
+     {"weighting": "quadratic"}],
+    ids=str,
+)  # fmt: skip
+def test_autocast_does_not_reach_the_penalty(settings, dtype, device):
+    """The same logits give the same penalty and gradient; probabilities here fall to 1e-45, which
+    float16 does not know, nor float32 the reciprocal of."""
+    x = (40 * torch.randn(32, 5, generator=torch.Generator().manual_seed(0))).to(device)
+    labels = torch.arange(32, device=device) % 5
+
+    def value_and_gradient():
+        inputs = x.clone().requires_grad_()
+        generator = torch.Generator(device).manual_seed(1)
+        with torch.autocast(device, dtype, enabled=inside):
+            value = ed.penalty(nn.Identity(), inputs, labels, generator=generator, **settings)
+        return value, *torch.autograd.grad(value, inputs)
+
+    inside = False
+    expected = value_and_gradient()
+    inside = True
+    found = value_and_gradient()
+    for one, other in zip(found, expected, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
 def test_penalty_compiles_without_a_graph_break():
     """Random draws come from torch.rand, which traces; generators stay outside."""
     nodes = ed.RandomizedCosine()(torch.rand(8, 4), anchored=True)

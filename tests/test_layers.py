@@ -10,12 +10,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "core": (),
-    "models": ("core", "files"),
+    "models": ("core", "files", "hub"),
     "regularizers": ("core",),
     "measures": ("core",),
     "figures": ("core", "analysis"),
     "envs": (),
-    "tasks": ("core", "models", "envs"),
+    "tasks": ("core", "models", "envs", "hub"),
     "engine": ("core", "files", "tasks.base", "regularizers.base", "measures.base"),
     "analysis": ("files",),
 }

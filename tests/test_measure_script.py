@@ -199,6 +199,7 @@ def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
         assert pretrained
         raise OSError("no route to the hub")
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the hub is not asked
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(ValueError, match=r"no route to the hub.*--random-weights"):
         measure.main(["--timm", "test_vit", "--data", "embedded", *QUICK])

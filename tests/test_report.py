@@ -12,8 +12,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import ed
 from ed.analysis.collect import CollectError, Row, read_results, result_path
@@ -518,6 +520,30 @@ def test_the_theme_follows_the_system_until_it_is_switched(window):
     assert window.script(script) == dark
     window.click("#theme input[value=auto]")
     assert window.script(script) == light
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("theme", "tone"), [("light", (255, 255)), ("dark", (200, 240))])
+def test_pictures_lie_on_a_card_whose_tone_they_take(window, tmp_path, theme, tone):
+    """Light enough for their dark ink, and in the dark theme no glaring white."""
+    window.click(f"#theme input[value={theme}]")
+    try:
+        place = window.script(
+            "const card = document.querySelector('.card'), image = card.querySelector('img');"
+            "card.scrollIntoView({block: 'center', behavior: 'instant'});"
+            "const [outer, inner] = [card, image].map(e => e.getBoundingClientRect());"
+            "return [outer.x, inner.x, inner.y, inner.height]"
+        )
+        window.screenshot(tmp_path / "page.png")
+    finally:
+        window.click("#theme input[value=auto]")
+        window.script("scrollTo({top: 0, behavior: 'instant'})")  # as the next test expects it
+    outer, inner, top, height = map(round, place)
+    pixels = np.asarray(Image.open(tmp_path / "page.png").convert("RGB"))
+    card, picture = pixels[top + height // 2, outer + 5], pixels[top + 3, inner + 3]
+    assert (card == picture).all()
+    assert (card >= tone[0]).all()
+    assert (card <= tone[1]).all()
 
 
 @pytest.mark.browser

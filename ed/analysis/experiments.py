@@ -7,7 +7,7 @@ Keys of a file:
     metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step,
                      best/x the best evaluation of it (where x is the task's own metric)
     seeds            seeds of every cell; paper_seeds: how many the paper averages over
-    digits           decimals of the printed numbers (default 2)
+    digits           decimals of the printed numbers (default 2); small ones get more
     comparable       false where the paper's numbers stand for other settings (default true)
     fixed            overrides of every cell
     notes            remarks about the whole table

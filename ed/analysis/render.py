@@ -2,6 +2,8 @@
 
 import csv
 import io
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +19,8 @@ CORRELATION_MEANING = (
     "paper reports the best correlation over variants; that favours measures with many of them."
 )
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
+MOST_DECIMALS = 6  # smaller numbers go by powers of ten
+ROUNDING = 1e-6  # a std that is less of its mean is that of equal numbers
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,33 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
             metric = point.metrics[0]
             lines.append(Line(point.label, metric, Paper(), ours, judged, _begun(own), remarks))
     return lines
+
+
+def mean_and_std(mean: float, std: float | None, digits: int) -> str:
+    """`0.67 ± 0.02`: both in `digits` decimals, or in more where these would leave less than two
+    digits of the mean or none of the std."""
+    places = _decimals(mean, digits, significant=2)
+    if std is None:
+        return _fixed(mean, places)
+    if std > ROUNDING * abs(mean) and not float(_fixed(std, places)):
+        places = _decimals(std, places, significant=1)
+    return f"{_fixed(mean, places)} ± {_fixed(std, places)}"
+
+
+def signed(apart: float, paper: Paper, digits: int) -> str:
+    """A difference in the decimals of the paper's number: of that no further ones are known."""
+    return _fixed(apart, _decimals(paper.mean, digits, significant=2), sign="+")
+
+
+def _decimals(value: float, least: int, *, significant: int) -> int:
+    if not value or not math.isfinite(value):
+        return least
+    return max(least, significant - 1 - math.floor(math.log10(abs(value))))
+
+
+def _fixed(value: float, places: int, *, sign: str = "-") -> str:
+    kind = f".{places}f" if places <= MOST_DECIMALS else ".1e"
+    return f"{value:{sign}z{kind}}"  # z: no -0.00
 
 
 def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[str]:
@@ -267,7 +298,7 @@ def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -
                     _label(table, line),
                     _number(line.paper.mean, line.paper.std, table),
                     _number(line.ours.mean, line.ours.std, table) + count,
-                    "" if apart is None else f"{apart:+.{table.digits}f}",
+                    "" if apart is None else signed(apart, line.paper, table.digits),
                     line.verdict,
                     " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in line.remarks),
                 )
@@ -289,17 +320,15 @@ def _label(table: Table, line: Line) -> str:
 
 
 def _number(mean: float | None, std: float | None, table: Table) -> str:
-    if mean is None:
-        return "-"
-    spread = "" if std is None else f" ± {std:.{table.digits}f}"
-    return f"{mean:.{table.digits}f}{spread}"
+    return "-" if mean is None else mean_and_std(mean, std, table.digits)
 
 
 def _latex_number(mean: float | None, std: float | None, table: Table) -> str:
     if mean is None:
         return "--"
-    spread = "" if std is None else rf" \pm {std:.{table.digits}f}"
-    return f"${mean:.{table.digits}f}{spread}$"
+    text = mean_and_std(mean, std, table.digits).replace("±", r"\pm")
+    text = re.sub(r"e([+-]\d+)", lambda found: rf" \cdot 10^{{{int(found[1])}}}", text)
+    return f"${text}$"
 
 
 def _escape(text: str) -> str:

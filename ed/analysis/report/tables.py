@@ -10,15 +10,15 @@ from pathlib import Path
 from textwrap import dedent
 
 from ed.analysis.collect import Row, committed
-from ed.analysis.render import Line, grid_lines, table_lines
+from ed.analysis.render import Line, grid_lines, mean_and_std, signed, table_lines
 from ed.analysis.report.cells import anchor, cell_details
 from ed.analysis.report.charts import interval_strip
 from ed.analysis.report.markdown import inline
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.pools import pool as pool_table
 from ed.analysis.report.sortable import Field, number, sortable
-from ed.analysis.spec import Cell, Table, expand
-from ed.analysis.stats import difference
+from ed.analysis.spec import Cell, Paper, Table, expand
+from ed.analysis.stats import Ours, difference
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 
@@ -112,10 +112,10 @@ def _line_fields(
     if extent is not None and (paper.mean is not None or ours.mean is not None):
         strip = interval_strip((paper.mean, paper.std), (ours.mean, ours.std), extent)
     return [
-        number(paper.mean, _mean_std(paper.mean, paper.std, table.digits)),
-        number(ours.mean, _mean_std(ours.mean, ours.std, table.digits)),
+        number(paper.mean, _mean_std(paper, table)),
+        number(ours.mean, _mean_std(ours, table)),
         number(ours.count or None, str(ours.count or "")),
-        number(apart, "" if apart is None else _signed(apart, table.digits)),
+        number(apart, "" if apart is None else _difference(apart, paper, table)),
         (verdict_mark(line.verdict), line.verdict),
         (strip, ours.mean if ours.mean is not None else paper.mean),
         (_references(table, line.remarks, footnotes), None),
@@ -141,14 +141,12 @@ def _extent(lines: Sequence[Line]) -> tuple[float, float] | None:
     return min(low for low, _ in found), max(high for _, high in found)
 
 
-def _mean_std(mean: float | None, std: float | None, digits: int) -> str:
-    if mean is None:
-        return ""
-    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+def _mean_std(side: Paper | Ours, table: Table) -> str:
+    return "" if side.mean is None else mean_and_std(side.mean, side.std, table.digits)
 
 
-def _signed(value: float, digits: int) -> str:
-    return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+def _difference(apart: float, paper: Paper, table: Table) -> str:
+    return signed(apart, paper, table.digits).replace("-", "\N{MINUS SIGN}")
 
 
 def verdict_mark(text: str) -> Html:
@@ -256,7 +254,7 @@ def figure(path: Path) -> Html:
     title = path.stem.replace("_", " ")
     caption = tag("figcaption", title)
     picture = tag("img", src=source, alt=title, width=print_width(path.read_bytes()))
-    return tag("figure", picture, caption, class_="picture")
+    return tag("figure", tag("div", picture, class_="card"), caption, class_="picture")
 
 
 def print_width(content: bytes) -> int | None:
