@@ -15,6 +15,7 @@ import torch
 from hydra.utils import instantiate
 from torch.nn import functional as F
 
+from ed.analysis.experiments import load_table
 from ed.core.penalty import Paths
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
@@ -128,6 +129,28 @@ def test_with_lambda_one_targets_are_discounted_returns():
     advantages = generalised_advantages(rewards, values, dones, last, gamma=0.5, gae_lambda=1.0)
     returns = (advantages + values).squeeze(1).tolist()
     assert returns == pytest.approx([1 + 0.5 * 2, 2, 4 + 0.5 * 8 + 0.25 * 16, 8 + 0.5 * 16])
+
+
+@pytest.mark.parametrize("name", ["procgen", "procgen_short"])
+def test_cells_have_the_published_settings(name):
+    """CleanRL's, with the paper's 2,048 pairs as half of a minibatch; ED as in its appendix."""
+    for cell in load_table(name).cells.values():
+        cfg = compose_config(list(cell.overrides))
+        task, optimizer, regularizer = cfg.task, cfg.optimizer, cfg.regularizer
+        assert (task.mode, task.start_level, task.levels) == ("hard", 0, 500)
+        assert (task.envs, task.rollout, task.minibatches, task.epochs) == (128, 256, 8, 3)
+        assert (task.gamma, task.gae_lambda, task.clip) == (0.999, 0.95, 0.2)
+        assert (task.value_weight, task.entropy_weight) == (0.5, 0.01)
+        assert (optimizer.lr, optimizer.eps, optimizer.weight_decay) == (5e-4, 1e-5, 0)
+        assert (optimizer.schedule, optimizer.clip) == ("constant", 0.5)
+        paper = 100_000_000 if task.game == "fruitbot" else 50_000_000
+        assert task.frames == (paper if name == "procgen" else 10_000_000)
+        if "regularizer=ed" in cell.overrides:
+            assert regularizer.ramp == pytest.approx(0 if task.game == "dodgeball" else 1 / 6)
+            ed = {"weight": 0.01, "resolution": 4, "degree": 3, "pairs": 2048, "components": 3}
+            ed |= {"anchored": False, "weighting": "raw", "ramp_shape": "sine"}
+            assert {key: regularizer[key] for key in ed} == ed
+            assert regularizer.sampler._target_.endswith("RandomizedCosine")
 
 
 def make_task(**changes) -> ProcgenPPO:
@@ -567,8 +590,7 @@ def test_ppo_learns_the_real_game(tmp_path):
     for _ in range(600):
         returns += games.step(rng.integers(0, ACTIONS, 64)).returns
     overrides = ["task=procgen", "model=impala", "task.mode=easy", "task.levels=200"]
-    overrides += ["task.envs=64", "task.frames=1000000", "optimizer.lr=5e-4", "optimizer.eps=1e-5"]
-    overrides += ["optimizer.schedule=constant", "optimizer.weight_decay=0", "optimizer.clip=0.5"]
+    overrides += ["task.envs=64", "task.frames=1000000", "optimizer=ppo"]
     summary = run(compose_config([*overrides, f"system.run_dir={tmp_path}"]), ["procgen"])
     assert summary["last"]["eval/train_return"] > 2 * np.mean(returns)
     assert summary["last"]["eval/test_return"] > 1.5 * np.mean(returns)
