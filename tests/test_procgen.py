@@ -389,6 +389,22 @@ def test_bad_settings_are_refused():
         make_task(frames=100)
     with pytest.raises(ValueError, match=r"task\.game=pong: use one of bigfish"):
         make_task(game="pong")
+    with pytest.raises(ValueError, match=r"task\.precision=half: use bf16 or float32"):
+        make_task(precision="half")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"actions": 9}, r"has outputs \(10,\), needed are 16, .*; model=impala with"),
+        ({"image_size": [32, 32]}, r"takes no 3 x 64 x 64 frames \(mat1 and mat2"),
+    ],
+)
+def test_a_network_that_cannot_play_is_refused(change, message):
+    shape = {"actions": 15, "channels": [2], "hidden": 4, "image_size": [64, 64]}
+    make_task().check_model(Impala(**shape))
+    with pytest.raises(ValueError, match=message):
+        make_task().check_model(Impala(**shape | change))
 
 
 def test_anchoring_without_labels_is_refused(bandit, tmp_path):
@@ -536,7 +552,8 @@ def test_short_runs_on_the_real_game(tmp_path):
         rows.append(read_rows(folder / "metrics.jsonl"))
     last = rows[0][-1]
     assert last["time/frames_per_s"] > 0
-    assert 4 <= last["levels/train_distinct"] <= 1 + last["levels/train_highest"] <= 500
+    assert 0 <= last["levels/train_lowest"] < last["levels/train_highest"] <= 499
+    assert last["levels/train_distinct"] >= 4
     assert last["levels/test_lowest"] >= 500
     for first, second in zip(*rows, strict=True):
         assert all(first[key] == second[key] for key in first if not key.startswith("time/"))

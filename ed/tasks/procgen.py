@@ -15,13 +15,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
+from ed.core.modes import evaluating
 from ed.core.streams import reseed, stream_seed
 from ed.envs.play import Player, Policy, begin, scaled
-from ed.envs.procgen import ACTIONS, LEVELS, Games, check_settings, engine_version, make_games
+from ed.envs.procgen import (
+    ACTIONS,
+    FRAME,
+    LEVELS,
+    Games,
+    check_settings,
+    engine_version,
+    make_games,
+)
 from ed.tasks.base import Batch, Task, check_counts
 
 RECENT = 100  # episodes in the mean return of a curve
 REWARD_BOUND = 10.0
+LEVELS_LOGGED = {"train": ("distinct", "lowest", "highest"), "test": ("lowest",)}
+PRECISIONS = ("bf16", "float32")  # of playing
 GPU_LANES = 2  # halves of the training copies: one is stepped while the GPU decides for the other
 
 
@@ -61,6 +72,8 @@ class ProcgenPPO(Task):
         check_counts(least=0, start_level=start_level, test_envs=test_envs, threads=threads)
         weights = {"value_weight": value_weight, "entropy_weight": entropy_weight}
         _check_factors({"gamma": gamma, "gae_lambda": gae_lambda}, weights | {"clip": clip})
+        if precision not in PRECISIONS:
+            raise ValueError(f"task.precision={precision}: use {' or '.join(PRECISIONS)}")
         if (envs * rollout) % minibatches:
             raise ValueError(
                 f"task.minibatches={minibatches}: must divide the {envs * rollout} frames of a "
@@ -87,6 +100,22 @@ class ProcgenPPO(Task):
         self.rollouts = frames // (envs * rollout)
         self.total_steps = self.rollouts * self.steps_per_rollout
         self.eval_steps = eval_every * self.steps_per_rollout
+
+    def check_model(self, model: nn.Module) -> None:
+        frame = torch.zeros(1, *FRAME, device=next(model.parameters()).device)
+        try:
+            with torch.no_grad(), evaluating(model):
+                outputs = model(frame).shape[1:]
+        except RuntimeError as error:
+            shape = " x ".join(map(str, FRAME))
+            raise ValueError(
+                f"task=procgen: the model takes no {shape} frames ({error})"
+            ) from error
+        if outputs != (ACTIONS + 1,):
+            raise ValueError(
+                f"task=procgen: the model has outputs {tuple(outputs)}, needed are {ACTIONS + 1}, "
+                f"the action logits and the value; model=impala with model.actions={ACTIONS} does"
+            )
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed
@@ -130,6 +159,7 @@ class ProcgenPPO(Task):
         bf16 = self.precision == "bf16" and self.device.type == "cuda"
         policy = Policy(model, device=self.device, bf16=bf16)
         players = self.make_players(first, policy)
+        self.clock, self.frames_since = time.monotonic(), 0  # building all this is no playing
         for rollout in range(first, self.rollouts):
             reseed(self.generator, self.seed, "actions", rollout)
             policy.refresh()
@@ -218,9 +248,9 @@ class ProcgenPPO(Task):
             for side, seen in self.returns.items()
             if seen
         }
-        for side, name in (("train", "distinct"), ("train", "highest"), ("test", "lowest")):
+        for side, names in LEVELS_LOGGED.items():
             summary = self.levels_seen[side].summary()
-            found |= {f"levels/{side}_{name}": summary[name]} if name in summary else {}
+            found |= {f"levels/{side}_{name}": summary[name] for name in names if name in summary}
         now = time.monotonic()
         found["time/frames_per_s"] = self.frames_since / max(now - self.clock, 1e-9)
         self.clock, self.frames_since = now, 0
@@ -343,7 +373,8 @@ def generalised_advantages(
 ) -> Tensor:
     """GAE (Schulman et al., 2016) over a rollout: all (T, N), `last_value` (N,) -> (T, N).
 
-    dones[t] says that the episode ended with step t, so nothing flows back over it.
+    dones[t] says that the episode ended with step t, so nothing flows back over it. The engine's
+    time limit is such an end, too, as in the original, which does not tell it from others.
     """
     alive = 1 - dones
     following = torch.cat([values[1:], last_value[None]])
