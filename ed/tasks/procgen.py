@@ -98,6 +98,7 @@ class ProcgenPPO(Task):
         self.batch_size = envs * rollout // minibatches
         self.steps_per_rollout = epochs * minibatches
         self.rollouts = frames // (envs * rollout)
+        self.frames = self.rollouts * envs * rollout  # whole rollouts only
         self.total_steps = self.rollouts * self.steps_per_rollout
         self.eval_steps = eval_every * self.steps_per_rollout
 
