@@ -321,6 +321,14 @@ def test_ppo_learns_the_bandit(bandit, tmp_path):
     assert summary["last"]["eval/test_return"] > 1
 
 
+def test_a_run_without_a_finished_episode_claims_no_best(bandit, tmp_path, capsys):
+    overrides = [*SMALL, "model.channels=[]", "task.rollout=4", "task.frames=16"]
+    run(compose_config([*overrides, f"system.run_dir={tmp_path}"]), ["procgen"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"done: {tmp_path}  ")
+    assert "best" not in last
+
+
 def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
     overrides = [*SMALL, "model.channels=[]", "task.frames=256", f"system.run_dir={tmp_path}"]
     with pytest.raises(Interrupted):
