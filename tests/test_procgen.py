@@ -339,8 +339,10 @@ def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
     assert state["task"]["levels"]["train"]["seen"] == [0]
     summary = run(compose_config(overrides), ["procgen"])
     assert summary["steps"] == 32
-    steps = [row["step"] for row in read_rows(tmp_path / "metrics.jsonl") if "train/loss" in row]
-    assert steps == list(range(1, 33))
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 33))
+    frames = [row["time/frames"] for row in rows if "time/frames" in row]
+    assert frames == list(range(32, 257, 32))  # those before the stop count, too
 
 
 def test_a_stopped_run_equals_one_that_was_not_where_games_end_with_the_rollout(bandit, tmp_path):

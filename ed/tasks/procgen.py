@@ -125,7 +125,7 @@ class ProcgenPPO(Task):
         self.levels_seen = {side: LevelRecord(levels) for side, levels in self.levels.items()}
         self.generator = torch.Generator(device)
         self.lanes = GPU_LANES if device.type == "cuda" else 1
-        self.clock, self.frames_since = time.monotonic(), 0
+        self.clock, self.played, self.noted = time.monotonic(), 0, 0  # frames so far; when asked
 
     def provenance(self) -> dict[str, str]:
         return {"engine": engine_version(self.engine)}
@@ -160,7 +160,8 @@ class ProcgenPPO(Task):
         bf16 = self.precision == "bf16" and self.device.type == "cuda"
         policy = Policy(model, device=self.device, bf16=bf16)
         players = self.make_players(first, policy)
-        self.clock, self.frames_since = time.monotonic(), 0  # building all this is no playing
+        self.played = self.noted = first * self.envs * self.rollout
+        self.clock = time.monotonic()  # building all this is no playing
         for rollout in range(first, self.rollouts):
             reseed(self.generator, self.seed, "actions", rollout)
             policy.refresh()
@@ -168,7 +169,7 @@ class ProcgenPPO(Task):
                 player.draw(self.generator)
             begin(players["train"])()
             self._note("train", players["train"])
-            self.frames_since += self.envs * self.rollout
+            self.played += self.envs * self.rollout
             minibatches = self._minibatches(self._advantages(players["train"].memory), rollout)
             # the test copies play while we learn, by the weights that the training copies had
             yield from self._beside("test", players.get("test"), minibatches)
@@ -242,7 +243,8 @@ class ProcgenPPO(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Mean raw returns of the last episodes; sides without a finished episode are left out.
 
-        Beside them the levels that were played, and training frames per second since last asked.
+        Beside them the levels that were played, and the training frames: how many so far, and how
+        many per second since last asked.
         """
         found = {
             f"eval/{side}_return": sum(seen) / len(seen)
@@ -253,8 +255,9 @@ class ProcgenPPO(Task):
             summary = self.levels_seen[side].summary()
             found |= {f"levels/{side}_{name}": summary[name] for name in names if name in summary}
         now = time.monotonic()
-        found["time/frames_per_s"] = self.frames_since / max(now - self.clock, 1e-9)
-        self.clock, self.frames_since = now, 0
+        speed = (self.played - self.noted) / max(now - self.clock, 1e-9)
+        found |= {"time/frames": self.played, "time/frames_per_s": speed}
+        self.clock, self.noted = now, self.played
         return found
 
     def can_save(self, step: int) -> bool:
