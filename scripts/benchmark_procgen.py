@@ -35,8 +35,7 @@ from ed.files import write_atomic
 from ed.tasks.procgen import GPU_LANES, generalised_advantages
 
 CUDA = torch.cuda.is_available()
-BASE = ["task=procgen", "model=impala", "optimizer.weight_decay=0", "optimizer.eps=1e-5"]
-BASE += ["optimizer.lr=5e-4", "optimizer.schedule=constant", "optimizer.clip=0.5"]
+BASE = ["task=procgen", "model=impala", "optimizer=ppo"]
 ED = ["regularizer=ed", "regularizer.anchored=false", "regularizer.weight=0.01"]
 ED += ["regularizer.resolution=4", "regularizer.degree=3", "regularizer.components=3"]
 SMALL = ["task.envs=8", "task.test_envs=2", "task.rollout=8", "task.minibatches=2"]

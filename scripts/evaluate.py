@@ -37,9 +37,12 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     from ed.engine.compose import compose_config
     from ed.engine.main import build_model, choose_device
     from ed.tasks.imagenet_data import ImageNetTask
+    from ed.tasks.procgen import ProcgenPPO
 
     cfg = compose_config(overrides)
     device, task = choose_device(cfg.system.device), instantiate(cfg.task)
+    if isinstance(task, ProcgenPPO):  # its evaluations are of what was played in training
+        raise ValueError("task=procgen: an agent is evaluated by python scripts/play.py RUN")
     task.workers = cfg.system.workers
     torch.manual_seed(stream_seed(cfg.seed, "init"))  # as in training
     model = build_model(cfg, device).eval()

@@ -56,6 +56,10 @@ def test_help_and_config_answer_in_two_seconds(argument):
             "unknown key 'regularizer.rho' here; it belongs to regularizer=",
         ),
         ("regularizer.lambda=3", "the paper's symbol is regularizer.weight"),
+        (
+            "task=procgen",  # with the default model, a classifier
+            "model.classes is taken from task.classes, which this task does not have; the README",
+        ),
     ],
 )
 def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):

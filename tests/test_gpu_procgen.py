@@ -7,6 +7,9 @@ import torch
 from hydra.utils import instantiate
 
 from ed.engine.compose import compose_config
+from ed.engine.loop import Interrupted
+from ed.engine.main import run
+from ed.engine.metrics import read_rows
 from ed.engine.step import TrainStep
 from ed.envs.play import Player, Policy, begin
 from ed.envs.procgen import ACTIONS, make_games
@@ -118,3 +121,16 @@ def test_advantages_and_minibatches_never_wait_for_the_device(bandit):  # noqa: 
         list(task._minibatches(task._advantages(player.memory), 0))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("extra", [[], ED], ids=["none", "ed"])
+def test_a_run_that_is_cut_goes_on(extra, bandit, tmp_path):  # noqa: F811
+    """Compiled, captured and with copies in lanes: two sessions log every step once."""
+    overrides = [o for o in SMALL if not o.startswith("system.device")]
+    overrides += [*extra, "task.frames=320", f"system.run_dir={tmp_path}"]
+    with pytest.raises(Interrupted):
+        run(compose_config([*overrides, "system.max_minutes=0"]), ["procgen"])
+    assert run(compose_config(overrides), ["procgen"])["steps"] == 40
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 41))
+    assert rows[-1]["time/frames_per_s"] > 0

@@ -3,14 +3,17 @@
 import itertools
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from ed.analysis.collect import Row
 from ed.analysis.experiments import load_table
+from ed.analysis.render import to_latex, to_markdown
 from ed.analysis.returns import (
     HARD_RANGES,
+    aggregates,
     interquartile_interval,
     interquartile_mean,
     normalised_return,
@@ -18,6 +21,8 @@ from ed.analysis.returns import (
 )
 from ed.envs.procgen import GAMES
 from ed.figures.learning_curves import draw, mean_and_error
+
+SHOWN = ("dodgeball", "fruitbot", "jumper", "starpilot")
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,11 @@ class Run:
     final: float
     steps: int = 1000
     deviations: str = ""
+    status: str = "done"
+
+    @property
+    def last(self):
+        return {"eval/test_return": self.final, "eval/train_return": self.final + 1}
 
     def history(self):
         for step in range(100, self.steps + 1, 100):
@@ -107,14 +117,17 @@ def test_panels_hold_the_means_of_the_runs():
     figure = draw(table, runs)
     titles = [axis.get_title() for axis in figure.axes]
     assert titles[:2] == ["Dodgeball (n = 3)", "FruitBot (n = 3)"]
-    assert titles[-1] == "all games: IQM, 95 % interval"
+    assert titles[-1] == "4 games: IQM, 95 % interval"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "PPO", "PPO + ED", "unseen levels, ± standard error", "training levels",
+    ]  # fmt: skip
     test, train = figure.axes[0].lines[:2]  # PPO on Dodgeball
     assert test.get_xdata()[-1] == 10  # million frames
     assert test.get_ydata()[-1] == pytest.approx(11)
     assert train.get_ydata()[-1] == pytest.approx(12)
     assert test.get_ydata()[100] == pytest.approx(5.5)
-    finals = [[normalised_return(10 + s, g) for s in range(3)] for g in
-              ("dodgeball", "fruitbot", "jumper", "starpilot")]  # fmt: skip
+    finals = [[normalised_return(10 + s, g) for s in range(3)] for g in SHOWN]
     aggregate = figure.axes[-1].lines[0].get_ydata()[-1]
     assert aggregate == pytest.approx(interquartile_mean(np.ravel(finals)))
 
@@ -132,6 +145,66 @@ def test_the_aggregate_leaves_out_methods_that_lack_a_game():
     runs = [run for run in short_runs(lambda *_: 3.0) if run.cell != "ed-dodgeball"]
     figure = draw(load_table("procgen_short"), runs)
     assert len(figure.axes[-1].lines) == 1
+
+
+def test_one_seed_has_no_error_and_says_none():
+    figure = draw(load_table("procgen_short"), short_runs(lambda *_: 3.0, seeds=(0,)))
+    (legend,) = figure.legends
+    assert "unseen levels" in [text.get_text() for text in legend.get_texts()]
+    assert figure.axes[-1].get_title() == "4 games: IQM"
+    assert not figure.axes[-1].collections
+
+
+def test_easy_games_are_not_normalised_as_hard_ones():
+    runs = [replace(run, deviations="task.mode=easy") for run in short_runs(lambda *_: 3.0)]
+    table = load_table("procgen_short")
+    assert len(draw(table, runs).axes) == 4
+    assert aggregates(table, runs) == []
+
+
+def test_the_table_has_the_interquartile_mean_of_all_games():
+    table = load_table("procgen_short")
+    runs = short_runs(lambda cell, seed: 4.0 + seed + 2 * cell.startswith("ed"))
+    finals = [normalised_return(4.0 + s, g) for g in SHOWN for s in range(3)]
+    plain, ed = aggregates(table, runs)
+    assert (plain.method, ed.method) == ("none", "ed")
+    assert (plain.games, plain.runs) == (4, 12)
+    assert plain.mean == pytest.approx(np.mean(sorted(finals)[3:9]))
+    assert plain.low < plain.mean < plain.high
+    (one, _) = aggregates(table, [run for run in runs if run.seed == 0])
+    assert one.mean == pytest.approx(np.mean(sorted(finals[::3])[1:3]))
+    assert one.low is None
+
+
+def test_the_aggregate_is_written_below_the_table_it_belongs_to():
+    table = load_table("procgen_short")
+    rows = [
+        Row(table.name, cell, 0, deviations, "done", last=dict.fromkeys(table.metrics, 5.0))
+        for cell in table.cells
+        for deviations in ("", "task.frames=70000")
+    ]
+    text = to_markdown(table, rows)
+    whole, reduced = text.split("## Reduced: task.frames=70000")
+    finals = sorted(normalised_return(5.0, game) for game in SHOWN)
+    line = f"| PPO, 4 games | {np.mean(finals[1:3]):.3f} | - | 4 |"
+    for part, title in ((whole, "\n## All games: norm"), (reduced, "\n### All games: norm")):
+        assert title in part
+        assert line in part
+    lacking = [row for row in rows if row.cell != "none-jumper"]
+    assert "| PPO, " not in to_markdown(table, lacking).replace("| PPO, task", "")
+
+
+def test_a_shortened_table_says_so_wherever_it_goes():
+    table = load_table("procgen_short")
+    rows = [
+        Row(table.name, cell, 0, status="done", last=dict.fromkeys(table.metrics, 5.0))
+        for cell in table.cells
+    ]
+    assert "SHORTENED to 10 M frames" in to_markdown(table, rows).splitlines()[0]
+    assert r"\multicolumn{5}{l}{Procgen, hard levels, SHORTENED to 10 M frames" in to_latex(
+        table, rows
+    )
+    assert r"\multicolumn" not in to_latex(load_table("procgen"), [])
 
 
 def test_one_game_needs_no_aggregate_and_no_run_gives_no_figure():

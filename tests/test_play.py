@@ -16,6 +16,7 @@ from ed.engine.main import run
 from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS
 from ed.figures.episode import NAMES, SHOWN, Episode, gif, strip
+from scripts import evaluate
 from tests.small import small_run
 from tests.test_procgen import SMALL, FakeProcgen, make_task, needs_envpool
 
@@ -117,6 +118,18 @@ def test_pictures_of_short_and_long_episodes(length, monkeypatch):
     np.testing.assert_array_equal(shown[::3, ::3], episode.frames[0].transpose(1, 2, 0))
 
 
+def test_the_last_frame_is_always_shown(monkeypatch):
+    """Of 26 frames every third is shown; the 26th, which has the whole return, is none of them."""
+    monkeypatch.setattr("ed.figures.episode.MOST_FRAMES", 10)
+    shown = []
+    monkeypatch.setattr(
+        "ed.figures.episode._scene",
+        lambda episode, step: shown.append(step) or Image.new("RGB", (4, 4), (step, 0, 0)),
+    )
+    gif(make_episode(26))
+    assert shown == [0, 3, 6, 9, 12, 15, 18, 21, 24, 25]
+
+
 def test_every_action_has_a_name():
     assert len(NAMES) == ACTIONS
     assert NAMES[7] == "right"
@@ -130,11 +143,20 @@ def test_a_saved_agent_is_played(tmp_path, capsys):
     common = [str(tmp_path / "run"), "--episodes", "3", "--out", str(tmp_path / "new" / "seen")]
     script.main([*common, "--levels", "7:1", "--mode", "easy", "--per-level"])
     printed = capsys.readouterr().out
+    assert f"agent of {tmp_path / 'run'}, trained for 32 frames" in printed
     assert "starpilot, easy, levels 7:1 (training levels), sampled actions" in printed
     assert "of 3 episodes on 1 levels" in printed
     assert "pictures of level 7" in printed
     assert Image.open(tmp_path / "new" / "seen.gif").n_frames > 1
     assert Image.open(tmp_path / "new" / "seen.png").width > 64
+    (tmp_path / "run" / "DONE").unlink()
+    script.main([*common, "--levels", "7:1"])
+    assert "not yet done with its 32 frames" in capsys.readouterr().out
+
+
+def test_evaluate_sends_to_play(capsys):
+    assert evaluate.main(["task=procgen", "model=impala"]) == 1
+    assert "evaluated by python scripts/play.py RUN" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_of_procgen_is_refused(tmp_path):

@@ -14,6 +14,7 @@ Keys of a file:
     figure           module:function that draws it from its rows (see scripts/table.py)
     correlation      {against: metric, measures: {name: [metric, ...]}}: each measure, in several
                      variants, against one metric over all cells
+    aggregate        metric whose interquartile mean over games is shown, normalised (Procgen)
     cells            name: {label, paper, note} and one of
                        overrides: [key=value, ...]   what it changes
                        overrides + grid: {key: [values]}   one cell per combination
@@ -36,7 +37,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REQUIRED = ("title", "place", "seeds", "fixed", "cells")
 OPTIONAL = ("metric", "metrics", "status", "paper_seeds", "digits", "comparable", "notes", "figure")
-OPTIONAL += ("correlation", "tuning")
+OPTIONAL += ("correlation", "aggregate", "tuning")
 CELL_KEYS = ("label", "paper", "note", "overrides", "grid", "same_as", "best_of")
 GRID_KEYS = ("overrides", "grid", "rule")
 STATUSES = ("ready", "planned")
@@ -119,6 +120,7 @@ class _Reader:
             tuning=tuning,
             figure=self.read_figure(),
             correlation=self.read_correlation(),
+            aggregate=self.read_aggregate(),
         )
         self.check_whole(table)
         return table
@@ -158,6 +160,12 @@ class _Reader:
             if metric not in self.metrics:
                 self.fail(f"correlation: {metric}; {nearest(metric, self.metrics)}")
         return Study(raw["against"], {name: tuple(v) for name, v in measures.items()})
+
+    def read_aggregate(self) -> str | None:
+        metric = self.raw.get("aggregate")
+        if metric is not None and metric not in self.metrics:
+            self.fail(f"aggregate: {metric}; {nearest(metric, self.metrics)}")
+        return metric
 
     def read_seeds(self) -> tuple[int, ...]:
         seeds = self.raw["seeds"]

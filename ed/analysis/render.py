@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ed.analysis import returns
 from ed.analysis.collect import Row, columns
 from ed.analysis.correlation import RESAMPLES, correlations
 from ed.analysis.spec import Cell, Paper, Table
@@ -17,6 +18,12 @@ CORRELATION_MEANING = (
     f"A point is a cell, the mean over its seeds. Intervals: bootstrap over points, {RESAMPLES:,} "
     "resamples. Of a measure's variants the one with the largest absolute r is selected, as the "
     "paper reports the best correlation over variants; that favours measures with many of them."
+)
+AGGREGATE = ("", "interquartile mean", "95 % interval", "runs")
+AGGREGATE_MEANING = (
+    "Returns are normalised: 0 is what a policy that sees nothing earns, 1 the most that can be "
+    "earned (Cobbe et al., 2020, hard mode). Intervals: bootstrap over the seeds of each game, "
+    f"{returns.RESAMPLES:,} resamples; none where a game has one seed."
 )
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
 MOST_DECIMALS = 6  # smaller numbers go by powers of ten
@@ -77,9 +84,12 @@ def to_latex(table: Table, rows: Sequence[Row]) -> str:
         + r" \\"
         for line in lines
     ]
+    # a table travels without its caption, so what is not the paper's setting says so itself
+    mark = [] if table.comparable else [rf"\multicolumn{{5}}{{l}}{{{_escape(table.title)}}} \\"]
     head = (
         r"\begin{tabular}{lcccl}",
         r"\toprule",
+        *mark,
         r" & paper & ours & $n$ & verdict \\",
         r"\midrule",
     )
@@ -160,6 +170,7 @@ def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[s
     if table.correlation is not None:
         return _pool_sections(table, rows)
     parts = [_markdown_table(table, table_lines(table, rows), footnotes)]
+    parts += _aggregate_section(table, rows, "")
     if table.tuning:
         rules = [f"- {grid.name}: {grid.rule}" for grid in table.tuning.values()]
         parts += ["## Tuning", "\n".join(rules)]
@@ -168,7 +179,35 @@ def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[s
         lines = table_lines(table, rows, deviations) + grid_lines(table, rows, deviations)
         begun = [line for line in lines if line.begun]
         parts += [f"## Reduced: {deviations}", _markdown_table(table, begun, footnotes)]
+        parts += _aggregate_section(table, rows, deviations)
     return parts
+
+
+def _aggregate_section(table: Table, rows: Sequence[Row], deviations: str) -> list[str]:
+    fields = aggregate_fields(table, [row for row in rows if row.deviations == deviations])
+    if not fields:
+        return []
+    title = f"{'###' if deviations else '##'} {aggregate_title(table)}"
+    return [title, _plain_table(AGGREGATE, fields), AGGREGATE_MEANING]
+
+
+def aggregate_title(table: Table) -> str:
+    return f"All games: normalised return, {table.metrics[table.aggregate]}"
+
+
+def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """One line for each method that has runs of every game, under the head `AGGREGATE`."""
+    if table.aggregate is None:
+        return []
+    return [
+        (
+            f"{returns.METHODS[found.method]}, {found.games} games",
+            f"{found.mean:.3f}",
+            "-" if found.low is None else f"{found.low:.3f} to {found.high:.3f}",
+            str(found.runs),
+        )
+        for found in returns.aggregates(table, rows)
+    ]
 
 
 def _pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:

@@ -4,8 +4,16 @@ Agarwal et al. (2021): the interquartile mean of normalised returns, with confid
 a bootstrap that draws seeds anew within each game. Every draw comes from the generator given.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
+from ed.analysis.collect import Row
+from ed.analysis.spec import Table
+
+METHODS = {"none": "PPO", "ed": "PPO + ED"}  # by the choice of regularizer
+RESAMPLES = 2000
 # (R_min, R_max) of the hard mode from Cobbe et al. (2020), "Leveraging Procedural Generation to
 # Benchmark Reinforcement Learning", Appendix C: what a policy that sees nothing earns, and the most
 # that can be earned (StarPilot, FruitBot: in practice)
@@ -60,7 +68,11 @@ def stratified_resamples(
 
 
 def interquartile_interval(
-    scores: list[np.ndarray], rng: np.random.Generator, *, count: int = 2000, level: float = 0.95
+    scores: list[np.ndarray],
+    rng: np.random.Generator,
+    *,
+    count: int = RESAMPLES,
+    level: float = 0.95,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Interquartile mean over games and seeds, and the ends of its bootstrap interval.
 
@@ -73,3 +85,69 @@ def interquartile_interval(
     resampled = interquartile_mean(stratified_resamples(scores, rng, count=count), axis=1)
     low, high = np.percentile(resampled, [tail, 100 - tail], axis=0)
     return interquartile_mean(np.concatenate(scores), axis=0), low, high
+
+
+@dataclass(frozen=True)
+class GameRuns:
+    """The finished runs of one game by one method.
+
+    Attributes:
+        method: the choice of regularizer.
+        frames: of a whole run.
+    """
+
+    game: str
+    method: str
+    mode: str
+    frames: float
+    rows: Sequence[Row]
+
+
+def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
+    """The finished runs by game and method, in the table's order; all have the same deviations."""
+    found = []
+    for cell in table.cells.values():
+        own = [r for r in rows if (r.table, r.cell) == cell.home and r.status == "done"]
+        if own:
+            texts = (*cell.overrides, *own[0].deviations.split())
+            settings = {"task.mode": "hard"} | dict(text.split("=", 1) for text in texts)
+            keys = ("task.game", "regularizer", "task.mode")
+            frames = float(settings["task.frames"])
+            found.append(GameRuns(*(settings[key] for key in keys), frames, own))
+    return found
+
+
+def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
+    """What can be aggregated: methods with runs of every game, as others would be means of other
+    games; and hard games alone, as the normalisation is theirs."""
+    games = {own.game for own in runs}
+    if len(games) < 2 or not games <= HARD_RANGES.keys() or {r.mode for r in runs} != {"hard"}:
+        return {}
+    methods = {method: [r for r in runs if r.method == method] for method in METHODS}
+    return {method: own for method, own in methods.items() if {r.game for r in own} == games}
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One number over games and seeds; `low` and `high` are None where a game has but one seed."""
+
+    method: str
+    games: int
+    runs: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def aggregates(table: Table, rows: Sequence[Row]) -> list[Aggregate]:
+    """Interquartile means of the final value of the table's `aggregate` metric, normalised."""
+    known = [row for row in rows if table.aggregate in row.last]
+    found = []
+    for method, own in by_method(game_runs(table, known)).items():
+        values = [[row.last[table.aggregate] for row in game.rows] for game in own]
+        scores = [normalised_return(v, g.game) for v, g in zip(values, own, strict=True)]
+        rng = np.random.default_rng(0)  # the same rows, the same numbers
+        mean, *ends = (float(value) for value in interquartile_interval(scores, rng))
+        low, high = ends if min(map(len, scores)) > 1 else (None, None)
+        found.append(Aggregate(method, len(own), sum(map(len, scores)), mean, low, high))
+    return found

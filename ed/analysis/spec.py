@@ -79,6 +79,7 @@ class Table:
     tuning: dict[str, Grid]
     figure: str | None = None
     correlation: Study | None = None
+    aggregate: str | None = None
 
     @property
     def primary(self) -> str:

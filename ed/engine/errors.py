@@ -58,6 +58,12 @@ def _composition(error: BaseException) -> str:
     choice = re.search(r"Could not (?:find|load) '(\w+)/([^']+)'", message)
     if choice is not None:
         return _unknown_choice(*choice.groups())
+    lacking = re.search(r"Interpolation key '(task\.\w+)' not found\s+full_key: (\S+)", message)
+    if lacking is not None:
+        return (
+            "{1} is taken from {0}, which this task does not have; the README names the model of "
+            "each task, e.g. task=procgen model=impala".format(*lacking.groups())
+        )
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:
         return re.sub(r"\s+", " ", message)

@@ -242,5 +242,6 @@ def _stop_requests():
 def describe(summary: dict) -> str:
     """One line about a finished run."""
     last = brief(dict(sorted(summary["last"].items())))
-    best = "  ".join(f"{value:.4g}" for value in summary["best"].values())
-    return f"{last}  (best {best})  in {duration(summary['seconds'])}"
+    values = "  ".join(f"{value:.4g}" for value in summary["best"].values())
+    best = f"  (best {values})" if values else ""  # PPO: none before an episode has ended
+    return f"{last}{best}  in {duration(summary['seconds'])}"

@@ -16,7 +16,7 @@ NAMES = (*DIRECTIONS, *BUTTONS)
 SCALE, STRIP_SCALE = 6, 3  # of the 64 x 64 frames
 PANEL = 216  # pixels beside a frame of the GIF
 SHOWN = 8  # frames of the strip
-MOST_FRAMES = 300  # of the GIF; longer episodes leave frames out
+MOST_FRAMES = 300  # of the GIF, about; longer episodes leave frames out
 FRAME_MS = 70  # games run at 15 frames a second
 PAPER, INK, FAINT = (250, 250, 248), (28, 32, 38), (128, 134, 142)
 CELL, FULL, CHOSEN = (233, 235, 236), (31, 94, 148), (214, 118, 30)
@@ -46,7 +46,8 @@ class Episode:
 def gif(episode: Episode) -> bytes:
     """The episode with its return so far and the probability of every action."""
     every = -(-len(episode.frames) // MOST_FRAMES)
-    pictures = [_scene(episode, step) for step in range(0, len(episode.frames), every)]
+    last = len(episode.frames) - 1  # always shown: it has the whole return
+    pictures = [_scene(episode, step) for step in (*range(0, last, every), last)]
     file = io.BytesIO()
     pictures[0].save(
         file,

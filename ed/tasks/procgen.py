@@ -15,13 +15,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
+from ed.core.modes import evaluating
 from ed.core.streams import reseed, stream_seed
 from ed.envs.play import Player, Policy, begin, scaled
-from ed.envs.procgen import ACTIONS, LEVELS, Games, check_settings, engine_version, make_games
+from ed.envs.procgen import (
+    ACTIONS,
+    FRAME,
+    LEVELS,
+    Games,
+    check_settings,
+    engine_version,
+    make_games,
+)
 from ed.tasks.base import Batch, Task, check_counts
 
 RECENT = 100  # episodes in the mean return of a curve
 REWARD_BOUND = 10.0
+LEVELS_LOGGED = {"train": ("distinct", "lowest", "highest"), "test": ("lowest",)}
+PRECISIONS = ("bf16", "float32")  # of playing
 GPU_LANES = 2  # halves of the training copies: one is stepped while the GPU decides for the other
 
 
@@ -61,6 +72,8 @@ class ProcgenPPO(Task):
         check_counts(least=0, start_level=start_level, test_envs=test_envs, threads=threads)
         weights = {"value_weight": value_weight, "entropy_weight": entropy_weight}
         _check_factors({"gamma": gamma, "gae_lambda": gae_lambda}, weights | {"clip": clip})
+        if precision not in PRECISIONS:
+            raise ValueError(f"task.precision={precision}: use {' or '.join(PRECISIONS)}")
         if (envs * rollout) % minibatches:
             raise ValueError(
                 f"task.minibatches={minibatches}: must divide the {envs * rollout} frames of a "
@@ -85,8 +98,25 @@ class ProcgenPPO(Task):
         self.batch_size = envs * rollout // minibatches
         self.steps_per_rollout = epochs * minibatches
         self.rollouts = frames // (envs * rollout)
+        self.frames = self.rollouts * envs * rollout  # whole rollouts only
         self.total_steps = self.rollouts * self.steps_per_rollout
         self.eval_steps = eval_every * self.steps_per_rollout
+
+    def check_model(self, model: nn.Module) -> None:
+        frame = torch.zeros(1, *FRAME, device=next(model.parameters()).device)
+        try:
+            with torch.no_grad(), evaluating(model):
+                outputs = model(frame).shape[1:]
+        except RuntimeError as error:
+            shape = " x ".join(map(str, FRAME))
+            raise ValueError(
+                f"task=procgen: the model takes no {shape} frames ({error})"
+            ) from error
+        if outputs != (ACTIONS + 1,):
+            raise ValueError(
+                f"task=procgen: the model has outputs {tuple(outputs)}, needed are {ACTIONS + 1}, "
+                f"the action logits and the value; model=impala with model.actions={ACTIONS} does"
+            )
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed
@@ -95,7 +125,7 @@ class ProcgenPPO(Task):
         self.levels_seen = {side: LevelRecord(levels) for side, levels in self.levels.items()}
         self.generator = torch.Generator(device)
         self.lanes = GPU_LANES if device.type == "cuda" else 1
-        self.clock, self.frames_since = time.monotonic(), 0
+        self.clock, self.played, self.noted = time.monotonic(), 0, 0  # frames so far; when asked
 
     def provenance(self) -> dict[str, str]:
         return {"engine": engine_version(self.engine)}
@@ -130,6 +160,8 @@ class ProcgenPPO(Task):
         bf16 = self.precision == "bf16" and self.device.type == "cuda"
         policy = Policy(model, device=self.device, bf16=bf16)
         players = self.make_players(first, policy)
+        self.played = self.noted = first * self.envs * self.rollout
+        self.clock = time.monotonic()  # building all this is no playing
         for rollout in range(first, self.rollouts):
             reseed(self.generator, self.seed, "actions", rollout)
             policy.refresh()
@@ -137,7 +169,7 @@ class ProcgenPPO(Task):
                 player.draw(self.generator)
             begin(players["train"])()
             self._note("train", players["train"])
-            self.frames_since += self.envs * self.rollout
+            self.played += self.envs * self.rollout
             minibatches = self._minibatches(self._advantages(players["train"].memory), rollout)
             # the test copies play while we learn, by the weights that the training copies had
             yield from self._beside("test", players.get("test"), minibatches)
@@ -211,19 +243,21 @@ class ProcgenPPO(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Mean raw returns of the last episodes; sides without a finished episode are left out.
 
-        Beside them the levels that were played, and training frames per second since last asked.
+        Beside them the levels that were played, and the training frames: how many so far, and how
+        many per second since last asked.
         """
         found = {
             f"eval/{side}_return": sum(seen) / len(seen)
             for side, seen in self.returns.items()
             if seen
         }
-        for side, name in (("train", "distinct"), ("train", "highest"), ("test", "lowest")):
+        for side, names in LEVELS_LOGGED.items():
             summary = self.levels_seen[side].summary()
-            found |= {f"levels/{side}_{name}": summary[name]} if name in summary else {}
+            found |= {f"levels/{side}_{name}": summary[name] for name in names if name in summary}
         now = time.monotonic()
-        found["time/frames_per_s"] = self.frames_since / max(now - self.clock, 1e-9)
-        self.clock, self.frames_since = now, 0
+        speed = (self.played - self.noted) / max(now - self.clock, 1e-9)
+        found |= {"time/frames": self.played, "time/frames_per_s": speed}
+        self.clock, self.noted = now, self.played
         return found
 
     def can_save(self, step: int) -> bool:
@@ -343,7 +377,8 @@ def generalised_advantages(
 ) -> Tensor:
     """GAE (Schulman et al., 2016) over a rollout: all (T, N), `last_value` (N,) -> (T, N).
 
-    dones[t] says that the episode ended with step t, so nothing flows back over it.
+    dones[t] says that the episode ended with step t, so nothing flows back over it. The engine's
+    time limit is such an end, too, as in the original, which does not tell it from others.
     """
     alive = 1 - dones
     following = torch.cat([values[1:], last_value[None]])

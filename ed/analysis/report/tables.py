@@ -10,7 +10,17 @@ from pathlib import Path
 from textwrap import dedent
 
 from ed.analysis.collect import Row, committed
-from ed.analysis.render import Line, grid_lines, mean_and_std, signed, table_lines
+from ed.analysis.render import (
+    AGGREGATE,
+    AGGREGATE_MEANING,
+    Line,
+    aggregate_fields,
+    aggregate_title,
+    grid_lines,
+    mean_and_std,
+    signed,
+    table_lines,
+)
 from ed.analysis.report.cells import anchor, cell_details
 from ed.analysis.report.charts import interval_strip
 from ed.analysis.report.markdown import inline
@@ -68,6 +78,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[P
         tag("h3", table.title),
         tag("p", inline(f"{table.place}."), class_="place"),
         main,
+        _aggregate(table, rows, ""),
         _footnotes(table, footnotes),
         *(figure(path) for path in pictures),
         _notes(table),
@@ -193,8 +204,18 @@ def _reduced(
         lines = table_lines(table, rows, deviations) + grid_lines(table, rows, deviations)
         pairs = [p for p in zip([*cells, *points], lines, strict=True) if p[1].begun]
         shown = comparison(table, [p[0] for p in pairs], [p[1] for p in pairs], footnotes)
+        shown = join(shown, _aggregate(table, rows, deviations))
         folds.append(tag("details", tag("summary", "Reduced: ", code(deviations)), shown))
     return folds
+
+
+def _aggregate(table: Table, rows: Sequence[Row], deviations: str) -> Html | None:
+    """All games as one number, where the table has such."""
+    body = aggregate_fields(table, [row for row in rows if row.deviations == deviations])
+    if not body:
+        return None
+    shown = sortable(AGGREGATE, [[(text, text) for text in line] for line in body])
+    return join(tag("h4", aggregate_title(table)), shown, tag("p", AGGREGATE_MEANING))
 
 
 def _footnotes(table: Table, footnotes: Sequence[str]) -> Html | None:
