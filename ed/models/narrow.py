@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 CHANNELS = (16, 32, 64)  # that the kernels take, as powers of two from the least of a tensor core
 FEW = 3  # or fewer: all taps of an input pixel go into one product
-LAUNCH = {  # pixels of a program, and its warps; the fastest of five tried on an H200
+LAUNCH = {  # pixels of a program, and its warps; by a few trials on an H200
     "convolve": {"BLOCK": 128, "num_warps": 4},
     "weight_gradient": {"BLOCK": 64, "num_warps": 1},
     "pool": {"BLOCK": 128, "num_warps": 4},
