@@ -6,6 +6,8 @@ the same parameters. The kernels are custom operators with derivatives of any or
 convolution's gradients are convolutions again.
 """
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,6 +21,7 @@ LAUNCH = {  # pixels of a program, and its warps; by a few trials on an H200
 }
 PARTS = 8 * 132  # programs among which the sums of a weight gradient are split
 LAST = torch.channels_last
+TRITON = find_spec("triton") is not None  # torch brings it on Linux
 
 
 def convolve(
@@ -48,8 +51,8 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 def _applies(x: Tensor, dtype: torch.dtype, inputs: int, outputs: int) -> bool:
-    half = dtype in (torch.bfloat16, torch.float16)
-    return x.is_cuda and half and (inputs <= FEW or inputs in CHANNELS) and outputs in CHANNELS
+    fast = TRITON and x.is_cuda and dtype in (torch.bfloat16, torch.float16)
+    return fast and (inputs <= FEW or inputs in CHANNELS) and outputs in CHANNELS
 
 
 def _empty(like: Tensor, channels: int, height: int, width: int) -> Tensor:

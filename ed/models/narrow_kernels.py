@@ -15,14 +15,28 @@ def rectified(values):
 
 
 @triton.jit
-def neighbour(pixel, pixels, dy: tl.constexpr, dx: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
-    """Whether the neighbours lie in their pictures."""
-    row, column = pixel // W % H + dy, pixel % W + dx
-    return (pixel < pixels) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+def places(pixel, C: tl.constexpr):
+    """Where the channels of each pixel lie: (pixels, C)."""
+    return pixel.to(tl.int64)[:, None] * C + tl.arange(0, C)[None, :]
 
 
 @triton.jit
-def window(x, pixel, pixels, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, K: tl.constexpr):
+def neighbours(
+    x, pixel, pixels, dy, dx, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    RELU: tl.constexpr,
+):  # fmt: skip
+    """The channels of each pixel's neighbour, (pixels, C); zeros outside of its picture."""
+    row, column = pixel // W % H + dy, pixel % W + dx
+    inside = (pixel < pixels) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    values = tl.load(x + places(pixel + dy * W + dx, C), mask=inside[:, None], other=0.0)
+    return rectified(values) if RELU else values
+
+
+@triton.jit
+def window(
+    x, pixel, pixels, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, K: tl.constexpr,
+    RELU: tl.constexpr,
+):  # fmt: skip
     """All 9 CI <= K values around each pixel, tap by tap: (pixels, K); for few channels."""
     k = tl.arange(0, K)
     dy, dx, channel = k // CI // 3 - 1, k // CI % 3 - 1, k % CI
@@ -30,7 +44,8 @@ def window(x, pixel, pixels, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr,
     inside = (row >= 0) & (row < H) & (column >= 0) & (column < W)
     inside &= (pixel < pixels)[:, None] & (k < 9 * CI)[None, :]
     place = (pixel[:, None] + (dy * W + dx)[None, :]).to(tl.int64) * CI + channel[None, :]
-    return tl.load(x + place, mask=inside, other=0.0)
+    values = tl.load(x + place, mask=inside, other=0.0)
+    return rectified(values) if RELU else values
 
 
 @triton.jit
@@ -46,25 +61,15 @@ def convolve(
     total = tl.zeros((BLOCK, CO), tl.float32)
     if K > 0:
         k = tl.arange(0, K)
-        values = window(x, pixel, pixels, H, W, CI, K)
-        if RELU:
-            values = rectified(values)
         part = k[:, None] * CO + co[None, :]
-        total = tl.dot(values, tl.load(weight + part, mask=(k < 9 * CI)[:, None], other=0.0), total)
+        weights = tl.load(weight + part, mask=(k < 9 * CI)[:, None], other=0.0)
+        total = tl.dot(window(x, pixel, pixels, H, W, CI, K, RELU), weights, total)
     else:
-        ci = tl.arange(0, CI)
         for tap in tl.static_range(9):
-            dy = tap // 3 - 1
-            dx = tap % 3 - 1
-            inside = neighbour(pixel, pixels, dy, dx, H, W)
-            place = (pixel + dy * W + dx).to(tl.int64)[:, None] * CI + ci[None, :]
-            values = tl.load(x + place, mask=inside[:, None], other=0.0)
-            if RELU:
-                values = rectified(values)
-            part = (tap * CI + ci)[:, None] * CO + co[None, :]
+            values = neighbours(x, pixel, pixels, tap // 3 - 1, tap % 3 - 1, H, W, CI, RELU)
+            part = (tap * CI + tl.arange(0, CI))[:, None] * CO + co[None, :]
             total = tl.dot(values, tl.load(weight + part), total)
-    here = (pixel < pixels)[:, None]
-    place = pixel.to(tl.int64)[:, None] * CO + co[None, :]
+    here, place = (pixel < pixels)[:, None], places(pixel, CO)
     if BIAS:
         total += tl.load(bias + co).to(tl.float32)[None, :]
     if MASK:
@@ -87,50 +92,33 @@ def weight_gradient(
     program, line = tl.program_id(0), tl.program_id(1)
     co = tl.arange(0, CO)
     bias = tl.zeros((CO,), tl.float32)
-    if K > 0:
-        k = tl.arange(0, K)
-        total = tl.zeros((K, CO), tl.float32)
-        for block in range(program * blocks, (program + 1) * blocks):
-            pixel = block * BLOCK + tl.arange(0, BLOCK)
-            here = (pixel < pixels)[:, None]
-            place = pixel.to(tl.int64)[:, None] * CO + co[None, :]
-            above = tl.load(gradient + place, mask=here, other=0.0)
-            values = window(x, pixel, pixels, H, W, CI, K)
-            if RELU:
-                values = rectified(values)
-            total = tl.dot(tl.trans(values), above, total)
-            bias += tl.sum(above.to(tl.float32), 0)
-        into = weights + program * 9 * CI * CO + k[:, None] * CO + co[None, :]
-        tl.store(into, total, mask=(k < 9 * CI)[:, None])
-        tl.store(biases + program * CO + co, bias)
-    else:
-        ci = tl.arange(0, CI)
-        left = tl.zeros((CI, CO), tl.float32)
-        middle = tl.zeros((CI, CO), tl.float32)
-        right = tl.zeros((CI, CO), tl.float32)
-        for block in range(program * blocks, (program + 1) * blocks):
-            pixel = block * BLOCK + tl.arange(0, BLOCK)
-            here = (pixel < pixels)[:, None]
-            place = pixel.to(tl.int64)[:, None] * CO + co[None, :]
-            above = tl.load(gradient + place, mask=here, other=0.0)
-            row, column = pixel // W % H + line - 1, pixel % W
-            inside = (pixel < pixels) & (row >= 0) & (row < H)
-            first = x + (pixel + (line - 1) * W).to(tl.int64)[:, None] * CI + ci[None, :]
-            near = tl.load(first - CI, mask=(inside & (column > 0))[:, None], other=0.0)
-            same = tl.load(first, mask=inside[:, None], other=0.0)
-            far = tl.load(first + CI, mask=(inside & (column < W - 1))[:, None], other=0.0)
-            if RELU:
-                near, same, far = rectified(near), rectified(same), rectified(far)
+    SIZE: tl.constexpr = K if K > 0 else CI
+    left = tl.zeros((SIZE, CO), tl.float32)  # all taps, of few channels
+    middle = tl.zeros((SIZE, CO), tl.float32)
+    right = tl.zeros((SIZE, CO), tl.float32)
+    for block in range(program * blocks, (program + 1) * blocks):
+        pixel = block * BLOCK + tl.arange(0, BLOCK)
+        here = (pixel < pixels)[:, None]
+        above = tl.load(gradient + places(pixel, CO), mask=here, other=0.0)
+        bias += tl.sum(above.to(tl.float32), 0)
+        if K > 0:
+            around = window(x, pixel, pixels, H, W, CI, K, RELU)
+            left = tl.dot(tl.trans(around), above, left)
+        else:
+            near = neighbours(x, pixel, pixels, line - 1, -1, H, W, CI, RELU)
+            same = neighbours(x, pixel, pixels, line - 1, 0, H, W, CI, RELU)
+            far = neighbours(x, pixel, pixels, line - 1, 1, H, W, CI, RELU)
             left = tl.dot(tl.trans(near), above, left)
             middle = tl.dot(tl.trans(same), above, middle)
             right = tl.dot(tl.trans(far), above, right)
-            bias += tl.sum(above.to(tl.float32), 0)
-        into = weights + (program * 9 + line * 3) * CI * CO + ci[:, None] * CO + co[None, :]
-        tl.store(into, left)
+    k = tl.arange(0, SIZE)[:, None]
+    into = weights + (program * 9 + line * 3) * CI * CO + k * CO + co[None, :]
+    tl.store(into, left, mask=k < 9 * CI)
+    if K == 0:
         tl.store(into + CI * CO, middle)
         tl.store(into + 2 * CI * CO, right)
-        if line == 1:
-            tl.store(biases + program * CO + co, bias)
+    if line == 0:
+        tl.store(biases + program * CO + co, bias)
 
 
 @triton.jit
@@ -156,7 +144,7 @@ def pool(
         larger = (value > best) | (value != value)  # nan wins, as in torch
         best = tl.where(larger, value, best)
         which = tl.where(larger, tl.full((BLOCK, C), tap, tl.int8), which)
-    place, here = pixel.to(tl.int64)[:, None] * C + c[None, :], (pixel < pixels)[:, None]
+    place, here = places(pixel, C), (pixel < pixels)[:, None]
     tl.store(y + place, best.to(y.dtype.element_ty), mask=here)
     tl.store(taps + place, which, mask=here)
 
@@ -186,5 +174,5 @@ def pool_gradient(
         which = tl.load(taps + place, mask=inside[:, None], other=-1)
         above = tl.load(gradient + place, mask=inside[:, None], other=0.0).to(tl.float32)
         total += tl.where(which == tap[:, None], above, 0.0)
-    place, here = pixel.to(tl.int64)[:, None] * C + c[None, :], (pixel < pixels)[:, None]
+    place, here = places(pixel, C), (pixel < pixels)[:, None]
     tl.store(x + place, total.to(x.dtype.element_ty), mask=here)
