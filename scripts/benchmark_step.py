@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from benchmark import clear, machine, measure
@@ -35,7 +36,7 @@ from ed.files import write_atomic
 from ed.models import narrow
 from ed.models.grokking import SPECIAL_TOKENS
 from ed.models.vit import ViT
-from ed.regularizers.base import Regularizer
+from ed.regularizers.base import COMPILATION, Regularizer
 
 
 def grokking() -> nn.Module:
@@ -225,14 +226,18 @@ def convolution_ms(inputs: int, outputs: int, size: int, batch: int, ours: bool)
 
 
 def with_inductor(case: Case, **settings) -> float:
-    import torch._inductor.config as inductor
-
-    with inductor.patch(settings):
+    options = {**COMPILATION["options"], **settings}
+    with patch.dict(COMPILATION, options=options):
         return milliseconds(case)
 
 
 def with_cudnn_benchmark(case: Case) -> float:
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        return milliseconds(case)
+
+
+def with_cudnn_alone(case: Case) -> float:
+    with patch.object(narrow, "TRITON", False):
         return milliseconds(case)
 
 
@@ -244,13 +249,16 @@ VARIANTS: dict[str, Callable[[Case], float]] = {
     "GELU by tanh": partial(milliseconds, build=partial(vit, activation="gelu_tanh")),
     "max-autotune": partial(with_inductor, max_autotune=True),
     "coordinate descent tuning": partial(with_inductor, coordinate_descent_tuning=True),
-    "combo kernels": partial(with_inductor, combo_kernels=True),
-    "combo kernels where timed faster": partial(
-        with_inductor, combo_kernels=True, benchmark_combo_kernel=True
-    ),
+    "without combo kernels": partial(with_inductor, combo_kernels=False),
+    "combo kernels where timed faster": partial(with_inductor, benchmark_combo_kernel=True),
     "cuDNN tries its algorithms": with_cudnn_benchmark,
+    "cuDNN in place of our kernels": with_cudnn_alone,
 }
-ONLY_VIT = ("64 tokens, mean pooling", "GELU by tanh")
+ONLY = {  # where the others would be the same step twice
+    "64 tokens, mean pooling": "vit_tiny",
+    "GELU by tanh": "vit_tiny",
+    "cuDNN in place of our kernels": "procgen",
+}
 
 
 def variants(case: Case, names: list[str]) -> list[str]:
@@ -426,8 +434,9 @@ def main() -> None:
     options = parser.parse_args()
     if not CUDA:
         raise ValueError("no CUDA device: these tables are about a GPU; see scripts/benchmark.py")
-    case, is_vit = CASES[options.case], options.case == "vit_tiny"
-    chosen = options.variants or [name for name in VARIANTS if is_vit or name not in ONLY_VIT]
+    case = CASES[options.case]
+    chosen = [name for name in VARIANTS if ONLY.get(name, options.case) == options.case]
+    chosen = options.variants or chosen
     made = {
         "processes": partial(several_runs, case, PROCESSES, options.runs),
         "kernels": partial(kernels, case, options.names),

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ed.core.modes import batch_norms
-from ed.regularizers.base import Moment, Regularizer
+from ed.regularizers.base import COMPILATION, Moment, Regularizer
 
 logger = logging.getLogger("ed")
 
@@ -44,7 +44,7 @@ class Jacobian(Regularizer):
             reason = "torch.func cannot follow batch normalisation's running statistics"
             logger.info("this step is not compiled: %s", reason)
         else:
-            self.pull_back = torch.compile(pull_back, dynamic=False)
+            self.pull_back = torch.compile(pull_back, **COMPILATION)
 
     def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
