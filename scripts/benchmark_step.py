@@ -63,6 +63,7 @@ CASES = GPU_CASES | {
 }
 KINDS = {  # of kernels, by what their names contain; the first that fits
     "attention": ("flash", "fmha", "sdpa"),
+    "convolutions and pooling": ("convolve", "weight_gradient", "fprop", "dgrad", "wgrad", "pool"),
     "matrix products": ("nvjet", "gemm", "cutlass", "xmma"),
     "optimizer": ("multi_tensor", "adam"),
     "GELU": ("gelu", "erf"),
