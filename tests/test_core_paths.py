@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -356,15 +357,44 @@ def test_estimate_is_the_mean_of_its_paths_and_its_spectrum():
     result = ed.estimate(small_network(), torch.randn(40, 6), pairs=60)
     assert result.representation == PROTOCOL
     assert result.mean == pytest.approx(result.values.mean().item())
-    assert result.standard_error == pytest.approx(result.values.std().item() / math.sqrt(60))
     # raw ED is linear in |c|, so the mean spectrum already holds it
     degrees = torch.arange(41, dtype=torch.float32)
     assert (result.spectrum @ degrees).item() == pytest.approx(result.mean, rel=1e-4)
     assert str(result).startswith("ED ")
 
 
+def test_standard_error_counts_what_paths_with_a_common_end_share():
+    """Written out over all pairs of paths; without common ends it is std / sqrt(paths)."""
+    result = ed.estimate(small_network(), torch.randn(20, 6), pairs=60)
+    deviations = (result.values - result.values.mean()).tolist()
+    ends = [set(pair) for pair in result.ends.T.tolist()]
+    assert all(len(pair) == 2 for pair in ends)
+    shared = sum(
+        deviations[p] * deviations[q]
+        for p in range(60)
+        for q in range(60)
+        if p != q and ends[p] & ends[q]
+    )
+    alone = result.values.var().item() * 60
+    assert result.standard_error == pytest.approx(math.sqrt(alone + max(shared, 0)) / 60, rel=1e-4)
+    apart = replace(result, ends=torch.arange(120).view(2, 60))
+    assert apart.standard_error == pytest.approx(math.sqrt(alone) / 60, rel=1e-5)
+
+
+def test_standard_error_is_the_spread_over_other_examples():
+    """Many paths between few examples: other examples give a mean that is as far as it says."""
+    x = 4 * torch.rand(40, 16, 3, generator=torch.Generator().manual_seed(0)) - 2
+    settings = {"pairs": 100, "resolution": 8, "degree": 4, "softmax": False}
+    results = [ed.estimate(lambda v: v.square(), pool, **settings) for pool in x]
+    spread = torch.tensor([result.mean for result in results]).std().item()
+    told = torch.tensor([result.standard_error for result in results]).square().mean().sqrt()
+    alone = torch.stack([result.values.var() / 100 for result in results]).mean().sqrt()
+    assert spread > 1.6 * alone  # what the paths alone would claim
+    assert told.item() == pytest.approx(spread, rel=0.25)
+
+
 def test_standard_error_falls_with_the_number_of_paths():
-    model, x = small_network(), torch.randn(400, 6)
+    model, x = small_network(), torch.randn(20_000, 6)
     representation = ed.Representation(resolution=12, degree=6, sampler=ed.ChebyshevNodes())
     few, many = (ed.estimate(model, x, pairs=n, representation=representation) for n in (200, 3200))
     assert few.standard_error / many.standard_error == pytest.approx(4, rel=0.2)  # sqrt(16)

@@ -18,6 +18,7 @@ from ed.core.representation import Representation, distinct_pairs
 
 # The paper's protocol for trained models: fixed Chebyshev nodes, r = 200, K = 40, 400 paths.
 PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
+SYMBOLS = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
 LIVE_TENSORS = 4  # a forward pass without gradients holds a few activations at once
 
 
@@ -29,11 +30,13 @@ class Estimate:
         values: (P,), effective degree of each path.
         spectrum: (K + 1,), mean |c_k| over paths and outputs.
         representation: the settings it was measured with.
+        ends: (2, P), indices of the examples between which each path runs.
     """
 
     values: Tensor
     spectrum: Tensor
     representation: Representation = field(repr=False)
+    ends: Tensor = field(repr=False)
 
     @property
     def mean(self) -> float:
@@ -41,15 +44,30 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean over paths; nan for a single path."""
-        if len(self.values) < 2:
+        """Of the mean over paths, as an estimate for all data; nan for a single path.
+
+        The square root of (sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e are deviations from the
+        mean and p, q different paths that share an end. What they share is a variance, that of the
+        share an end has in its paths, so never negative. Without this term many paths between few
+        examples would claim a precision that other examples do not bear out.
+        """
+        count = len(self.values)
+        if count < 2:
             return math.nan
-        return (self.values.std() / math.sqrt(len(self.values))).item()
+        deviations = self.values.double() - self.values.double().mean()
+        alone = deviations.square().sum().item()
+        by_end = torch.zeros(int(self.ends.max()) + 1, dtype=deviations.dtype)
+        by_end.index_add_(0, self.ends.flatten(), deviations.repeat(2))
+        shared = by_end.square().sum().item() - 2 * alone
+        return math.sqrt(alone * count / (count - 1) + max(shared, 0.0)) / count
+
+    @property
+    def symbol(self) -> str:
+        return SYMBOLS[self.representation.weighting]
 
     def __str__(self) -> str:
-        name = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
-        kind = name[self.representation.weighting]
-        return f"{kind} {self.mean:.4f} +- {self.standard_error:.4f} ({len(self.values)} paths)"
+        error = f"{self.mean:.4f} +- {self.standard_error:.4f}"
+        return f"{self.symbol} {error} ({len(self.values)} paths)"
 
 
 def estimate(
@@ -126,7 +144,8 @@ def estimate_each(
                 check_outputs(values, softmax=tally.softmax)
                 tally.add(values.unflatten(0, (-1, representation.resolution)), own_nodes)
             report(min(start + group, pairs))
-    return [tally.estimate() for tally in tallies]
+    ends = torch.stack([first, second]).cpu()
+    return [tally.estimate(ends) for tally in tallies]
 
 
 class _Tally:
@@ -143,11 +162,11 @@ class _Tally:
         self.degrees.append(self.representation.degrees(coefficients))
         self.spectra.append(coefficients.abs().mean(-2).sum(0))
 
-    def estimate(self) -> Estimate:
+    def estimate(self, ends: Tensor) -> Estimate:
         values = torch.cat(self.degrees).cpu()
         _check_finite(values)
         spectrum = torch.stack(self.spectra).sum(0) / len(values)
-        return Estimate(values, spectrum.cpu(), self.representation)
+        return Estimate(values, spectrum.cpu(), self.representation, ends)
 
 
 def forward_in_chunks(along: Field, points: int) -> Tensor:
