@@ -155,7 +155,8 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
     inputs = torch.stack([transform(opened(files[i])) for i in chosen])
     pictures = inputs * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
-    kind = "random weights" if options.random_weights else options.weights or "its own weights"
+    own = options.weights.name if options.weights else "its own weights"
+    kind = "random weights" if options.random_weights else own
     name = f"{options.timm or options.transformers} ({kind})"
     titles = [f"picture {i}" for i in chosen]
     field = Field.of(model, inputs.to(device))
@@ -299,11 +300,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def report(subject: Subject, result: Estimate) -> None:
     half = NORMAL_95 * result.standard_error
     settings = result.representation
-    kind = "ED_norm" if settings.weighting == "normalised" else "ED"
     print(f"{subject.name}, r = {settings.resolution}, K = {settings.degree}")
     print(
-        f"{kind} {result.mean:.4g}, 95 % confidence interval "
-        f"[{result.mean - half:.4g}, {result.mean + half:.4g}] ({len(result.values)} paths)"
+        f"{result.symbol} {result.mean:.4g}, 95 % confidence interval "
+        f"[{result.mean - half:.4g}, {result.mean + half:.4g}] "
+        f"({len(result.values)} paths between {len(subject.field.x)} examples)"
     )
     print(f"\n  k  mean |c_k| (bars: logarithmic, {BAR_DECADES} decades)")
     print("\n".join(bars(result.spectrum)))
@@ -322,7 +323,7 @@ def bars(spectrum: Tensor) -> list[str]:
 
 def draw(subject: Subject, result: Estimate, path: Path, *, softmax: bool, **budget) -> None:
     pairs = [pair for pair in DRAWN if max(pair) < len(subject.field.x)]
-    title = "/".join(subject.name.split(" (")[0].split("/")[-2:])
+    title = "/".join(subject.name.split("/")[-2:])
     portrait = Portrait.of(title, subject.field, pairs, result, softmax=softmax, **budget)
     ends = None
     if subject.pictures is not None:

@@ -97,7 +97,12 @@ def draw_portraits(
     for row, portrait in enumerate(portraits, start=1):
         axes = [figure.add_subplot(grid[row, 2 * i : 2 * i + 2]) for i in range(paths)]
         draw_paths(axes, portrait, name, last=row == rows)
+        # the name stands once, above all or beside its row: over each path it would not fit
+        beside = f"{portrait.title}\n" if rows > 1 else ""
+        axes[0].set_ylabel(beside + portrait.quantity)
     draw_spectra(figure.add_subplot(grid[:, -2:]), portraits)
+    if rows == 1:
+        figure.suptitle(portraits[0].title, fontsize=10)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -130,12 +135,12 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
             axis.plot(*dots, ".", color=color, markersize=3)
         low, high = axis.get_ylim()
         axis.set_ylim(*((-0.05, 1.05) if unit else (low, high + 0.15 * (high - low))))
-        axis.set_title(f"{portrait.title}: ED {number(degree.item(), 2)}", fontsize=9)
+        axis.ticklabel_format(useOffset=False)
+        axis.set_title(f"{portrait.estimate.symbol} {number(degree.item(), 2)}", fontsize=9)
         # narrow enough for three classes of a thousand
         tight = {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8}
         axis.legend(fontsize=7, frameon=False, loc="upper center", ncols=3, **tight)
         axis.set_xlabel(r"$\alpha$" if last else "")
-    axes[0].set_ylabel(portrait.quantity)
 
 
 def draw_spectra(axis, portraits: Sequence[Portrait]) -> None:
@@ -144,7 +149,7 @@ def draw_spectra(axis, portraits: Sequence[Portrait]) -> None:
         estimate = portrait.estimate
         shift = width * (place - (len(portraits) - 1) / 2)
         degrees = torch.arange(1, len(estimate.spectrum)).numpy() + shift
-        label = f"{portrait.title}: ED {number(estimate.mean, 3)}"
+        label = f"{portrait.title}: {estimate.symbol} {number(estimate.mean, 3)}"
         axis.bar(
             degrees, estimate.spectrum[1:].numpy(), width=width, label=label, color=f"C{3 * place}"
         )
@@ -153,8 +158,10 @@ def draw_spectra(axis, portraits: Sequence[Portrait]) -> None:
     axis.set_xlabel("degree k")
     axis.set_ylabel(f"mean $|c_k|$ over {paths} paths and {outputs} outputs")
     axis.set_xticks(range(0, len(estimate.spectrum), 4 if len(estimate.spectrum) > 12 else 1))
-    axis.set_title("coefficients of the fitted polynomials", fontsize=9)
-    axis.legend(frameon=False, fontsize=8)
+    single = f", {estimate.symbol} {number(estimate.mean, 3)}" if len(portraits) == 1 else ""
+    axis.set_title(f"coefficients of the fitted polynomials{single}", fontsize=9)
+    if not single:
+        axis.legend(frameon=False, fontsize=8)
 
 
 def number(value: float, digits: int) -> str:
