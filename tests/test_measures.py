@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from torch import nn
 
 from ed.core.estimator import estimate_each
@@ -386,9 +387,39 @@ def test_measures_land_in_the_summary_and_do_not_change_training(tmp_path):
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_a_finished_run_says_that_it_was_not_measured(tmp_path, capsys):
-    small_run(tmp_path / "run")
-    small_run(tmp_path / "run", "measures=norm")  # the same run: measures are not its identity
+def test_a_finished_run_is_measured_by_what_it_lacks(tmp_path, capsys):
+    """By the same command with other measures, or other settings of them, from its checkpoint."""
+    folder = tmp_path / "run"
+    few = ["measures.ed.pairs=3", "measures.ed.resolution=50"]
+    first = small_run(folder, "measures=[ed,norm]", *few)
+    before = weights(folder)
+    sharp = ["measures=[ed,sharpness]", *few, "measures.sharpness.examples=50"]
+    second = small_run(folder, *sharp)
+    assert "measuring it: sharpness\n" in capsys.readouterr().out
+    assert first["last"].items() < second["last"].items()
+    assert "measure/sharpness_0.05" in second["last"]
+    assert json.loads((folder / "DONE").read_text()) == second
+    assert all(torch.equal(before[key], value) for key, value in weights(folder).items())
+    assert small_run(folder, *sharp) == second
+    assert "measuring it" not in capsys.readouterr().out
+    more = small_run(folder, "measures=ed", "measures.ed.pairs=4", *few[1:])
+    assert more["last"]["measure/ed"] != first["last"]["measure/ed"]
+    stored = OmegaConf.load(folder / "config.yaml").measures
+    assert stored.ed.pairs == 4
+    assert list(stored) == ["ed", "norm", "sharpness"]
+
+
+def test_without_its_checkpoint_a_finished_run_says_that_it_was_not_measured(tmp_path, capsys):
+    summary = small_run(tmp_path / "run", "system.keep_checkpoint=false")
+    assert small_run(tmp_path / "run", "measures=norm") == summary
     printed = capsys.readouterr().out
     assert "already done" in printed
-    assert "finished without the measures norm: see python scripts/measure.py --run" in printed
+    assert "finished without these measures, or with other settings of them: norm;" in printed
+
+
+def test_the_stored_config_has_the_measures_that_were_taken(tmp_path):
+    """Of a run that was stopped and went on with others."""
+    with pytest.raises(Interrupted):
+        small_run(tmp_path / "run", "measures=ed", "system.max_minutes=0")
+    small_run(tmp_path / "run", "measures=norm")
+    assert list(OmegaConf.load(tmp_path / "run" / "config.yaml").measures) == ["norm"]

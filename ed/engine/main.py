@@ -68,9 +68,10 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         summary = processes.gather(folder.done)[0]
         if summary is not None:
             logger.info("already done: %s  %s", path, describe(summary))
-            if writes:
-                warn_of_missing(measures, path)
-            return summary
+            names = processes.gather(unmeasured(measures, path, task) if writes else None)[0]
+            if not names:
+                return summary
+            measures = {name: measures[name] for name in names}
         step = make_step(cfg, task, model, regularizer, recipe, device)
         summary = train_in(folder, cfg, task, model, step, measures)
         logger.info("done: %s  %s", path, describe(summary))
@@ -130,19 +131,26 @@ def build_model(cfg: DictConfig, device: torch.device) -> nn.Module:
 
 def build_measures(cfg: DictConfig) -> dict:
     """The measures of a config, by their names."""
-    return {name: instantiate(leaf, _convert_="all") for name, leaf in cfg.measures.items()}
+    leaves = cfg.get("measures") or {}
+    return {name: instantiate(leaf, _convert_="all") for name, leaf in leaves.items()}
 
 
-def warn_of_missing(measures: dict, path: Path) -> None:
-    """A finished run is not measured again; whoever asks for more must learn it."""
-    taken = OmegaConf.load(path / "config.yaml").get("measures", {})
-    missing = [name for name in measures if name not in taken]
-    if missing:
-        logger.warning(
-            "it was finished without the measures %s: see python scripts/measure.py --run %s",
-            ", ".join(missing),
-            path,
-        )
+def unmeasured(measures: dict, path: Path, task) -> list[str]:
+    """Measures that a finished run was not given, or with other settings, and can be given now."""
+    taken = build_measures(OmegaConf.load(path / "config.yaml"))
+    missing = [name for name, measure in measures.items() if taken.get(name) != measure]
+    if not missing:
+        return []
+    state = load_checkpoint(path, logger.warning)
+    if state is not None and state["step"] == task.total_steps:
+        logger.info("measuring it: %s", ", ".join(missing))
+        return missing
+    logger.warning(
+        "it was finished without these measures, or with other settings of them: %s; there is no "
+        "checkpoint of its end to take them of. Train it anew in another folder (system.run_dir)",
+        ", ".join(missing),
+    )
+    return []
 
 
 def train_in(

@@ -1,7 +1,7 @@
 """The run folder: one per config and seed, found again by running the same command.
 
 runs/adhoc/cifar10-vit_tiny-ed-1a2b3c4d/seed0/
-    config.yaml    the resolved config, written once; it is the truth
+    config.yaml    the resolved config; it is the truth
     metrics.jsonl  one row per log point      train.log   the same for people
     last.pt        newest checkpoint          previous.pt the one before
     meta.json      commit, versions, hardware, command, one entry per session
@@ -101,8 +101,15 @@ class RunFolder:
             ) from None
 
     def finish(self, summary: dict) -> None:
-        if self.writes:
-            write_json(self.path / "DONE", summary)
+        """Writes DONE. Measures may have changed since the run began: config.yaml has the last."""
+        if not self.writes:
+            return
+        stored = OmegaConf.load(self.path / "config.yaml")
+        earlier = stored.measures if self.done is not None and "measures" in stored else {}
+        write_json(self.path / "DONE", summary)
+        now = OmegaConf.to_container(self.cfg.measures, resolve=True)
+        stored.measures = {**earlier, **now}
+        write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(stored))
 
     def open_session(
         self,
