@@ -106,7 +106,8 @@ class Glue(Task):
                 f"task.batch_size={self.batch_size}: task.name={self.name} has only "
                 f"{len(self.train.labels)} training sentences"
             )
-        self.steps_per_epoch = len(self.train.labels) // self.batch_size
+        self.num_examples = len(self.train.labels)
+        self.steps_per_epoch = self.num_examples // self.batch_size
         self.total_steps = self.epochs * self.steps_per_epoch
         self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
         self.eval_steps = self.eval_every * self.steps_per_epoch
@@ -142,11 +143,14 @@ class Glue(Task):
         return Sentences(*(tensor.to(device) for tensor in tensors), lengths=lengths)
 
     def batches(self, model, start: int) -> Iterator[Batch]:
-        count, steps = len(self.train.labels), range(start, self.total_steps)
+        steps = range(start, self.total_steps)
         # with dynamic padding the host must know the lengths, so the order stays there
         how = {"seed": self.seed, "device": self.device if self.static_shapes else "cpu"}
-        for _, index in shuffled_batches(count, self.batch_size, steps, **how):
-            yield self.train.batch(index.to(self.device), self._longest(self.train, index))
+        for _, index in shuffled_batches(self.num_examples, self.batch_size, steps, **how):
+            yield self.examples(index)
+
+    def examples(self, index: Tensor) -> Batch:
+        return self.train.batch(index.to(self.device), self._longest(self.train, index))
 
     def _longest(self, sentences: Sentences, index: Tensor) -> int | None:
         """Tokens of the longest sentence of a batch; None where all have one length anyway."""
