@@ -43,7 +43,7 @@ class Subject:
 
     Attributes:
         field: the model at the examples between which paths run.
-        pictures: (N, 3, H, W) in [0, 1], those examples; None where they are none.
+        pictures: (n, 3, H, W) in [0, 1], the first of those examples; None where they are none.
         titles: one per example.
     """
 
@@ -154,7 +154,8 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     model = model.to(device).eval()
     chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
     inputs = torch.stack([transform(opened(files[i])) for i in chosen])
-    pictures = inputs * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
+    shown = inputs[: 1 + max(map(max, DRAWN))]  # a second copy of all would double the memory
+    pictures = shown * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
     own = options.weights.name if options.weights else "its own weights"
     kind = "random weights" if options.random_weights else own
     name = f"{options.timm or options.transformers} ({kind})"

@@ -308,6 +308,8 @@ def test_the_model_is_restored_when_a_measure_fails():
         (lambda: EffectiveDegree(basis="fourier"), "basis must be one of"),
         (lambda: Sharpness(radii=()), "positive radii"),
         (lambda: Sharpness(radii=(0.1, -1)), "positive radii"),
+        (lambda: Sharpness(radii=0.1), r"radii=0.1: a list of positive radii is needed"),
+        (lambda: Sharpness(radii=("a",)), "positive radii"),
         (lambda: Sharpness(radii=(0.1,), method="luck"), "method=luck: use step or worst"),
         (lambda: Sharpness(radii=(0.1,), batch_size=0), "batch_size=0"),
         (lambda: Sharpness(radii=(0.1,), group=0), "group=0"),

@@ -58,8 +58,11 @@ class Sharpness(Measure):
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"measures: method={self.method}: use {' or '.join(METHODS)}")
-        if not self.radii or not all(rho > 0 for rho in self.radii):
-            raise ValueError(f"measures: radii={list(self.radii)}: positive radii are needed")
+        radii = self.radii if isinstance(self.radii, Sequence) else ()  # radii=0.1 is no list
+        if not radii or not all(isinstance(rho, int | float) and rho > 0 for rho in radii):
+            raise ValueError(
+                f"measures: radii={self.radii}: a list of positive radii is needed, e.g. [0.05,0.1]"
+            )
         for name in ("steps", "batch_size", "group", "examples"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"measures: {name}={getattr(self, name)}: must be at least 1")

@@ -16,7 +16,7 @@ from ed.hub import hub_or_cache
 EMBEDDED = Path(__file__).parents[1] / "data" / "cifar10_mini"
 PICTURES_REMEDY = (
     "a folder with parquet files, a reachable hub id (like uoft-cs/cifar10), or "
-    "task.data=embedded for the CIFAR-10 subset that ships with ed"
+    "`embedded`, the CIFAR-10 subset that ships with ed"
 )
 
 
