@@ -4,18 +4,18 @@ import json
 import math
 import os
 import signal
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
 from ed.core.estimator import estimate_each
 from ed.core.field import Field
 from ed.engine.check import check
-from ed.engine.compose import compose_config
+from ed.engine.compose import CONFIGS, compose_config
 from ed.engine.loop import Interrupted
 from ed.measures.base import fixed_subset, in_groups
 from ed.measures.degree import EffectiveDegree
@@ -320,6 +320,14 @@ def test_the_model_is_restored_when_a_measure_fails():
 def test_impossible_measures_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("choice", sorted(path.stem for path in CONFIGS.glob("measures/*.yaml")))
+def test_every_setting_of_a_measure_has_a_key(choice):
+    """An override of what is not in the config would be refused."""
+    for name, leaf in compose_config([f"measures={choice}"]).measures.items():
+        settings = {field.name for field in fields(get_class(leaf._target_))}
+        assert set(leaf) - {"_target_"} == settings, name
 
 
 def test_tasks_without_examples_are_refused_before_training():
