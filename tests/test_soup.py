@@ -104,6 +104,10 @@ def test_a_published_model_is_measured_without_a_step(tmp_path, capsys):
     assert "2,000 pictures instead of ImageNet's 1,281,167 (train)" in log
     assert measure(tmp_path) == summary
     assert "already done" in capsys.readouterr().out
+    other = measure(tmp_path, "measures.sharpness.examples=32")["last"]
+    assert {name for name in last if last[name] != other[name]} == {
+        f"measure/sharpness_{rho}" for rho in (0.01, 0.05, 0.1)
+    }
 
 
 def test_all_models_are_measured_on_one_choice_of_training_pictures():

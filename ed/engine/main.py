@@ -142,7 +142,8 @@ def unmeasured(measures: dict, path: Path, task) -> list[str]:
     if not missing:
         return []
     state = load_checkpoint(path, logger.warning)
-    if state is not None and state["step"] == task.total_steps:
+    reached = 0 if state is None else state["step"]  # a published model has no step to reach
+    if reached == task.total_steps:
         logger.info("measuring it: %s", ", ".join(missing))
         return missing
     logger.warning(
