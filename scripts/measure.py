@@ -32,7 +32,7 @@ from ed.models.weights import read_weights
 from ed.tasks.pictures import EMBEDDED, load_table
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
-DRAWN = ((0, 1), (2, 3), (4, 5))  # examples between which the drawn paths run
+DRAWN = 3  # of the paths that are measured
 BAR_WIDTH, BAR_DECADES = 40, 5
 NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors; paths are many
 
@@ -43,14 +43,14 @@ class Subject:
 
     Attributes:
         field: the model at the examples between which paths run.
-        pictures: (n, 3, H, W) in [0, 1], the first of those examples; None where they are none.
+        picture: of an example, (3, H, W) in [0, 1]; None where they are no pictures.
         titles: one per example.
     """
 
     name: str
     model: nn.Module
     field: Field
-    pictures: Tensor | None
+    picture: Callable[[int], Tensor] | None
     titles: list[str]
 
 
@@ -130,16 +130,22 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     if options.data:
         raise ValueError("--data: a run is measured on its own training set; leave it out")
     _, task, model = trained_model(options.run, str(device))
+    if not task.num_examples:
+        raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
     if options.weights:
         load_weights(model, options.weights)
     with torch.no_grad():
         field = measure.field(model, task)
     batch = task.examples(fixed_subset(task.num_examples, 2 * measure.pairs, measure.seed))
-    pictures = None
-    if hasattr(task, "scale"):
-        pictures = (batch["x"] * task.scale + task.shift).clamp(0, 1).cpu()
     titles = [f"class {label}" for label in batch["label"].tolist()] if task.has_labels else []
-    return Subject(str(options.run), model, field, pictures, titles)
+
+    def picture(index: int) -> Tensor:
+        x = batch["x"][index]  # ImageNet's are normalised by the field, the others are already
+        x = x / 255 if x.dtype == torch.uint8 else x * task.scale + task.shift
+        return x.clamp(0, 1).cpu()
+
+    shown = picture if hasattr(task, "scale") else None
+    return Subject(str(options.run), model, field, shown, titles)
 
 
 def of_name(options: argparse.Namespace, device) -> Subject:
@@ -154,14 +160,17 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     model = model.to(device).eval()
     chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
     inputs = torch.stack([transform(opened(files[i])) for i in chosen])
-    shown = inputs[: 1 + max(map(max, DRAWN))]  # a second copy of all would double the memory
-    pictures = shown * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
+    scale, shift = (torch.tensor(values).view(3, 1, 1) for values in (std, mean))
     own = options.weights.name if options.weights else "its own weights"
     kind = "random weights" if options.random_weights else own
     name = f"{options.timm or options.transformers} ({kind})"
     titles = [f"picture {i}" for i in chosen]
     field = Field.of(model, inputs.to(device))
-    return Subject(name, model, field, pictures.clamp(0, 1), titles)
+
+    def picture(index: int) -> Tensor:
+        return (inputs[index] * scale + shift).clamp(0, 1)
+
+    return Subject(name, model, field, picture, titles)
 
 
 def list_pictures(source: str, split: str) -> list[Callable]:
@@ -323,13 +332,13 @@ def bars(spectrum: Tensor) -> list[str]:
 
 
 def draw(subject: Subject, result: Estimate, path: Path, *, softmax: bool, **budget) -> None:
-    pairs = [pair for pair in DRAWN if max(pair) < len(subject.field.x)]
+    pairs = result.ends.T[:DRAWN].tolist()
     title = "/".join(subject.name.split("/")[-2:])
     portrait = Portrait.of(title, subject.field, pairs, result, softmax=softmax, **budget)
     ends = None
-    if subject.pictures is not None:
+    if subject.picture is not None:
         order = [index for first, second in pairs for index in (second, first)]
-        ends = [(subject.pictures[i], subject.titles[i]) for i in order]
+        ends = [(subject.picture(i), subject.titles[i]) for i in order]
     reduced = result.representation.components is not None
     label = "component {}" if reduced else "class {}" if softmax else "output {}"
     draw_portraits(path, [portrait], name=label.format, ends=ends)

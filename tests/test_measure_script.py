@@ -115,6 +115,37 @@ def save_transformer(kind: str, folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
+def test_the_picture_shows_paths_that_were_measured(tmp_path, pictures, monkeypatch):
+    """Not the first pictures of the folder, which may all be of one class."""
+    drawn = []
+    monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append((given, how)))
+    named = ["--timm", "test_vit", "--random-weights", "--data", str(pictures)]
+    measure.main([*named, *QUICK, "--out", str(tmp_path / "a.png")])
+    ((_, (portrait,)), how) = drawn[0]
+    own = portrait.estimate.representation.degrees(portrait.coefficients)
+    torch.testing.assert_close(own, portrait.estimate.values[: len(own)])
+    left, right = portrait.estimate.ends.T[0].flip(0).tolist()  # x2 stands on the left
+    assert [title for _, title in how["ends"]][:2] == [f"picture {left}", f"picture {right}"]
+
+
+def test_a_run_on_imagenets_pictures_shows_them(tmp_path, monkeypatch):
+    settings = ["task=imagenet", "task.data=embedded", "task.classes=10", "task.image_size=[32,32]"]
+    settings += [
+        "task.batch_size=500",
+        "task.epochs=1",
+        "task.warmup_epochs=0",
+        "task.eval_every=1",
+    ]
+    settings += ["model=vit_micro", "system.workers=0", "system.device=cpu"]
+    small_run(tmp_path / "run", *settings, base=[])
+    drawn = []
+    monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append(how["ends"]))
+    measure.main(["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")])
+    for picture, _ in drawn[0]:
+        assert picture.std() > 0.01  # neither white nor black
+        assert 0 <= picture.min() < picture.max() <= 1
+
+
 def test_a_transformers_classifier(tmp_path, pictures, capsys):
     save_transformer("ViTForImageClassification", tmp_path / "model")
     shared = ["--data", str(pictures), *QUICK, "--out", str(tmp_path / "a.png")]
