@@ -62,6 +62,13 @@ def test_files_that_are_missing_cut_short_or_foreign_are_one_clear_line(tmp_path
         member(index=7)
     with pytest.raises(ValueError, match=r"model.index=3: does not fit model.architecture"):
         member(classes=11)
+    recipes = tmp_path / "hparam_info.json"
+    for text in ('{"model_1": {}}', '{"model_3": {"lr"'):
+        recipes.write_text(text)
+        with pytest.raises(ValueError, match=r"hparam_info.json does not tell .* model_3"):
+            member()
+    recipes.unlink()
+    assert member().recipe is None
     path = tmp_path / "model_3.pt"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match="not a whole file of weights"):
@@ -90,6 +97,8 @@ def measure(tmp_path: Path, *overrides: str) -> dict:
 
 def test_a_published_model_is_measured_without_a_step(tmp_path, capsys):
     state = publish(tmp_path / "soups")
+    recipe = {"aug": None, "lr": 1e-5, "mix": 0.3}
+    (tmp_path / "soups" / "hparam_info.json").write_text(json.dumps({"model_3": recipe}))
     summary = measure(tmp_path)
     wanted = set(load_table("correlation_clip").metrics)
     assert wanted <= set(summary["last"])
@@ -100,6 +109,8 @@ def test_a_published_model_is_measured_without_a_step(tmp_path, capsys):
     squares = sum(v.square().sum() for n, v in state.items() if "visual" in n or "head" in n)
     assert last["measure/norm"] == pytest.approx(float(squares.sqrt()), rel=1e-5)
     assert json.loads((tmp_path / "run" / "DONE").read_text())["last"] == last
+    (session,) = json.loads((tmp_path / "run" / "meta.json").read_text())["sessions"]
+    assert session["recipe"] == recipe
     log = (tmp_path / "run" / "train.log").read_text()
     assert "2,000 pictures instead of ImageNet's 1,281,167 (train)" in log
     assert measure(tmp_path) == summary

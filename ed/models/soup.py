@@ -1,5 +1,6 @@
 """The published fine-tuned CLIP models of model-soups (Wortsman et al.), one file each."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from ed.models.clip import ClipClassifier, build
 from ed.models.weights import read_weights
 
 NAMES = {"model.visual.": "visual.", "classification_head.": "head."}  # theirs: ours
+RECIPES = "hparam_info.json"  # of their repository: {"model_1": {"lr": ..., "mix": ...}, ...}
 
 
 def soup_member(
@@ -17,6 +19,7 @@ def soup_member(
     """`model_<index>.pt` of a folder: image tower, l2-normalised features, linear head with bias.
 
     What the files still hold of the text tower takes no part in classification and is left out.
+    Its `recipe` is that of the list of recipes, where it lies beside the models.
     """
     path = Path(folder).expanduser() / f"model_{index}.pt"
     given = f"model.folder={folder} model.index={index}"
@@ -37,4 +40,19 @@ def soup_member(
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{given}: does not fit model.architecture ({reason} ...)") from error
+    model.recipe = read_recipe(path.parent / RECIPES, path.stem, given)
     return model
+
+
+def read_recipe(path: Path, name: str, given: str) -> dict | None:
+    """How a model was fine-tuned: learning rate, decay, mixup, ...; None where no list is there."""
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())[name]
+    except (ValueError, KeyError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{given}: {path} does not tell the recipe of {name} ({reason}); copy it anew from "
+            "github.com/mlfoundations/model-soups, or remove it"
+        ) from None

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ed.core.streams import generator
 from ed.tasks.base import Batch, check_counts
@@ -18,6 +18,8 @@ class Soup(ImageNetTask):
             in the train accuracy.
     """
 
+    recipe: dict | None = None  # of the model, where it is known
+
     def __init__(
         self, data: str, *, validation: str, examples: int, classes: int, image_size: list[int]
     ):
@@ -28,6 +30,15 @@ class Soup(ImageNetTask):
         if examples < 2:
             raise ValueError(f"task.examples={examples}: paths need at least 2")
         self.chosen_count = examples
+
+    def check_model(self, model: nn.Module) -> None:
+        super().check_model(model)
+        self.recipe = getattr(model, "recipe", None)
+
+    def provenance(self) -> dict:
+        """With the recipe of the model: what tells the points of a pool apart."""
+        own = {"recipe": self.recipe} if self.recipe else {}
+        return super().provenance() | own
 
     def prepare(self, device: torch.device, seed: int) -> None:
         super().prepare(device, seed)
