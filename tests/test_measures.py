@@ -17,14 +17,15 @@ from ed.core.field import Field
 from ed.engine.check import check
 from ed.engine.compose import CONFIGS, compose_config
 from ed.engine.loop import Interrupted
-from ed.measures.base import fixed_subset, in_groups
+from ed.engine.main import run
+from ed.measures.base import Measure, fixed_subset, in_groups
 from ed.measures.degree import EffectiveDegree
 from ed.measures.gap import GeneralizationGap
 from ed.measures.norm import ParameterNorm
 from ed.measures.sharpness import Sharpness
 from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
-from tests.small import small_run, weights
+from tests.small import small_config, small_run, weights
 
 ED = EffectiveDegree(pairs=20, resolution=16, degree=6)
 ALL = {
@@ -417,6 +418,24 @@ def test_a_finished_run_is_measured_by_what_it_lacks(tmp_path, capsys):
     stored = OmegaConf.load(folder / "config.yaml").measures
     assert stored.ed.pairs == 4
     assert list(stored) == ["ed", "norm", "sharpness"]
+
+
+class Plain(Measure):
+    """A user's own: no dataclass, so two of them are never equal."""
+
+    def __call__(self, model, task):
+        return {"": 1.0}
+
+
+def test_a_measure_without_equality_is_taken_once(tmp_path, capsys):
+    cfg = small_config(tmp_path / "run")
+    cfg.measures = {"plain": {"_target_": f"{__name__}.Plain"}}
+    summaries = [run(cfg, ["small"]) for _ in range(2)]
+    assert summaries[0] == summaries[1]
+    assert summaries[0]["last"]["measure/plain"] == 1
+    printed = capsys.readouterr().out
+    assert "already done" in printed
+    assert "measuring it" not in printed
 
 
 def test_without_its_checkpoint_a_finished_run_says_that_it_was_not_measured(tmp_path, capsys):

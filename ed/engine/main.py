@@ -68,7 +68,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         summary = processes.gather(folder.done)[0]
         if summary is not None:
             logger.info("already done: %s  %s", path, describe(summary))
-            names = processes.gather(unmeasured(measures, path, task) if writes else None)[0]
+            names = processes.gather(unmeasured(cfg, measures, path, task) if writes else None)[0]
             if not names:
                 return summary
             measures = {name: measures[name] for name in names}
@@ -135,10 +135,16 @@ def build_measures(cfg: DictConfig) -> dict:
     return {name: instantiate(leaf, _convert_="all") for name, leaf in leaves.items()}
 
 
-def unmeasured(measures: dict, path: Path, task) -> list[str]:
+def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     """Measures that a finished run was not given, or with other settings, and can be given now."""
-    taken = build_measures(OmegaConf.load(path / "config.yaml"))
-    missing = [name for name, measure in measures.items() if taken.get(name) != measure]
+    stored = OmegaConf.load(path / "config.yaml")
+    taken, leaves = build_measures(stored), stored.get("measures") or {}
+    # equal as measures: a default may have had no key then; as text: a class may know no equality
+    missing = [
+        name
+        for name, measure in measures.items()
+        if taken.get(name) != measure and leaves.get(name) != cfg.measures[name]
+    ]
     if not missing:
         return []
     state = load_checkpoint(path, logger.warning)
