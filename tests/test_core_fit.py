@@ -108,6 +108,20 @@ def test_polynomials_up_to_the_degree_are_recovered_exactly(sampler, basis, anch
     torch.testing.assert_close(fitted, coefficients, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize(("r", "degree"), [(4, 3), (15, 14)])
+@pytest.mark.parametrize("anchored", [False, True])
+def test_float32_nodes_that_lie_badly_get_the_right_fit(r, degree, anchored):
+    """Where two random nodes nearly meet, float32 cannot tell T'T + eps I from a singular one."""
+    nodes = UniformNodes()(uniform(20_000, r).float(), anchored)
+    design = np.polynomial.chebyshev.chebvander(2 * nodes.double().numpy() - 1, degree)
+    transposed = design.transpose(0, 2, 1)
+    normal = transposed @ design + 1e-6 * np.eye(degree + 1)
+    expected = torch.from_numpy(np.linalg.solve(normal, transposed))
+    error = (fit_matrix(nodes, degree, damping=1e-6) - expected).abs().amax((1, 2))
+    # of the largest entry: float32 rounds at 1e-7, float64 amplified by a condition of 1e7 at 1e-8
+    assert (error / expected.abs().amax((1, 2))).max() < 3e-7
+
+
 @pytest.mark.parametrize("basis", BASES)
 def test_least_squares_equals_numpy(basis):
     nodes, values = RandomizedCosine()(uniform(5, 20)), normal(5, 20, 4)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ed.core.bases import Basis, chebyshev
 
-DAMPING = 1e-6  # no visible effect between 1e-8 and 1e-4; float32 needs none on cosine nodes
+DAMPING = 1e-6  # no visible effect between 1e-8 and 1e-4 on cosine nodes
 
 
 def fit_matrix(
@@ -18,16 +18,17 @@ def fit_matrix(
 ) -> Tensor:
     """M = (T'T + damping I)^-1 T' with T_ik = phi_k(2 alpha_i - 1): (..., r) -> (..., K + 1, r).
 
-    Runs in the nodes' own precision whatever autocast says: the normal equations square the
-    condition number, which bf16 cannot carry.
+    Solved in float64, whatever the nodes and autocast say: the normal equations square the
+    condition number. In float32 the damping is below the rounding of T'T, so that of random uniform
+    nodes with r = 15, K = 14 one set in 15,000 gives infinities, and half are wrong by 6 %.
     """
     check_resolution(nodes.shape[-1], degree, damping)
     with torch.autocast(nodes.device.type, enabled=False):
-        design = basis(2 * nodes - 1, degree)
-        identity = torch.eye(degree + 1, dtype=nodes.dtype, device=nodes.device)
+        design = basis(2 * nodes.double() - 1, degree)
+        identity = torch.eye(degree + 1, dtype=design.dtype, device=nodes.device)
         normal = design.mT @ design + damping * identity
         # solve_ex: the checking form reads the LU status back to the host at every call
-        return torch.linalg.solve_ex(normal, design.mT).result
+        return torch.linalg.solve_ex(normal, design.mT).result.to(nodes.dtype)
 
 
 def fit(values: Tensor, nodes: Tensor, degree: int, **settings) -> Tensor:
