@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ed.core import processes
 from ed.core.field import Field
 from ed.core.modes import frozen_statistics
-from ed.core.nodes import ChebyshevNodes
+from ed.core.nodes import ChebyshevNodes, UniformNodes
 from ed.engine.compose import compose_config
 from ed.engine.optimizer import SGD, AdamW
 from ed.engine.step import TrainStep
@@ -429,6 +429,12 @@ def test_performance_configuration_brings_its_fixed_nodes():
     assert method.representation.sampler == ChebyshevNodes()
     assert (method.representation.resolution, method.representation.degree) == (15, 7)
     assert (method.weight, method.pairs, method.anchored) == (2.0, 256, True)
+
+
+@pytest.mark.parametrize("leaf", ["ed", "ed_performance"])
+def test_nodes_on_the_command_line_are_those_that_train(leaf):
+    method = instantiate(compose_config([f"regularizer={leaf}", "sampler=uniform"]).regularizer)
+    assert method.representation.sampler == UniformNodes()
 
 
 # --- all of them in one training step
