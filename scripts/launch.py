@@ -78,7 +78,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--cells", **several, metavar="CELL", help="only these (a grid's name: all its points)")
     add("--seeds", **several, type=int, metavar="SEED", help="only these")
     add("--set", **several, default=[], metavar="KEY=VALUE", help="deviations: task.epochs=20")
-    add("--data", metavar="PATH", help="another place of the same data set; no deviation")
+    where = "where the same data lie (KEY: task.data, or task.mnist, task.shifts); no deviation"
+    add("--data", **several, default=[], metavar="[KEY=]PLACE", help=where)
     add("--rerun-failed", action="store_true", help="run failed ones again")
     add("--runs", type=Path, default=ROOT / "runs", metavar="DIR", help="where run folders go")
     add("--jobs", type=int, metavar="N", help="at a time: one per GPU, on SLURM 8; more share GPUs")

@@ -130,10 +130,20 @@ def test_choosing_cells_and_seeds_keeps_folders_but_settings_move_them(table):
 
 
 def test_settings_that_cannot_change_a_result_are_no_deviations(table):
-    (run, *_) = expand(table, sets=["system.log_every=5", "logger=wandb"], data="/else")
+    (run, *_) = expand(table, sets=["system.log_every=5", "logger=wandb"], data=["/else"])
     assert run.deviations == ()
     assert run.folder == Path("runs/mini/baseline/seed0")
     assert {"system.log_every=5", "logger=wandb", "task.data=/else"} <= set(run.overrides)
+
+
+def test_every_set_of_a_table_may_lie_elsewhere_but_none_may_be_another(table):
+    (run, *_) = expand(table, data=["/a=b/cifar10", "task.mnist=/mnist"])
+    assert run.deviations == ()
+    assert {"task.data=/a=b/cifar10", "task.mnist=/mnist"} <= set(run.overrides)
+    with pytest.raises(SpecError, match=r"--data embedded: .* --set task.data=embedded they are"):
+        expand(table, data=["embedded"])
+    with pytest.raises(SpecError, match=r"--data task.epochs=1: use task.data, task.mnist"):
+        expand(table, data=["task.epochs=1"])
 
 
 def test_settings_of_measures_deviate_where_a_measure_is_the_result(table, tmp_path):

@@ -15,6 +15,8 @@ import yaml
 
 # settings that cannot change a result, so no deviations; measures change those they are
 INCIDENTAL = ("system", "logger")
+# where data lie: another place of the same set is no deviation either
+PLACES = ("task.data", "task.mnist", "task.shifts")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def expand(
     cells: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     sets: Sequence[str] = (),
-    data: str | None = None,
+    data: Sequence[str] = (),
     root: Path = Path("runs"),
 ) -> list[Run]:
     """The runs of a table, in its order.
@@ -130,11 +132,11 @@ def expand(
     Args:
         cells: names of cells, grids or grid points; None: all.
         sets: `key=value` overrides on top of the file's.
-        data: another place of the same data set (task.data); not a deviation.
+        data: other places of the same data sets, as `place_of` reads them; no deviations.
     """
     measured = any(metric.startswith("measure/") for metric in table.metrics)
     deviations = deviations_of(sets, measured=measured)
-    extra = (*sets, *([] if data is None else [f"task.data={data}"]))
+    extra = (*sets, *map(place_of, data))
     return [
         Run(
             table=cell.home[0],
@@ -147,6 +149,20 @@ def expand(
         for cell in _choose_cells(table, cells)
         for seed in _choose_seeds(table, seeds)
     ]
+
+
+def place_of(text: str) -> str:
+    """The setting that `--data` stands for: a folder or hub id alone is that of task.data."""
+    setting = text if re.match(r"\w+(\.\w+)+=", text) else f"task.data={text}"
+    key, value = setting.split("=", 1)
+    if key not in PLACES:
+        raise SpecError(f"--data {text}: use {', '.join(PLACES)}; other settings go by --set")
+    if value == "embedded":
+        raise SpecError(
+            f"--data {text}: that is a small part of the set, so its runs are not the table's; "
+            f"with --set {setting} they are kept apart, as reduced"
+        )
+    return setting
 
 
 def deviations_of(sets: Sequence[str], *, measured: bool) -> tuple[str, ...]:
