@@ -11,7 +11,6 @@ are not done yet and the same command goes on.
 import argparse
 import fcntl
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -28,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from ed.analysis.collect import Row, collect_run
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import Run, SpecError, Table, expand, reduced_name
-from ed.engine.errors import INTERRUPTED, explain
+from ed.engine.errors import INTERRUPTED, composition, explain
 from ed.files import lock, write_atomic, write_json
 from scripts.slurm import is_queued, require_slurm, submit
 
@@ -152,7 +151,7 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
             if (run.table, run.cell) not in cells:
                 cells[run.table, run.cell] = compose_config(list(run.overrides))
         except Exception as error:  # Hydra raises its own kinds, all about the overrides
-            reason = re.sub(r"\s+", " ", str(error))
+            reason = composition(error, run.overrides)
             raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
     for run in runs:
         if is_busy(run):

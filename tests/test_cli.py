@@ -55,7 +55,7 @@ def test_help_and_config_answer_in_two_seconds(argument):
             "regularizer.rho=0.1",
             "unknown key 'regularizer.rho' here; it belongs to regularizer=",
         ),
-        ("regularizer.lambda=3", "the paper's symbol is regularizer.weight"),
+        ("regularizer.lambda=3", "the paper's lambda is regularizer.weight"),
         (
             "task=procgen",  # with the default model, a classifier
             "model.classes is taken from task.classes, which this task does not have; the README",

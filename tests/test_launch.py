@@ -321,8 +321,9 @@ def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, launch, monkey
         (["table1", "--cells", "basline"], "table1 has no cell 'basline'; did you mean baseline"),
         (
             ["basis", "--set", "task.epoch=1"],
-            "cell efficiency does not compose: Could not override",
+            "cell efficiency does not compose: unknown key 'task.epoch'; did you mean task.epochs",
         ),
+        (["basis", "--data", "embedded"], "--data embedded: that is a small part of the set"),
         (["basis", "--where", "slurm"], "no sbatch on this machine"),
     ],
 )

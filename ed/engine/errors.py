@@ -10,11 +10,13 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a while
 SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}  # the paper's
+SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 # by name: their modules load torch
 EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
@@ -33,7 +35,8 @@ def explain(error: BaseException, aloud: bool | None = None) -> int:
         return 1
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
         refused = isinstance(error.__cause__, EXPECTED)  # by a constructor that Hydra called
-        print(f"error: {error.__cause__ if refused else _composition(error)}", file=sys.stderr)
+        reason = error.__cause__ if refused else composition(error, sys.argv[1:])
+        print(f"error: {reason}", file=sys.stderr)
         return 1
     if type(error).__name__ == "Interrupted":
         print(f"{error}; the same command goes on", file=sys.stderr)
@@ -50,8 +53,8 @@ def _is_first() -> bool:
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
-def _composition(error: BaseException) -> str:
-    """Hydra's complaint about an override, with the nearest valid names."""
+def composition(error: BaseException, overrides: Sequence[str]) -> str:
+    """Hydra's complaint about one of the overrides, with the nearest valid names."""
     message = str(error)
     if "Could not load 'hydra/launcher/submitit_slurm'" in message:
         return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install '.[slurm]'"
@@ -67,7 +70,7 @@ def _composition(error: BaseException) -> str:
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:
         return re.sub(r"\s+", " ", message)
-    return _unknown_key(wrong.group(1))
+    return _unknown_key(wrong.group(1), overrides)
 
 
 def _unknown_choice(group: str, choice: str) -> str:
@@ -77,20 +80,20 @@ def _unknown_choice(group: str, choice: str) -> str:
     return f"{group}={choice}: no such choice; {hint}There are {', '.join(choices)}"
 
 
-def _unknown_key(key: str) -> str:
+def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     group, *rest = key.split(".")
     owners = sorted(c for c, keys in _leaves(group).items() if len(rest) == 1 and rest[0] in keys)
-    if owners and any(re.match(rf"{group}=[^\[]*,", word) for word in sys.argv):
+    if owners and any(re.match(rf"{group}=[^\[]*,", word) for word in overrides):
         # Hydra reads what is not swept before it chooses, so on top of the group's default choice
-        (given,) = [word for word in sys.argv if word.startswith(f"{key}=")][:1]
+        (given,) = [word for word in overrides if word.startswith(f"{key}=")][:1]
         value = given.removeprefix(f"{key}=")
         return f"{given}: in a sweep over {group} write it as one, too: '{key}=choice({value})'"
     if owners:
         return f"unknown key {key!r} here; it belongs to {group}={', '.join(owners)}"
     symbol = ".".join([group, SYMBOLS[rest[0]]]) if rest and rest[0] in SYMBOLS else None
-    valid = _valid_keys()
+    valid = _valid_keys(overrides)
     if symbol in valid:
-        return f"unknown key {key!r}; the paper's symbol is {symbol}"
+        return f"unknown key {key!r}; the paper's {rest[0]} is {symbol}"
     near = difflib.get_close_matches(key, valid, n=3, cutoff=0.5)
     leaf = difflib.get_close_matches(
         key.split(".")[-1], sorted({k.split(".")[-1] for k in valid}), n=3, cutoff=0.6
@@ -117,11 +120,10 @@ def _config_dirs() -> list[Path]:
     return [Path(found) for found in re.findall(r"(?:--config-dir|-cd)[ =](\S+)", words)]
 
 
-def _valid_keys() -> list[str]:
-    """All keys of the config composed from the group choices on the command line alone; of a
-    sweep's choices the first."""
+def _valid_keys(overrides: Sequence[str]) -> list[str]:
+    """All keys of the config composed from the group choices alone; of a sweep's the first."""
     from ed.engine.compose import GROUPS, compose_config, flat_keys
 
     choice = re.compile(rf"(?:{'|'.join(GROUPS)})=(?:\w+|\[[\w,]+\])")
-    overrides = [found.group() for a in sys.argv[1:] if (found := choice.match(a))]
-    return flat_keys(compose_config(overrides, folders=_config_dirs()))
+    choices = [found.group() for word in overrides if (found := choice.match(word))]
+    return flat_keys(compose_config(choices, folders=_config_dirs()))
