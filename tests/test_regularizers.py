@@ -414,6 +414,22 @@ def test_random_pixel_paths_use_no_picture_of_the_batch(endpoints, moves):
     assert bool(pull.abs().max() > 1e-12) == moves  # gradients here are about 1e-2
 
 
+@pytest.mark.parametrize(("space", "same"), [("embedding", True), ("block1", False)])
+def test_paths_between_embeddings_are_those_between_pictures(space, same):
+    """The embedding is affine, and weights of a path add up to 1: the class token and positions
+    stay, patches blend. So it takes straight paths to straight paths; a block does not."""
+    model, batch, method = vit(), first_batch(), instantiate(config("ed"))
+    features = model.to_space(batch["x"], space)
+    inner = Field.of(functools.partial(model.from_space, space=space), features)
+    found = []
+    for field in (Field.of(model, batch["x"]), inner):
+        loss, _ = method.objective(Toy(), field, batch, moment())
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        found.append([loss.detach(), *gradients])
+    gaps = [float((one - other).abs().max()) for one, other in zip(*found, strict=True)]
+    assert (max(gaps) < 1e-10) == same  # float64 rounding, of gradients up to 1
+
+
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.25, 0.5), (1.0, 1.0)])
 def test_lambda_rises_over_its_ramp(progress, share):
     method = instantiate(config("ed"), weight=3.0, ramp=0.5, ramp_shape="cosine")
