@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 
 from ed.core import processes
 from ed.core.field import Field
+from ed.core.fit import fit_matrix
 from ed.core.modes import evaluating
 from ed.core.nodes import ChebyshevNodes, UniformNodes
 from ed.core.pca import gram_eigen, principal_scores
@@ -246,6 +247,14 @@ def test_eigen_decomposition_matches_lapack(resolution):
     eigenvalues, vectors = gram_eigen(gram.cuda())
     rebuilt = (vectors * eigenvalues[..., None, :]) @ vectors.mT
     torch.testing.assert_close(rebuilt.cpu(), gram, rtol=1e-5, atol=1e-5 * float(gram.max()))
+
+
+@pytest.mark.parametrize(("resolution", "degree"), [(4, 3), (15, 14)])
+def test_fit_of_nodes_that_lie_badly_equals_that_of_a_cpu(resolution, degree):
+    nodes = UniformNodes()(torch.rand(20_000, resolution), True)
+    ours, theirs = fit_matrix(nodes.cuda(), degree).cpu(), fit_matrix(nodes, degree)
+    error = (ours - theirs).abs().amax((1, 2)) / theirs.abs().amax((1, 2))
+    assert error.max() < 1e-6  # float32, after a solve in float64
 
 
 def test_scores_on_cuda_equal_cpu():
