@@ -178,14 +178,14 @@ MISTAKES = {
     "regularizer.pairs=0": "regularizer.pairs=0: .* use between 1 and 40000",
     "regularizer.pairs=1.5": "regularizer.pairs=1.5: must be a whole number",
     "regularizer.pairs=50000": "regularizer.pairs=50000: 200 examples .* form 40000 pairs",
-    "regularizer.components=4": "4 principal components of 4 points",
+    "regularizer.components=4": "regularizer.components=4: 4 centred points span at most 3",
     "regularizer.components=1.5": "components must be a whole number, got 1.5",
     "regularizer.degree=-1": "degree must be >= 0, got -1",
     "regularizer.degree=2.5": "degree must be a whole number, got 2.5",
-    "regularizer.resolution=4.5": "resolution must be a whole number, got 4.5",
+    "regularizer.resolution=4.5": "regularizer.resolution must be a whole number, got 4.5",
     "regularizer.damping=-1": "damping must be >= 0, got -1",
     "regularizer.damping=nan": "damping must be >= 0, got nan",
-    "regularizer.basis=fourier": "basis must be one of chebyshev, legendre; got 'fourier'",
+    "regularizer.basis=fourier": "regularizer.basis must be one of chebyshev, legendre; got",
     "regularizer.ramp=2": "regularizer.ramp=2: a fraction of training",
     "regularizer.endpoints=dust": "regularizer.endpoints=dust: use batch or noise",
     "regularizer.resolution=2": "regularizer.resolution=2: with label anchoring",
@@ -227,7 +227,7 @@ def test_too_few_nodes_without_damping_are_refused(tmp_path):
         f"system.runs={tmp_path}",
     )  # fmt: skip
     assert result.returncode == 1
-    assert result.stderr.startswith("error: resolution 4 is too small for degree 4 without damping")
+    assert result.stderr.startswith("error: regularizer.resolution 4 is too small for degree 4")
     assert result.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

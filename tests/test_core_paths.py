@@ -324,7 +324,7 @@ def test_bad_numbers_of_pairs_are_refused():
     ("settings", "message"),
     [
         ({"resolution": 4, "degree": 4, "damping": 0.0}, "without damping"),
-        ({"components": 4}, "4 principal components of 4 points"),
+        ({"components": 4}, "components=4: 4 centred points span at most 3"),
         ({"basis": "fourier"}, "basis must be one of chebyshev, legendre; got 'fourier'"),
         ({"weighting": "cubic"}, "weighting must be one of"),
         ({"resolution": 1}, "resolution must be >= 2"),

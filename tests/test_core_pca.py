@@ -101,5 +101,5 @@ def test_eigenvalues_fall():
 
 @pytest.mark.parametrize("components", [0, 4, 7])
 def test_impossible_numbers_of_components_are_refused(components):
-    with pytest.raises(ValueError, match=f"{components} principal components of 4 points"):
+    with pytest.raises(ValueError, match=f"components={components}: 4 centred points span"):
         principal_scores(normal(4, 10), components)

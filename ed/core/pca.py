@@ -40,8 +40,8 @@ def principal_scores(values: Tensor, components: int, *, detach: bool = False) -
 def check_components(components: int, resolution: int) -> None:
     if not 1 <= components <= resolution - 1:
         raise ValueError(
-            f"{components} principal components of {resolution} points: r centred points span at "
-            f"most r - 1 directions, so use between 1 and {resolution - 1} (or none)"
+            f"components={components}: {resolution} centred points span at most {resolution - 1} "
+            f"directions, so use between 1 and {resolution - 1}, or none, or a larger resolution"
         )
 
 

@@ -51,16 +51,19 @@ class EffectiveDegree(Regularizer):
             )
         self.weight, self.pairs, self.anchored = weight, pairs, anchored
         self.ramp, self.ramp_shape, self.endpoints = ramp, ramp_shape, endpoints
-        self.representation = Representation(
-            resolution=resolution,
-            degree=degree,
-            sampler=sampler,
-            basis=basis,
-            components=components,
-            weighting=weighting,
-            damping=damping,
-            detach_pca=detach_pca,
-        )
+        try:
+            self.representation = Representation(
+                resolution=resolution,
+                degree=degree,
+                sampler=sampler,
+                basis=basis,
+                components=components,
+                weighting=weighting,
+                damping=damping,
+                detach_pca=detach_pca,
+            )
+        except ValueError as error:  # its messages begin with the name of the setting
+            raise ValueError(f"regularizer.{error}") from None
 
     def check(self, task, parts: int = 1) -> None:
         size = task.batch_size // parts
