@@ -191,7 +191,7 @@ def test_another_layout_is_refused(sources, overrides, message):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"mnist": "./nowhere"}, r"task.mnist=./nowhere: no such folder"),
+        ({"mnist": "./nowhere"}, r"task.mnist=./nowhere: no such folder. .* MNIST's"),
         ({"mnist": "embedded"}, r"task.mnist=embedded: picture 0 is 32x32, but 28x28 is expected"),
         ({"data": "./nowhere"}, r"task.data=./nowhere: no such folder"),
     ],

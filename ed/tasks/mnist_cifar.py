@@ -19,6 +19,7 @@ from ed.tasks.pictures import Pictures, load_pictures
 DIGITS, OBJECTS = (0, 1), (1, 9)  # MNIST and CIFAR-10 classes of label 0 and label 1
 SIDE, DIGIT_SIDE = 32, 28  # of a block, and of a digit before it is padded to one
 STACKED_SIZE = (2 * SIDE, SIDE)
+MNIST_REMEDY = "a folder with MNIST's parquet files, or a reachable hub id (like ylecun/mnist)"
 PAIRING_SEED = 0  # not the run's: all runs share one data set
 
 
@@ -60,7 +61,12 @@ class MnistCifar(PictureTask):
     def load(self, split: str) -> Pictures:
         objects = load_pictures(self.data, split, classes=10, size=(SIDE, SIDE))
         digits = load_pictures(
-            self.mnist, split, classes=10, size=(DIGIT_SIDE, DIGIT_SIDE), key="task.mnist"
+            self.mnist,
+            split,
+            classes=10,
+            size=(DIGIT_SIDE, DIGIT_SIDE),
+            key="task.mnist",
+            remedy=MNIST_REMEDY,
         )
         return stack(digits, objects, generator(PAIRING_SEED, f"pairing {split}"))
 

@@ -33,14 +33,20 @@ class Pictures:
 
 
 def load_pictures(
-    source: str, split: str, *, classes: int, size: tuple[int, int], key: str = "task.data"
+    source: str,
+    split: str,
+    *,
+    classes: int,
+    size: tuple[int, int],
+    key: str = "task.data",
+    remedy: str = PICTURES_REMEDY,
 ) -> Pictures:
     """One split of a hub data set or of a local folder with the same columns, decoded once.
 
     `embedded` names the small CIFAR-10 subset that ships with the package. `key` is the config key
-    that gave `source`, for messages. Grey pictures become RGB.
+    that gave `source`, `remedy` what it may be instead, for messages. Grey pictures become RGB.
     """
-    table = load_table(str(EMBEDDED) if source == "embedded" else source, split, key)
+    table = load_table(str(EMBEDDED) if source == "embedded" else source, split, key, remedy)
     names = set(table.column_names)
     image = next((name for name in ("img", "image") if name in names), None)
     if image is None or "label" not in names:
