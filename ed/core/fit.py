@@ -20,7 +20,7 @@ def fit_matrix(
 
     Solved in float64, whatever the nodes and autocast say: the normal equations square the
     condition number. In float32 the damping is below the rounding of T'T, so that of random uniform
-    nodes with r = 15, K = 14 one set in 15,000 gives infinities, and half are wrong by 6 %.
+    nodes with r = 15, K = 14 one set in 12,000 gave infinities, and half were wrong by 6 % or more.
     """
     check_resolution(nodes.shape[-1], degree, damping)
     with torch.autocast(nodes.device.type, enabled=False):
