@@ -23,8 +23,9 @@ def fit_matrix(
     nodes with r = 15, K = 14 one set in 12,000 gave infinities, and half were wrong by 6 % or more.
     """
     check_resolution(nodes.shape[-1], degree, damping)
+    wide = nodes.dtype if nodes.device.type == "mps" else torch.float64  # Apple's GPUs lack it
     with torch.autocast(nodes.device.type, enabled=False):
-        design = basis(2 * nodes.double() - 1, degree)
+        design = basis(2 * nodes.to(wide) - 1, degree)
         identity = torch.eye(degree + 1, dtype=design.dtype, device=nodes.device)
         normal = design.mT @ design + damping * identity
         # solve_ex: the checking form reads the LU status back to the host at every call
