@@ -124,6 +124,8 @@ def test_official_layouts_are_found_and_labelled(tmp_path):
         found = open_shift(name, tmp_path)
         assert found.groups == shift.groups
         assert sorted(found.pictures.labels) == list(range(len(shift.labels)))
+        said = f"{len(shift.labels):,} pictures instead of the {shift.pictures:,} of {shift.title}"
+        assert [said in remark for remark in found.pictures.remarks] == [True]
         for index in (0, len(found.pictures) - 1):
             folder = Path(found.pictures.name(index)).parent.name
             assert found.pictures.labels[index] == shift.labels[folder]
@@ -160,7 +162,7 @@ def test_training_folders(tmp_path, few_classes):
     assert train.labels.tolist() == [index // 2 for index in range(40)]
     assert validation.labels.tolist() == list(range(20))
     assert train.name(3).endswith("train/n01443537/1.JPEG")
-    assert "40 pictures instead of ImageNet's 1,281,167 (train)" in train.remarks[0]
+    assert "40 pictures instead of the 1,281,167 of ImageNet (train)" in train.remarks[0]
 
 
 def test_what_is_wrong_in_folders_is_said_with_names_and_counts(tmp_path):

@@ -1,5 +1,6 @@
 """ImageNet as a task: runs in pieces, lengths, and what evaluation and measures see."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,10 @@ def test_a_run_in_pieces_is_the_run_in_one(tmp_path):
     assert all(torch.equal(value, pieces[name]) for name, value in whole.items())
     assert {"eval/acc", "eval/loss"} <= summary["last"].keys()
     log = (tmp_path / "pieces" / "train.log").read_text()
-    assert (
-        "2,000 pictures instead of ImageNet's 1,281,167 (train): results are not comparable" in log
-    )
+    remark = "2,000 pictures instead of the 1,281,167 of ImageNet (train): results are not comp"
+    assert remark in log
+    for session in json.loads((tmp_path / "pieces" / "meta.json").read_text())["sessions"]:
+        assert remark in session["data"]
 
 
 def test_workers_are_no_part_of_a_runs_identity():

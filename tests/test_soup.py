@@ -112,7 +112,7 @@ def test_a_published_model_is_measured_without_a_step(tmp_path, capsys):
     (session,) = json.loads((tmp_path / "run" / "meta.json").read_text())["sessions"]
     assert session["recipe"] == recipe
     log = (tmp_path / "run" / "train.log").read_text()
-    assert "2,000 pictures instead of ImageNet's 1,281,167 (train)" in log
+    assert "2,000 pictures instead of the 1,281,167 of ImageNet (train)" in log
     assert measure(tmp_path) == summary
     assert "already done" in capsys.readouterr().out
     other = measure(tmp_path, "measures.sharpness.examples=32")["last"]

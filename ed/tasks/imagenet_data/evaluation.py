@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ed.core import processes
 from ed.tasks.imagenet_data import classes
 from ed.tasks.imagenet_data.loading import View, evaluation_batches
-from ed.tasks.imagenet_data.sources import Source, open_folders
+from ed.tasks.imagenet_data.sources import Source, expect, open_folders
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -131,6 +131,7 @@ def open_shift(name: str, root: str | Path, *, key: str = "task.shifts") -> Eval
     source = open_folders(
         folder, shift.labels, what=f"{key}={root}", ignored=shift.ignored, border=shift.border
     )
+    expect(source, shift.pictures, shift.title)
     return EvaluationSet(name, source, shift.groups)
 
 

@@ -240,14 +240,18 @@ def open_training(
 ) -> tuple[Source, Source]:
     """(training, validation) pictures; `validation` names the split that is evaluated on."""
     train, held_out = open_split(data, "train", key=key), open_split(data, validation, key=key)
-    expected = {"train": TRAINING_PICTURES, "validation": VALIDATION_PICTURES}
-    for source, split in ((train, "train"), (held_out, "validation")):
-        if len(source) != expected[split]:
-            source.remarks += (
-                f"{source.place}: {len(source):,} pictures instead of ImageNet's "
-                f"{expected[split]:,} ({split}): results are not comparable",
-            )
+    expect(train, TRAINING_PICTURES, "ImageNet (train)")
+    expect(held_out, VALIDATION_PICTURES, "ImageNet (validation)")
     return train, held_out
+
+
+def expect(source: Source, count: int, title: str) -> None:
+    """Remarks on a set that has fewer or more pictures than it is known to have."""
+    if len(source) != count:
+        source.remarks += (
+            f"{source.place}: {len(source):,} pictures instead of the {count:,} of {title}: "
+            "results are not comparable",
+        )
 
 
 def check_labels(source: Table) -> None:

@@ -54,9 +54,16 @@ class ImageNetTask(PictureTask):
         """All that pictures are read from; a subclass adds its own."""
         return [self.train, self.test.pictures]
 
+    def remarks(self) -> list[str]:
+        """What is unusual about the pictures, each thing once."""
+        return list(dict.fromkeys(r for source in self.sources() for r in source.remarks))
+
     def say_remarks(self) -> None:
-        for remark in dict.fromkeys(r for source in self.sources() for r in source.remarks):
+        for remark in self.remarks():
             logger.warning(remark)
+
+    def provenance(self) -> dict[str, str]:
+        return {"data": "; ".join(self.remarks())} if self.remarks() else {}
 
     def batches(self, model: nn.Module, start: int) -> Generator[Batch]:
         self.say_remarks()  # now: while data was prepared, no log was open yet
