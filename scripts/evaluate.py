@@ -29,13 +29,13 @@ def main(overrides: list[str]) -> int:
 
 
 def evaluate(overrides: list[str]) -> dict[str, float]:
-    """What the task's evaluation says of the model at its start, in float32."""
+    """What the task's evaluation says of the model at its start, as it would in training."""
     import torch
     from hydra.utils import instantiate
 
     from ed.core.streams import stream_seed
     from ed.engine.compose import compose_config
-    from ed.engine.main import build_model, choose_device
+    from ed.engine.main import build_model, choose_device, uses_bf16
     from ed.tasks.imagenet_data import ImageNetTask
     from ed.tasks.procgen import ProcgenPPO
 
@@ -50,7 +50,8 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     task.prepare(device, cfg.seed)
     if isinstance(task, ImageNetTask):
         task.say_remarks()
-    with torch.no_grad():
+    bf16 = torch.autocast(device.type, torch.bfloat16, enabled=uses_bf16(cfg, device))
+    with torch.no_grad(), bf16:
         return task.evaluate(model)
 
 

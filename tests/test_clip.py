@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from ed.analysis.collect import Row
 from ed.analysis.experiments import load_table
 from ed.core.streams import generator
 from ed.engine.compose import compose_config
-from ed.engine.loop import Interrupted
+from ed.engine.loop import Interrupted, _Session
 from ed.engine.main import build_model, run
 from ed.engine.metrics import read_rows
 from ed.figures import ensembling
@@ -355,6 +356,22 @@ def test_both_ends_are_exact():
     second = {"w": torch.randn(1000, generator=generator(0, "b")) * 1e-3}
     assert torch.equal(interpolate(first, second, 0.0)["w"], first["w"])
     assert torch.equal(interpolate(first, second, 1.0)["w"], second["w"])
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_both_ends_are_evaluated_in_the_precision_of_the_run(bf16):
+    """A bf16 run reports bf16 evaluations; the ensemble must end at the very same numbers."""
+    models = [nn.Linear(3, 1, bias=False) for _ in range(2)]
+    for model, weight in zip(models, (1.001, 2.002), strict=True):  # bf16 has 1 and 2
+        nn.init.constant_(model.weight, weight)
+    task = LinearTask(models[0].state_dict())
+    precision = torch.autocast("cpu", torch.bfloat16, enabled=bf16)
+    step = SimpleNamespace(autocast=precision)
+    sessions = [_Session(task, model, step, None, {"e": Ensembling()}) for model in models]
+    found = sessions[1].measure()
+    for alpha, session in zip(("0", "1"), sessions, strict=True):
+        assert found[f"measure/e/alpha{alpha}/acc"] == session.evaluate()["eval/acc"]
+    assert (found["measure/e/alpha1/acc"] == 6.0) == bf16
 
 
 def test_ensembling_needs_a_task_that_keeps_its_start(tmp_path):

@@ -190,8 +190,9 @@ class _Session:
         """Every measure of the model as it stands, which it leaves exactly so.
 
         In the weights' own precision: a polynomial of degree 40 or a rise of the loss at a small
-        radius would drown in the rounding of bf16. `stop` is heeded between measures: only where
-        everything is saved, as after training.
+        radius would drown in the rounding of bf16. What only evaluates does it as `evaluate`, to
+        find the same numbers. `stop` is heeded between measures: only where everything is saved,
+        as after training.
         """
         values = {}
         for group in in_groups(self.measures):
@@ -200,7 +201,8 @@ class _Session:
                 name = next(iter(group))
                 raise Interrupted(f"stopped before measure {name}; what is trained is saved", asked)
             members = list(group.values())
-            with torch.compiler.set_stance("force_eager"):
+            precision = self.step.autocast if members[0].evaluates else contextlib.nullcontext()
+            with precision, torch.compiler.set_stance("force_eager"):
                 found = members[0].together(members, self.model, self.task)
             for name, numbers in zip(group, found, strict=True):
                 values |= {f"measure/{name}{suffix}": value for suffix, value in numbers.items()}

@@ -103,11 +103,15 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
         device=device,
         seed=cfg.seed,
         accumulate=cfg.accumulate,
-        bf16=cfg.precision == "bf16" and device.type == "cuda",
+        bf16=uses_bf16(cfg, device),
         compile_model=fast if cfg.system.compile == "auto" else cfg.system.compile,
         capture=fast if cfg.system.capture == "auto" else cfg.system.capture,
         recompute=cfg.system.checkpointing,
     )
+
+
+def uses_bf16(cfg: DictConfig, device: torch.device) -> bool:
+    return cfg.precision == "bf16" and device.type == "cuda"
 
 
 def wants_channels_last(model: nn.Module, device: torch.device, choice: bool | str) -> bool:

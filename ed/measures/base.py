@@ -18,6 +18,7 @@ class Measure:
     """
 
     reads_examples = True  # false where the weights alone are looked at
+    evaluates = False  # true: by the run's own evaluations, so in their precision
 
     def check(self, task) -> None:
         """Raises ValueError where this measure cannot be taken on this task."""
