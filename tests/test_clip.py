@@ -230,6 +230,16 @@ def test_the_zero_shot_head_is_computed_on_the_device_of_the_config(monkeypatch,
     assert seen == ["cpu", "meta"]
 
 
+def test_a_half_trained_model_is_no_start_for_fine_tuning(tmp_path):
+    with pytest.raises(Interrupted):
+        train(tmp_path / "begun", *PRETRAIN, "system.max_minutes=0")
+    settings = {"prompts": "cifar10", "classes": 10, "weights": f"{tmp_path}/begun/last.pt"}
+    with pytest.raises(ValueError, match=r"model.weights=.*begun/last.pt: .* is not finished"):
+        classifier(ARCHITECTURE, **settings)
+    train(tmp_path / "begun", *PRETRAIN)
+    classifier(ARCHITECTURE, **settings)
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "plain"])
 def test_a_truncated_file_is_an_error(tmp_path, pretrained, kind):
     whole = pretrained / "last.pt"

@@ -183,6 +183,11 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
                 f"{given}: no such file. Give `openai` (for CLIP ViT-B), or a file of weights; "
                 "those of the stand-in come from python scripts/launch.py clip_standin_pretrain"
             )
+        if (path.parent / "config.yaml").exists() and not (path.parent / "DONE").exists():
+            raise ValueError(
+                f"{given}: the run that trains it is not finished; wait for it, or give its "
+                "command again. (A copy in another folder is taken as it is.)"
+            )
         return read_weights(path, given)
     open_clip = _open_clip()
     known = isinstance(architecture, str) and open_clip.get_pretrained_cfg(architecture, "openai")
