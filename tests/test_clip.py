@@ -469,9 +469,19 @@ def test_the_figure_averages_seeds_and_pairs_cells(tmp_path):
     assert labels == [*expected, ["CLIP ViT-B/16 + ED, 1 seed"]]
     mean = next(line for line in axes[0].lines if line.get_label() == expected[0][0])
     assert mean.get_xydata().tolist() == [[61, 51], [66, 53.5], [71, 56]]
+    written = [text.get_text() for text in axes[0].texts]  # zero-shot once, as it is one model
+    assert written == [rf"$\alpha$={alpha}" for alpha in ("0", "0.5", "1", "0.5", "1")]
     assert ensembling.draw(table, []) is None
     (rows[0].folder / "metrics.jsonl").write_text('{"step": 9, "measure/ensembling/alpha1/acc": 7}')
     assert ensembling.draw(table, rows[:1]) is None  # evaluated without shifts
+
+
+def test_seeds_at_different_alphas_have_no_mean_curve(tmp_path):
+    rows = [row_of(tmp_path, "b32", seed, shift=0.0) for seed in (0, 1)]
+    log = rows[1].folder / "metrics.jsonl"
+    log.write_text(log.read_text().replace("alpha0.5", "alpha0.4"))
+    with pytest.raises(ValueError, match=r"the seeds of b32 were measured at different .*alphas"):
+        ensembling.draw(load_table("clip_ood"), rows)
 
 
 def as_override(value) -> str:
