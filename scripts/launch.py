@@ -88,10 +88,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     slurm.add_argument("--gres", metavar="LIST", help="per node, e.g. gpu:1")
     slurm.add_argument("--gpus", type=int, metavar="N", help="per node, with a process for each")
     slurm.add_argument("--nodes", type=int, metavar="N", help="per run, which shares its batches")
+    slurm.add_argument("--cpus", type=int, metavar="N", help="per process; they decode pictures")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: at least 1")
-    for name in ("partition", "time", "gres", "gpus", "nodes"):
+    for name in ("partition", "time", "gres", "gpus", "nodes", "cpus"):
         value = getattr(options, name)
         if value is not None and options.where != "slurm":
             parser.error(f"--{name} {value}: only with --where slurm; add that, or leave it out")
@@ -168,6 +169,7 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
 def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) -> int:
     """Hands the runs to SLURM and returns at once."""
     settings = {key: getattr(options, key) for key in ("partition", "time", "gres", "nodes")}
+    settings["cpus-per-task"] = options.cpus
     if options.gpus is not None:
         settings |= {"ntasks-per-node": options.gpus, "gres": options.gres or f"gpu:{options.gpus}"}
     job = submit(

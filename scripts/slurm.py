@@ -38,6 +38,8 @@ line=$((SLURM_ARRAY_TASK_ID + 1))
 run_folder=$(sed -n "${{line}}p" {folder}/folders.txt)
 log="$run_folder/output.log"
 rm -f "$run_folder/FAILED"
+# srun does not take it from sbatch by itself, since SLURM 22.05
+[ -n "$SLURM_CPUS_PER_TASK" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export SLURM_KILL_BAD_EXIT=1  # of several processes of a run none waits for one that has failed
 touch "$log"
 before=$(stat -c %s "$log")

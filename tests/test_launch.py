@@ -468,11 +468,12 @@ def test_several_gpus_are_a_process_each(tmp_path, launch, capsys, monkeypatch):
     for name, answer in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "")):
         fake(tmp_path, name, f"echo {answer}")
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs")]
-    assert launch.main([*arguments, "--where", "slurm", "--gpus", "4", "--nodes", "2"]) == 0
+    asked = ["--where", "slurm", "--gpus", "4", "--nodes", "2", "--cpus", "16"]
+    assert launch.main([*arguments, *asked]) == 0
     (folder,) = (tmp_path / "runs/.slurm").iterdir()
     lines = (folder / "array.sh").read_text().splitlines()
     wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4"]
-    assert set(wanted) <= set(lines)
+    assert {*wanted, "#SBATCH --cpus-per-task=16"} <= set(lines)
     with pytest.raises(SystemExit):
         launch.main([*arguments, "--where", "slurm", "--gpus", "0"])
     assert "--gpus 0: at least 1" in capsys.readouterr().err
@@ -480,7 +481,15 @@ def test_several_gpus_are_a_process_each(tmp_path, launch, capsys, monkeypatch):
 
 @pytest.mark.parametrize("where", [[], ["--where", "local"], ["--where", "print"], ["--status"]])
 @pytest.mark.parametrize(
-    "setting", ["--partition long", "--time 02:00:00", "--gres gpu:1", "--gpus 4", "--nodes 2"]
+    "setting",
+    [
+        "--partition long",
+        "--time 02:00:00",
+        "--gres gpu:1",
+        "--gpus 4",
+        "--nodes 2",
+        "--cpus 8",
+    ],
 )
 def test_what_only_slurm_heeds_is_refused_elsewhere(setting, where, launch, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -267,6 +267,19 @@ def test_the_tasks_of_a_step_are_one_run_and_are_requeued_together(cluster, tmp_
     assert [session["processes"] for session in history] == [2, 2]
 
 
+def test_a_run_gets_the_cores_that_were_asked_for(cluster, tmp_path):
+    """Without --cpus SLURM grants a process one core, which decodes too few pictures."""
+    path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0]), tmp_path / "runs"
+    launch(path, "--runs", str(root), "--cells", "ed", "--where", "slurm", "--cpus", "2")
+    (run,) = expand(load_table(path), cells=["ed"], root=root)
+    wait_for(lambda: process_of(run.folder) is not None, "the run", 60)
+    environment = Path(f"/proc/{process_of(run.folder)}/environ").read_text().split("\0")
+    job = json.loads((run.folder / "slurm.json").read_text())["job"]
+    ask("scancel", job)
+    assert "SLURM_CPUS_ON_NODE=2" in environment
+    wait_for(lambda: ended(run), "the end of the cancelled run", 60)
+
+
 def test_a_crash_and_a_process_that_fails_among_others_are_marked(cluster, tmp_path):
     path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0, 1]), tmp_path / "runs"
     arguments = [path, "--runs", str(root), "--cells", "ed"]
