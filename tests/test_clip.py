@@ -384,6 +384,12 @@ def test_both_ends_are_evaluated_in_the_precision_of_the_run(bf16):
     assert (found["measure/e/alpha1/acc"] == 6.0) == bf16
 
 
+@pytest.mark.parametrize("alphas", [0.5, [], [0, 2]])
+def test_wrong_alphas_are_refused(alphas):
+    with pytest.raises(ValueError, match=r"measures.ensembling.alphas=.*numbers from 0 to 1"):
+        Ensembling(alphas)
+
+
 def test_ensembling_needs_a_task_that_keeps_its_start(tmp_path):
     with pytest.raises(ValueError, match=r"Cifar10 keeps no zero-shot weights.*clip_standin"):
         run(compose_config(["debug=tiny", "measures=ensembling"]), ["clip"])

@@ -193,9 +193,11 @@ def test_files_that_are_no_pictures_are_counted(tmp_path):
 
 def test_missing_validation_folder_and_missing_shift(tmp_path, few_classes):
     fill(tmp_path / "train", few_classes)
-    with pytest.raises(FileNotFoundError, match=r"task\.data=.*/val: no such folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"/val: no such folder; task.validation=validation"
+    ):
         open_training(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"ImageNet-R: no class folders"):
+    with pytest.raises(FileNotFoundError, match=r"ImageNet-R: no class folders.*task.shift_names"):
         open_shift("r", tmp_path / "nowhere")
     with pytest.raises(ValueError, match="no shift 'x'; there are v2, r, a, sketch, objectnet"):
         open_shift("x", tmp_path)

@@ -21,9 +21,10 @@ class Ensembling(Measure):
     evaluates = True  # so alpha 1 gives what the run reports of itself, to the last picture
 
     def __post_init__(self) -> None:
-        if not self.alphas or not all(0 <= alpha <= 1 for alpha in self.alphas):
+        listed = isinstance(self.alphas, list | tuple) and len(self.alphas) > 0
+        if not listed or not all(0 <= alpha <= 1 for alpha in self.alphas):
             raise ValueError(
-                f"measures: alphas={list(self.alphas)}: numbers from 0 to 1 are needed"
+                f"measures.ensembling.alphas={self.alphas}: a list of numbers from 0 to 1 is needed"
             )
 
     def check(self, task) -> None:

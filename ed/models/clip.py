@@ -5,8 +5,10 @@ round to steps of an eighth and more.
 """
 
 import contextlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 from torch import Tensor, nn
@@ -197,10 +199,10 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
             "such as ViT-B-32-quickgelu; give model.weights=FILE for others"
         )
     try:
-        with hub_or_cache(known["hf_hub"]):
+        with hub_or_cache(known["hf_hub"]), _one_voice():
             return open_clip.create_model(architecture, pretrained="openai").state_dict()
     except Exception as error:  # of the hub: offline, refused, no room
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         raise ValueError(
             f"model.weights=openai: the weights of {architecture} could not be had ({reason}). Get "
             f"open_clip_model.safetensors of the hub's {known['hf_hub'].strip('/')} elsewhere and "
@@ -217,6 +219,17 @@ def _load(model: nn.Module, state: dict[str, Tensor], weights: str) -> nn.Module
         raise ValueError(
             f"model.weights={weights}: does not fit model.architecture ({reason} ...)"
         ) from error
+
+
+@contextlib.contextmanager
+def _one_voice() -> Iterator[None]:
+    """open_clip logs an error before it raises it: once is enough."""
+    root = logging.getLogger()
+    before, root.disabled = root.disabled, True
+    try:
+        yield
+    finally:
+        root.disabled = before
 
 
 def _plain(value):

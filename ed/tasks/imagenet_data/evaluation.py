@@ -127,7 +127,10 @@ def open_shift(name: str, root: str | Path, *, key: str = "task.shifts") -> Eval
     try:
         folder = locate(Path(root).expanduser(), name)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{key}={root}: {shift.title}: {error}") from None
+        raise FileNotFoundError(
+            f"{key}={root}: {shift.title}: {error}, or leave it out: task.shift_names lists those "
+            "to evaluate on, and task.shifts=null is none"
+        ) from None
     source = open_folders(
         folder, shift.labels, what=f"{key}={root}", ignored=shift.ignored, border=shift.border
     )

@@ -239,7 +239,12 @@ def open_training(
     data: str, *, validation: str = "validation", key: str = "task.data"
 ) -> tuple[Source, Source]:
     """(training, validation) pictures; `validation` names the split that is evaluated on."""
-    train, held_out = open_split(data, "train", key=key), open_split(data, validation, key=key)
+    train = open_split(data, "train", key=key)
+    try:
+        held_out = open_split(data, validation, key=key)
+    except (ValueError, FileNotFoundError) as error:
+        hint = "(the split to evaluate on; a small sample that has no other takes train)"
+        raise type(error)(f"{error}; task.validation={validation} {hint}") from error
     expect(train, TRAINING_PICTURES, "ImageNet (train)")
     expect(held_out, VALIDATION_PICTURES, "ImageNet (validation)")
     return train, held_out
