@@ -243,6 +243,8 @@ def open_training(
     try:
         held_out = open_split(data, validation, key=key)
     except (ValueError, FileNotFoundError) as error:
+        if (Path(data).expanduser() / FOLDER_OF.get(validation, validation)).is_dir():
+            raise  # it is there, and the error says what is wrong in it
         hint = "(the split to evaluate on; a small sample that has no other takes train)"
         raise type(error)(f"{error}; task.validation={validation} {hint}") from error
     expect(train, TRAINING_PICTURES, "ImageNet (train)")
