@@ -212,6 +212,7 @@ def two(monkeypatch):
         ),
         (["regularizer=ed", "task.batch_size=2"], r"cut into 2 parts .*at least 2 examples"),
         (["task=procgen", "model=impala"], r"2 processes cannot train ProcgenPPO together"),
+        (["task=clip_standin_pretrain"], r"2 processes cannot train StandInPretraining together"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(overrides, message, two):
