@@ -67,6 +67,11 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
             "{1} is taken from {0}, which this task does not have; the README names the model of "
             "each task, e.g. task=procgen model=impala".format(*lacking.groups())
         )
+    needed = re.search(r"Missing mandatory value: ((\w+)\.\S+)", message)
+    if needed is not None:
+        return "{0} has no default: give {0}=VALUE; the file in configs/{1} says which".format(
+            *needed.groups()
+        )
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:
         return re.sub(r"\s+", " ", message)
