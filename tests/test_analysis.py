@@ -380,6 +380,28 @@ def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
     assert r"& 2 & no std: -6 \% \\" in latex  # a bare % would swallow the end of the line
 
 
+def test_several_metrics_begin_with_a_table_of_cells_by_metrics(tmp_path):
+    cells = {
+        "plain": {
+            "overrides": [],
+            "paper": {"eval/acc": {"mean": 80.0}, "eval/ood": {"mean": None}},
+        },
+        "ed": {"overrides": ["regularizer=ed"], "paper": None},
+    }
+    metrics = {"eval/acc": "accuracy", "eval/ood": "shifted"}
+    how = {"metric": None, "tuning": None, "cells": cells}
+    table = write_table(tmp_path, **how, metrics=metrics)
+    rows = [
+        Row("mini", "plain", seed, status="done", last={"eval/acc": 79.0 + seed, "eval/ood": 8.5})
+        for seed in (0, 1)
+    ]
+    grid, line_by_line = to_markdown(table, rows).split("## Number by number")
+    assert "| ours [paper] | accuracy | shifted |" in grid
+    assert "| plain | 79.50 ± 0.71 [80.00] | 8.50 ± 0.00 |\n| ed | - | - |" in grid
+    assert "| plain, accuracy | 80.00 | 79.50 ± 0.71 (2) |" in line_by_line
+    assert "Number by number" not in to_markdown(table, [])  # nothing to look at yet
+
+
 @pytest.mark.parametrize(
     ("mean", "std", "shown"),
     [

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 
 from ed.analysis.collect import Row
 from ed.analysis.spec import Table
 
 KEY = re.compile(r"measure/ensembling/alpha([\d.e-]+)/(acc|acc_ood)")
 PENALISED = "_ed"  # cells NAME and NAME_ed share a panel
-NAMED = (0.0, 0.5, 1.0)  # alphas that are written beside the curve
 STYLES = {False: ("C0", "o"), True: ("C3", "s")}  # penalised or not: colour, marker
 
 
@@ -32,11 +30,10 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     for axis, cells in zip(axes, panels.values(), strict=True):
         for name, curves in cells.items():
             _draw_cell(axis, curves, table.cells[name].label, name.endswith(PENALISED))
-            # the zero-shot model is the same for both, and so is its point
-            named = NAMED if name == next(iter(cells)) else NAMED[1:]
-            _name_alphas(axis, curves.mean(0), named, name.endswith(PENALISED))
+        _mark_ends(axis, [curves.mean(0) for curves in cells.values()])
         axis.set_xlabel(f"{table.metrics['eval/acc']} (in distribution), accuracy (%)")
-        axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), fontsize=8)  # off the curves
+        above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}  # off the curves
+        axis.legend(**above, fontsize=7, frameon=False, ncols=2, columnspacing=1)
         axis.margins(0.12)
     figure.axes[0].set_ylabel("mean of the shifts, accuracy (%)")
     return figure
@@ -68,26 +65,21 @@ def _draw_cell(axis, curves: np.ndarray, label: str, penalised: bool) -> None:
     """Curves (seeds, alphas, 3)."""
     color, marker = STYLES[penalised]
     for _, x, y in curves.transpose(0, 2, 1):
-        axis.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
+        axis.plot(x, y, color=color, alpha=0.4, linewidth=0.8)
     _, x, y = curves.mean(0).T
-    seeds = f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
+    seeds = f"mean of {len(curves)} seeds" if len(curves) > 1 else "1 seed"
     axis.plot(x, y, color=color, marker=marker, markersize=4, label=f"{label}, {seeds}")
 
 
-def _name_alphas(axis, points: np.ndarray, named: Sequence[float], penalised: bool) -> None:
-    """Writes alphas beside points (alphas, 3): right of ED's curve, which tends to lie further
-    out, and left of the other; in white outlines, as curves of few pictures run anywhere."""
-    side, across, up = (5, "left", "bottom") if penalised else (-5, "right", "top")
-    for alpha, *point in points:
-        if alpha in named:
-            axis.annotate(
-                rf"$\alpha$={alpha:g}",
-                point,
-                xytext=(side, side / 2),
-                textcoords="offset points",
-                ha=across,
-                va=up,
-                fontsize=7,
-                color=STYLES[penalised][0],
-                path_effects=[withStroke(linewidth=2, foreground="white")],
-            )
+def _mark_ends(axis, means: list[np.ndarray]) -> None:
+    """By marks that the legend explains: text would lie on curves, which run anywhere."""
+    marks = {"linestyle": "none", "color": "black", "zorder": 3}
+    for alpha, name, look in (
+        (0, r"$\alpha = 0$, zero-shot", {"marker": "D", "markersize": 6}),
+        (1, r"$\alpha = 1$, fine-tuned", {"marker": "o", "markersize": 9, "fillstyle": "none"}),
+    ):
+        found = np.array(
+            [points[points[:, 0] == alpha][0] for points in means if alpha in points[:, 0]]
+        )
+        if len(found):
+            axis.plot(found[:, 1], found[:, 2], label=name, **look, **marks)

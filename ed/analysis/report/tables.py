@@ -16,6 +16,7 @@ from ed.analysis.render import (
     Line,
     aggregate_fields,
     aggregate_title,
+    glance,
     grid_lines,
     mean_and_std,
     signed,
@@ -71,6 +72,9 @@ def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[P
     cells = [(cell, metric) for cell in table.cells.values() for metric in cell.metrics]
     if table.correlation is None:
         main = comparison(table, cells, experiment.lines, footnotes)
+        if grid := _glance(table, experiment.lines):
+            title = tag("summary", "Number by number: differences, verdicts, notes")
+            main = join(grid, tag("details", title, main))
     else:
         main = pool_table(table, [row for row in rows if not row.deviations])
     folds = [*_tuning(table, rows, footnotes), *_reduced(table, rows, cells, footnotes)]
@@ -87,6 +91,22 @@ def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[P
         _all_cells(table, pool),
     ]
     return tag("section", *parts, id=section_id(table), class_="experiment")
+
+
+def _glance(table: Table, lines: Sequence[Line]) -> Html | None:
+    """Cells by metrics, before the numbers one by one; nothing where there is one metric."""
+    rows = glance(table, lines)
+    if not rows:
+        return None
+    header, *body = rows
+    return sortable(
+        header, [[(row[0], row[0]), *(number(_first(x), x) for x in row[1:])] for row in body]
+    )
+
+
+def _first(text: str) -> float | None:
+    found = re.match(r"[\d.e+-]+", text)
+    return float(found.group()) if found and found.group() != "-" else None
 
 
 def comparison(
