@@ -115,10 +115,10 @@ def test_advantages_and_minibatches_never_wait_for_the_device(bandit):  # noqa: 
     task.prepare(CUDA, seed=0)
     player = task.make_players(0, Policy(impala(), device=CUDA, bf16=True))["train"]
     begin(player)()
-    task._advantages(player.memory)
+    task._advantages(player.memory, task.normaliser)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        list(task._minibatches(task._advantages(player.memory), 0))
+        list(task._minibatches(task._advantages(player.memory, task.normaliser), 0))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -273,13 +273,13 @@ def test_episodes_that_end_inside_a_rollout(bandit):
     """Rewards, ends and advantages of a game whose every number is known: episodes of 5 steps."""
     task = make_task(envs=3, rollout=12, minibatches=2, frames=36, test_envs=0)
     task.prepare(torch.device("cpu"), seed=0)
-    task.normaliser = lambda rewards, dones: rewards
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[], hidden=16, image_size=[64, 64])
     player = task.make_players(0, Policy(model, device=torch.device("cpu")))["train"]
     player.draw(torch.Generator().manual_seed(0))
     begin(player)()
-    data = {name: v.unflatten(0, (12, 3)) for name, v in task._advantages(player.memory).items()}
+    found = task._advantages(player.memory, lambda rewards, dones: rewards)
+    data = {name: value.unflatten(0, (12, 3)) for name, value in found.items()}
     paid, values = (data["actions"] == 3).float(), player.memory["values"]
     assert player.returns == [paid[a:b, c].sum() for a, b in ((0, 5), (5, 10)) for c in range(3)]
     for copy in range(3):
@@ -343,6 +343,36 @@ def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 33))
     frames = [row["time/frames"] for row in rows if "time/frames" in row]
     assert frames == list(range(32, 257, 32))  # those before the stop count, too
+
+
+def test_measures_look_at_the_last_rollout(bandit, tmp_path):
+    """While training, at its end, and of a finished run, which plays once more without a trace."""
+    overrides = [*SMALL, "model.channels=[]", "task.frames=64", f"system.run_dir={tmp_path}"]
+    small = ["measures.ed.pairs=4", "measures.ed.resolution=9", "measures.ed.degree=4"]
+    measured = [*overrides, "measures=[ed,norm]", *small, "system.measure_every=1"]
+    done = run(compose_config(measured), ["procgen"])
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows if "measure/ed" in row] == [4, 8]
+    assert done["last"]["measure/ed"] > 0
+    again = run(compose_config([*overrides, "measures=sharpness"]), ["procgen"])
+    assert again["last"]["measure/sharpness_0.05"] > 0
+    same = ("eval/test_return", "measure/ed")
+    assert [again["last"][key] for key in same] == [done["last"][key] for key in same]
+
+
+def test_frames_to_measure_are_those_that_are_learnt_from(bandit):
+    task = make_task(envs=4, rollout=8, minibatches=2, frames=32, test_envs=0)
+    task.prepare(torch.device("cpu"), seed=0)
+    with pytest.raises(ValueError, match=r"come from playing, which train\.py does"):
+        task.examples(torch.arange(3))
+    model = Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64])
+    learnt = sorted(batch["advantages"].sum().item() for batch in task.batches(model, 0))
+    halves = task.examples(torch.arange(task.num_examples))["advantages"].sum().item()
+    assert sum(learnt) / task.epochs == pytest.approx(halves, rel=1e-5)
+    statistics = task.normaliser.state["weight"].clone()
+    task.latest = None
+    assert len(task.examples(torch.arange(5))["frames"]) == 5
+    assert task.normaliser.state["weight"] == statistics
 
 
 def test_a_stopped_run_equals_one_that_was_not_where_games_end_with_the_rollout(bandit, tmp_path):

@@ -5,6 +5,7 @@ Saves happen between rollouts only. What the engine cannot restore is the state 
 resumed run starts new episodes, with the reward statistics and the curves where they were.
 """
 
+import copy
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,10 @@ GPU_LANES = 2  # halves of the training copies: one is stepped while the GPU dec
 
 
 class ProcgenPPO(Task):
-    """Trains on `levels` levels, plays all later levels beside it, and never trains on those."""
+    """Trains on `levels` levels, plays all later levels beside it, and never trains on those.
+
+    Measures look at the frames of the last rollout, with what was done and won in them.
+    """
 
     metric = "eval/test_return"
     no_sharing = "each process would play games of its own"
@@ -95,7 +99,8 @@ class ProcgenPPO(Task):
         self.gamma, self.gae_lambda, self.clip = gamma, gae_lambda, clip
         self.value_weight, self.entropy_weight = value_weight, entropy_weight
         self.test_envs, self.precision = test_envs, precision
-        self.batch_size = envs * rollout // minibatches
+        self.num_examples = envs * rollout
+        self.batch_size = self.num_examples // minibatches
         self.steps_per_rollout = epochs * minibatches
         self.rollouts = frames // (envs * rollout)
         self.frames = self.rollouts * envs * rollout  # whole rollouts only
@@ -125,6 +130,7 @@ class ProcgenPPO(Task):
         self.levels_seen = {side: LevelRecord(levels) for side, levels in self.levels.items()}
         self.generator = torch.Generator(device)
         self.lanes = GPU_LANES if device.type == "cuda" else 1
+        self.model, self.latest = None, None  # who plays; the last rollout
         self.clock, self.played, self.noted = time.monotonic(), 0, 0  # frames so far; when asked
 
     def provenance(self) -> dict[str, str]:
@@ -155,10 +161,17 @@ class ProcgenPPO(Task):
             players[side] = Player(games, policy, steps=self.rollout)
         return players
 
-    def batches(self, model: nn.Module, start: int) -> Iterator[Batch]:
-        first = start // self.steps_per_rollout
+    def make_policy(self, model: nn.Module) -> Policy:
         bf16 = self.precision == "bf16" and self.device.type == "cuda"
-        policy = Policy(model, device=self.device, bf16=bf16)
+        return Policy(model, device=self.device, bf16=bf16)
+
+    def batches(self, model: nn.Module, start: int) -> Iterator[Batch]:
+        self.model = model
+        return self._batches(model, start)
+
+    def _batches(self, model: nn.Module, start: int) -> Iterator[Batch]:
+        first = start // self.steps_per_rollout
+        policy = self.make_policy(model)
         players = self.make_players(first, policy)
         self.played = self.noted = first * self.envs * self.rollout
         self.clock = time.monotonic()  # building all this is no playing
@@ -170,7 +183,8 @@ class ProcgenPPO(Task):
             begin(players["train"])()
             self._note("train", players["train"])
             self.played += self.envs * self.rollout
-            minibatches = self._minibatches(self._advantages(players["train"].memory), rollout)
+            self.latest = self._advantages(players["train"].memory, self.normaliser)
+            minibatches = self._minibatches(self.latest, rollout)
             # the test copies play while we learn, by the weights that the training copies had
             yield from self._beside("test", players.get("test"), minibatches)
 
@@ -193,13 +207,33 @@ class ProcgenPPO(Task):
         self.returns[side].extend(player.returns)
         self.levels_seen[side].add(player.new_levels())
 
-    def _advantages(self, memory: dict[str, Tensor]) -> Batch:
+    def examples(self, index: Tensor) -> Batch:
+        if self.latest is None:
+            self.latest = self._play_aside()
+        return {name: value[index.to(self.device)] for name, value in self.latest.items()}
+
+    def _play_aside(self) -> Batch:
+        """A rollout of a run that has nothing left to learn; it leaves no trace in its curves."""
+        if self.model is None:
+            raise ValueError(
+                "task=procgen: the frames to measure on come from playing, which train.py does: "
+                "give it measures=[...] with the run's settings"
+            )
+        policy = self.make_policy(self.model)
+        policy.refresh()
+        player = self.make_players(self.rollouts, policy)["train"]
+        reseed(self.generator, self.seed, "actions", self.rollouts)
+        player.draw(self.generator)
+        begin(player)()
+        return self._advantages(player.memory, copy.deepcopy(self.normaliser))
+
+    def _advantages(self, memory: dict[str, Tensor], normaliser: "RewardNormaliser") -> Batch:
         rewards, dones = (
             memory[name].to(self.device, non_blocking=True) for name in ("rewards", "dones")
         )
         values, last_value = memory["values"][:-1], memory["values"][-1]
         advantages = generalised_advantages(
-            self.normaliser(rewards, dones),
+            normaliser(rewards, dones),
             values,
             dones,
             last_value,
