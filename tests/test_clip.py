@@ -471,12 +471,12 @@ def test_the_figure_averages_seeds_and_pairs_cells(tmp_path):
     axes = ensembling.draw(table, rows).axes
     assert len(axes) == 2  # one per model
     labels = [[text.get_text() for text in axis.get_legend().get_texts()] for axis in axes]
-    expected = [["CLIP ViT-B/32, 2 seeds", "CLIP ViT-B/32 + ED, 1 seed"]]
-    assert labels == [*expected, ["CLIP ViT-B/16 + ED, 1 seed"]]
-    mean = next(line for line in axes[0].lines if line.get_label() == expected[0][0])
-    assert mean.get_xydata().tolist() == [[61, 51], [66, 53.5], [71, 56]]
-    written = [text.get_text() for text in axes[0].texts]  # zero-shot once, as it is one model
-    assert written == [rf"$\alpha$={alpha}" for alpha in ("0", "0.5", "1", "0.5", "1")]
+    ends = [r"$\alpha = 0$, zero-shot", r"$\alpha = 1$, fine-tuned"]
+    both = ["CLIP ViT-B/32, mean of 2 seeds", "CLIP ViT-B/32 + ED, 1 seed"]
+    assert labels == [[*both, *ends], ["CLIP ViT-B/16 + ED, 1 seed", *ends]]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes[0].lines}
+    assert drawn[both[0]] == [[61, 51], [66, 53.5], [71, 56]]
+    assert [drawn[end] for end in ends] == [[[61, 51], [63, 53]], [[71, 56], [73, 58]]]
     assert ensembling.draw(table, []) is None
     (rows[0].folder / "metrics.jsonl").write_text('{"step": 9, "measure/ensembling/alpha1/acc": 7}')
     assert ensembling.draw(table, rows[:1]) is None  # evaluated without shifts
