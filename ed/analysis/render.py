@@ -166,39 +166,45 @@ def _fixed(value: float, places: int, *, sign: str = "-") -> str:
     return f"{value:{sign}z{kind}}"  # z: no -0.00
 
 
-def glance(table: Table, lines: Sequence[Line]) -> list[tuple[str, ...]]:
-    """Cells by metrics, as papers print them: a header, then our numbers and the paper's in
-    brackets. Empty where there is but one metric or cell, or no number of ours."""
+def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
+    """Lines by cell and metric, to be shown as papers print them; empty where there is but one
+    metric or cell, or no number of ours."""
     cells: dict[str, dict[str, Line]] = {}
     for line in lines:
         cells.setdefault(line.label, {})[line.metric] = line
-    metrics = [metric for metric in table.metrics if any(metric in own for own in cells.values())]
-    if min(len(metrics), len(cells)) < 2 or not any(line.ours.count for line in lines):
-        return []
-    marks = any(line.paper.mean is not None for line in lines)
-    header = ("ours [paper]" if marks else "", *(table.metrics[metric] for metric in metrics))
-    body = [
-        (label, *(_both(own.get(metric), table) for metric in metrics))
-        for label, own in cells.items()
-    ]
-    return [header, *body]
+    several = min(len(cells), len({line.metric for line in lines})) > 1
+    return cells if several and any(line.ours.count for line in lines) else {}
 
 
-def _both(line: Line | None, table: Table) -> str:
+def glance_header(table: Table, lines: Sequence[Line]) -> dict[str, str]:
+    """Columns by metric, the first by an empty one."""
+    first = "ours [paper]" if any(line.paper.mean is not None for line in lines) else ""
+    used = {line.metric for line in lines}
+    return {"": first} | {key: label for key, label in table.metrics.items() if key in used}
+
+
+def both(line: Line | None, table: Table) -> str:
+    """Our number, and the paper's in brackets where it has one."""
     if line is None:
         return ""
     ours, paper = (_number(side.mean, side.std, table) for side in (line.ours, line.paper))
     return ours if line.paper.mean is None else f"{ours} [{paper}]"
 
 
+def _glance_table(table: Table, lines: Sequence[Line]) -> list[str]:
+    _, *metrics = header = glance_header(table, lines)
+    body = [
+        (label, *(both(own.get(metric), table) for metric in metrics))
+        for label, own in glance(lines).items()
+    ]
+    return [_plain_table(list(header.values()), body), "## Number by number"] if body else []
+
+
 def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[str]:
     if table.correlation is not None:
         return _pool_sections(table, rows)
     lines = table_lines(table, rows)
-    parts = []
-    if grid := glance(table, lines):
-        parts += [_plain_table(grid[0], grid[1:]), "## Number by number"]
-    parts.append(_markdown_table(table, lines, footnotes))
+    parts = [*_glance_table(table, lines), _markdown_table(table, lines, footnotes)]
     parts += _aggregate_section(table, rows, "")
     if table.tuning:
         rules = [f"- {grid.name}: {grid.rule}" for grid in table.tuning.values()]

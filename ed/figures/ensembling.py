@@ -12,7 +12,6 @@ from ed.analysis.spec import Table
 
 KEY = re.compile(r"measure/ensembling/alpha([\d.e-]+)/(acc|acc_ood)")
 PENALISED = "_ed"  # cells NAME and NAME_ed share a panel
-STYLES = {False: ("C0", "o"), True: ("C3", "s")}  # penalised or not: colour, marker
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
@@ -63,7 +62,7 @@ def _stacked(cell: str, curves: list[np.ndarray]) -> np.ndarray:
 
 def _draw_cell(axis, curves: np.ndarray, label: str, penalised: bool) -> None:
     """Curves (seeds, alphas, 3)."""
-    color, marker = STYLES[penalised]
+    color, marker = ("C3", "s") if penalised else ("C0", "o")
     for _, x, y in curves.transpose(0, 2, 1):
         axis.plot(x, y, color=color, alpha=0.4, linewidth=0.8)
     _, x, y = curves.mean(0).T

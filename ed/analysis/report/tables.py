@@ -16,7 +16,9 @@ from ed.analysis.render import (
     Line,
     aggregate_fields,
     aggregate_title,
+    both,
     glance,
+    glance_header,
     grid_lines,
     mean_and_std,
     signed,
@@ -95,18 +97,13 @@ def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[P
 
 def _glance(table: Table, lines: Sequence[Line]) -> Html | None:
     """Cells by metrics, before the numbers one by one; nothing where there is one metric."""
-    rows = glance(table, lines)
-    if not rows:
-        return None
-    header, *body = rows
-    return sortable(
-        header, [[(row[0], row[0]), *(number(_first(x), x) for x in row[1:])] for row in body]
-    )
-
-
-def _first(text: str) -> float | None:
-    found = re.match(r"[\d.e+-]+", text)
-    return float(found.group()) if found and found.group() != "-" else None
+    _, *metrics = header = glance_header(table, lines)
+    body = []
+    for label, own in glance(lines).items():
+        found = [own.get(metric) for metric in metrics]
+        numbers = [number(line and line.ours.mean, both(line, table)) for line in found]
+        body.append([(label, label), *numbers])
+    return sortable(list(header.values()), body) if body else None
 
 
 def comparison(
