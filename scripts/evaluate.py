@@ -4,7 +4,7 @@
 Takes the settings of train.py and prints what its evaluations would: for CLIP the zero-shot
 accuracies, or with model.weights=FILE those of a fine-tuned model.
 
-    python scripts/evaluate.py task=clip model=clip_b32 task.data=/folder
+    python scripts/evaluate.py task=clip_finetune model=clip_b32 task.data=/folder
 """
 
 import sys

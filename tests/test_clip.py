@@ -500,7 +500,8 @@ def as_override(value) -> str:
 def test_imagenet_with_shifts_restricted_to_their_classes(tmp_path):
     for name in ("r", "a"):
         fill(tmp_path / f"imagenet-{name}", shifts()[name].labels)
-    settings = ["task=clip", "model=clip_b32", "model.weights=random", "task.image_size=[32,32]"]
+    settings = ["task=clip_finetune", "model=clip_b32", "model.weights=random"]
+    settings += ["task.image_size=[32,32]"]
     settings += [f"model.architecture={as_override(ARCHITECTURE)}", "debug=tiny"]
     settings += ["task.batch_size=500", "system.workers=0", "optimizer.lr=3e-5", "optimizer.clip=1"]
     settings += [f"task.shifts={tmp_path}", "task.shift_names=[r,a]", "measures=ensembling"]
@@ -513,18 +514,18 @@ def test_imagenet_with_shifts_restricted_to_their_classes(tmp_path):
 
 
 def test_lengths_of_fine_tuning_on_imagenet():
-    task = instantiate(compose_config(["task=clip"]).task)
+    task = instantiate(compose_config(["task=clip_finetune"]).task)
     task.train = range(1_281_167)
     task.plan(CPU, 0, epoch=len(task.train))
     assert (task.total_steps, task.warmup_steps) == (25_020, 500)
 
 
 def test_shifts_that_are_not_there_name_their_key():
-    task = instantiate(compose_config(["task=clip", "task.data=embedded"]).task)
+    task = instantiate(compose_config(["task=clip_finetune", "task.data=embedded"]).task)
     with pytest.raises(FileNotFoundError, match=r"task.shifts=.data/imagenet_shifts: ImageNetV2"):
         task.prepare(CPU, 0)
     with pytest.raises(Exception, match=r"task.shift_names: no shift 'x'; there are v2, r, a"):
-        instantiate(compose_config(["task=clip", "task.shift_names=[r,x]"]).task)
+        instantiate(compose_config(["task=clip_finetune", "task.shift_names=[r,x]"]).task)
 
 
 def test_logits_do_not_lose_bits_under_autocast():

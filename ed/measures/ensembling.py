@@ -31,7 +31,7 @@ class Ensembling(Measure):
         if not hasattr(task, "zero_shot"):
             raise ValueError(
                 f"measures: {type(task).__name__} keeps no zero-shot weights; ensembling is for "
-                "the fine-tuning of CLIP (task=clip, task=clip_standin)"
+                "the fine-tuning of CLIP (task=clip_finetune, task=clip_standin)"
             )
 
     @torch.no_grad()

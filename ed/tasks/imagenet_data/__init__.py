@@ -1,4 +1,4 @@
-"""ImageNet-1k and the sets that shift it: what the tasks `imagenet` and `clip` share.
+"""ImageNet-1k and the sets that shift it: what the tasks `imagenet` and `clip_finetune` share.
 
     train, validation = open_training("/data/imagenet")     # folders, parquet files, or a hub id
     shift = open_shift("objectnet", "/data/objectnet-1.0")  # v2, r, a, sketch, objectnet
