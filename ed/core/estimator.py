@@ -47,9 +47,10 @@ class Estimate:
         """Of the mean over paths, as an estimate for all data; nan for a single path.
 
         The square root of (sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e are deviations from the
-        mean and p, q different paths that share an end. What they share is a variance, that of the
-        share an end has in its paths, so never negative. Without this term many paths between few
-        examples would claim a precision that other examples do not bear out.
+        mean and p, q different paths with a common end. The second sum estimates a variance, that
+        of what an end adds to all its paths, so it counts as 0 where chance makes it negative.
+        Without it many paths between few examples would claim a precision that other examples do
+        not bear out.
         """
         count = len(self.values)
         if count < 2:
