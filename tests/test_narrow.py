@@ -36,8 +36,11 @@ def everywhere(monkeypatch):
     if not (CUDA or INTERPRETED):
         pytest.skip("neither a GPU nor an interpreter: see test_interpreted")
     monkeypatch.setattr(narrow, "_applies", lambda *_: True)
-    small = {kernel: {"BLOCK": 32, "num_warps": 1} for kernel in narrow.LAUNCH}
-    monkeypatch.setattr(narrow, "LAUNCH", small)
+    small = {"BLOCK": 32, "num_warps": 1}
+    for kernel, by_channels in narrow.LAUNCH.items():
+        smaller = {channels: launch | small for channels, launch in by_channels.items()}
+        monkeypatch.setitem(narrow.LAUNCH, kernel, smaller)
+    monkeypatch.setattr(narrow, "POOL", small)
     monkeypatch.setattr(narrow, "PARTS", 3)
 
 
@@ -51,20 +54,24 @@ def compiled_for_hopper():
 
     kinds = {"": "*bf16", "f": "*fp32", "i": "*i8"}
 
-    def compiled(kernel, pointers: str, constants: dict, integers: str = "pixels") -> None:
+    def compiled(kernel, pointers: str, constants: dict, integers: str) -> None:
         pairs = (pointer.partition(":") for pointer in pointers.split())
         types = {name: kinds[kind] for name, _, kind in pairs} | dict.fromkeys(
             integers.split(), "i32"
         )
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-        source = ASTSource(kernel, signature, constexprs=constants)
-        assert "ptx" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
+        sizes = {name: size for name, size in constants.items() if name in signature}
+        source, warps = ASTSource(kernel, signature, constexprs=sizes), constants["num_warps"]
+        made = triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}
+        )
+        assert "ptx" in made.asm
 
     return compiled
 
 
 CLOSE = {"rtol": 2e-2, "atol": 2e-2} if CUDA else {"rtol": 1e-4, "atol": 1e-4}
-SHAPES = [(16, 16, 8, 8), (16, 32, 8, 4), (32, 16, 5, 7), (3, 16, 8, 8), (1, 16, 4, 9)]
+SHAPES = [(16, 16, 8, 8), (16, 32, 2, 16), (32, 16, 5, 8), (3, 16, 8, 8), (3, 32, 4, 16)]
 
 
 def plain(x, layer, *, relu=False, residual=0):
@@ -116,8 +123,8 @@ def test_second_derivatives(everywhere, inputs, outputs, relu):
     """As the Jacobian regularizer takes them: of a gradient, with respect to the weights."""
     torch.manual_seed(0)
     layer = nn.Conv2d(inputs, outputs, 3, padding=1).to(DEVICE)
-    x = torch.randn(2, inputs, 6, 6, device=DEVICE, requires_grad=True)
-    upstream = torch.randn(2, outputs, 3, 3, device=DEVICE)
+    x = torch.randn(2, inputs, 6, 8, device=DEVICE, requires_grad=True)
+    upstream = torch.randn(2, outputs, 3, 4, device=DEVICE)
     seen = []
     for convolve, pool in ((narrow.convolve, narrow.pool), (plain, plain_pool)):
         y = pool(convolve(x, layer, relu=relu).square())
@@ -144,18 +151,21 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
     """Without one: the interpreter lets pass what the compiler refuses."""
     from ed.models import narrow_kernels as kernels
 
-    sizes = {"H": 8, "W": 8, "BLOCK": 64}
-    for inputs, taps in ((16, 0), (32, 0), (3, 32)):
-        widths = sizes | {"CI": inputs, "CO": 16, "K": taps, "RELU": True}
-        flags = {"BIAS": True, "MASK": True, "RESIDUAL": True}
-        compiled_for_hopper(kernels.convolve, "x weight bias:f mask residual y", widths | flags)
-        pointers = "x gradient weights:f biases:f"
-        compiled_for_hopper(kernels.weight_gradient, pointers, widths, "pixels blocks")
+    both = {"RELU": True}
+    for inputs in (4, 16, 32):
+        x, flags = torch.empty(2, inputs, 8, 8), {"BIAS": True, "MASK": True, "RESIDUAL": True}
+        shape, _ = narrow._shape(x, 16, "convolve")
+        pointers = "x bands bias:f mask residual y"
+        compiled_for_hopper(kernels.convolve, pointers, shape | both | flags, "number")
+        shape, _ = narrow._shape(x, 16, "weight_gradient")
+        pointers = "x gradient bands:f biases:f"
+        compiled_for_hopper(kernels.weight_gradient, pointers, shape | both, "number blocks")
+    sizes = narrow.POOL | {"H": 8, "W": 8, "C": 16}
     for kernel, pointers in (
         (kernels.pool, "x y taps:i"),
         (kernels.pool_gradient, "gradient taps:i x"),
     ):
-        compiled_for_hopper(kernel, pointers, sizes | {"C": 16})
+        compiled_for_hopper(kernel, pointers, sizes, "pixels")
 
 
 def test_float32_and_other_widths_are_left_to_pytorch():

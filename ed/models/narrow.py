@@ -12,14 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CHANNELS = (16, 32, 64)  # that the kernels take, as powers of two from the least of a tensor core
-FEW = 3  # or fewer: all taps of an input pixel go into one product
-LAUNCH = {  # pixels of a program, and its warps; by a few trials on an H200
-    "convolve": {"BLOCK": 128, "num_warps": 4},
-    "weight_gradient": {"BLOCK": 64, "num_warps": 1},
-    "pool": {"BLOCK": 128, "num_warps": 4},
+CHANNELS = (16, 32)  # of outputs, and of inputs beside pictures
+WIDTHS = 8  # that of a picture is a multiple, so that groups of neighbours fit into a row
+LAUNCH = {  # by input channels, the best of five or six on an H200
+    "convolve": {
+        4: {"FOLD": 4, "BLOCK": 64, "num_warps": 4},
+        16: {"FOLD": 2, "BLOCK": 64, "num_warps": 4},
+        32: {"FOLD": 2, "BLOCK": 64, "num_warps": 4},
+    },
+    "weight_gradient": {
+        4: {"FOLD": 4, "BLOCK": 64, "num_warps": 4},
+        16: {"FOLD": 2, "BLOCK": 128, "num_warps": 8},
+        32: {"FOLD": 1, "BLOCK": 64, "num_warps": 4},
+    },
 }
-PARTS = 8 * 132  # programs among which the sums of a weight gradient are split
+POOL = {"BLOCK": 128, "num_warps": 4}
+PARTS = 2 * 132  # programs among which the sums of a weight gradient are split
+HALVES = (torch.bfloat16, torch.float16)
 LAST = torch.channels_last
 TRITON = find_spec("triton") is not None  # torch brings it on Linux
 
@@ -31,9 +40,11 @@ def convolve(
     dtype = _dtype(x)
     if _applies(x, dtype, layer.in_channels, layer.out_channels):
         residual = None if residual is None else residual.to(dtype)
-        return torch.ops.ed.convolve(
-            x.to(dtype), layer.weight, layer.bias, None, residual, relu, False
-        )
+        x, weight = x.to(dtype, memory_format=LAST), layer.weight
+        extra = _aligned(layer.in_channels) - layer.in_channels
+        if extra:
+            x, weight = (F.pad(t, (0, 0, 0, 0, 0, extra)) for t in (x, weight))
+        return torch.ops.ed.convolve(x, weight, layer.bias, None, residual, relu, False)
     y = layer(x.relu() if relu else x)
     return y if residual is None else residual + y
 
@@ -51,8 +62,14 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 def _applies(x: Tensor, dtype: torch.dtype, inputs: int, outputs: int) -> bool:
-    fast = TRITON and x.is_cuda and dtype in (torch.bfloat16, torch.float16)
-    return fast and (inputs <= FEW or inputs in CHANNELS) and outputs in CHANNELS
+    inputs, fast = _aligned(inputs), TRITON and x.is_cuda and dtype in HALVES
+    fits = inputs in LAUNCH["convolve"] and outputs in CHANNELS and x.shape[-1] % WIDTHS == 0
+    return fast and fits
+
+
+def _aligned(channels: int) -> int:
+    """Three and a fourth of zeros: a pixel then begins where several numbers are read at once."""
+    return 4 if channels == 3 else channels
 
 
 def _empty(like: Tensor, channels: int, height: int, width: int) -> Tensor:
@@ -80,21 +97,29 @@ def _convolve(
     """
     from ed.models.narrow_kernels import convolve as kernel
 
-    packed = weight.flip(2, 3).permute(2, 3, 0, 1) if transposed else weight.permute(2, 3, 1, 0)
-    packed, bias = packed.to(x.dtype).contiguous(), None if bias is None else bias.contiguous()
-    x, outputs = x.contiguous(memory_format=LAST), packed.shape[-1]
+    x, bias = x.contiguous(memory_format=LAST), None if bias is None else bias.contiguous()
     mask, residual = (
         None if t is None else t.contiguous(memory_format=LAST) for t in (mask, residual)
     )
-    y = _empty(x, outputs, *x.shape[2:])
-    shape = _shape(x, outputs)
+    outputs = weight.shape[1 if transposed else 0]
+    y, shape, strands = _empty(x, outputs, *x.shape[2:]), *_shape(x, outputs, "convolve")
     flags = {"RELU": relu, "BIAS": bias is not None, "MASK": mask is not None}
     flags["RESIDUAL"] = residual is not None
-    pixels = x.numel() // x.shape[1]
-    kernel[(_blocks(pixels, "convolve"),)](
-        x, packed, bias, mask, residual, y, pixels, **shape, **flags, **LAUNCH["convolve"]
-    )
+    bands = _bands(weight, x.dtype, shape, transposed)
+    blocks = -(-strands // shape["BLOCK"])
+    kernel[(blocks,)](x, bands, bias, mask, residual, y, strands, **shape, **flags)
     return y
+
+
+def _bands(weight: Tensor, dtype: torch.dtype, shape: dict[str, int], transposed: bool) -> Tensor:
+    from ed.models.narrow_kernels import pack as kernel
+
+    bands = weight.new_empty((3, shape["K"], shape["FOLD"] * shape["CO"]), dtype=dtype)
+    first, second, *rest = weight.stride()
+    strides = (second, first, *rest) if transposed else (first, second, *rest)
+    sizes = {name: shape[name] for name in ("CI", "CO", "FOLD", "K")}
+    kernel[(3,)](weight, bands, *strides, **sizes, FLIP=transposed)
+    return bands
 
 
 @_convolve.register_fake
@@ -109,16 +134,18 @@ def _weight_gradient(x: Tensor, gradient: Tensor, relu: bool) -> tuple[Tensor, T
 
     x, gradient = (t.contiguous(memory_format=LAST) for t in (x, gradient))
     inputs, outputs = x.shape[1], gradient.shape[1]
-    pixels, shape = x.numel() // inputs, _shape(x, outputs)
-    blocks = _blocks(pixels, "weight_gradient")
+    shape, strands = _shape(x, outputs, "weight_gradient")
+    blocks = -(-strands // shape["BLOCK"])
     each = -(-blocks // PARTS)  # of a program
-    programs, lines = -(-blocks // each), 1 if shape["K"] else 3
-    weights = x.new_empty((programs, 3, 3, inputs, outputs), dtype=torch.float32)
-    biases = x.new_empty((programs, outputs), dtype=torch.float32)
-    kernel[(programs, lines)](
-        x, gradient, weights, biases, pixels, each, **shape, RELU=relu, **LAUNCH["weight_gradient"]
-    )
-    return weights.sum(0).permute(3, 2, 0, 1).contiguous(), biases.sum(0)
+    programs, fold, k, n = -(-blocks // each), shape["FOLD"], shape["K"], shape["FOLD"] * outputs
+    bands = x.new_empty((programs, 3, k, n), dtype=torch.float32)
+    biases = x.new_empty((programs, fold, outputs), dtype=torch.float32)
+    kernel[(programs,)](x, gradient, bands, biases, strands, each, **shape, RELU=relu)
+    # a tap stands in the band once for each pixel of a group, further down and to the right
+    sizes = (programs, 3, 3, inputs, fold, outputs)
+    strides = (3 * k * n, k * n, inputs * n, n, inputs * n + outputs, 1)
+    weights = bands.as_strided(sizes, strides).sum((0, 4))
+    return weights.permute(3, 2, 0, 1).contiguous(), biases.sum((0, 1))
 
 
 @_weight_gradient.register_fake
@@ -128,14 +155,13 @@ def _(x, gradient, relu):
     return made, made.new_empty(outputs)
 
 
-def _shape(x: Tensor, outputs: int) -> dict[str, int]:
+def _shape(x: Tensor, outputs: int, kernel: str) -> tuple[dict[str, int], int]:
+    """Constants and launch settings of a kernel, and how many strands of groups there are."""
     inputs, (height, width) = x.shape[1], x.shape[2:]
-    taps = 0 if inputs in CHANNELS else max(16, 1 << (9 * inputs - 1).bit_length())
-    return {"H": height, "W": width, "CI": inputs, "CO": outputs, "K": taps}
-
-
-def _blocks(pixels: int, kernel: str) -> int:
-    return -(-pixels // LAUNCH[kernel]["BLOCK"])
+    launch = LAUNCH[kernel][inputs]
+    k = 1 << ((launch["FOLD"] + 2) * inputs - 1).bit_length()
+    shape = {"H": height, "W": width, "CI": inputs, "CO": outputs, "K": k}
+    return shape | launch, len(x) * width // launch["FOLD"]
 
 
 def _keep_convolution(ctx, inputs, output) -> None:
@@ -203,8 +229,8 @@ def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
     x, (height, width) = x.contiguous(memory_format=LAST), x.shape[2:]
     y, taps = _pooled(x)
     pixels = y.numel() // y.shape[1]
-    kernel[(_blocks(pixels, "pool"),)](
-        x, y, taps, pixels, H=height, W=width, C=x.shape[1], **LAUNCH["pool"]
+    kernel[(-(-pixels // POOL["BLOCK"]),)](
+        x, y, taps, pixels, H=height, W=width, C=x.shape[1], **POOL
     )
     return y, taps
 
@@ -222,8 +248,8 @@ def _pool_gradient(gradient: Tensor, taps: Tensor, height: int, width: int) -> T
     gradient = gradient.contiguous(memory_format=LAST)
     x = _unpooled(gradient, taps, height, width)
     pixels, channels = x.numel() // x.shape[1], x.shape[1]
-    kernel[(_blocks(pixels, "pool"),)](
-        gradient, taps, x, pixels, H=height, W=width, C=channels, **LAUNCH["pool"]
+    kernel[(-(-pixels // POOL["BLOCK"]),)](
+        gradient, taps, x, pixels, H=height, W=width, C=channels, **POOL
     )
     return x
 

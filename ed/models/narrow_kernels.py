@@ -1,8 +1,12 @@
-"""Triton kernels of `ed.models.narrow`. Tensors are (N, H, W, C) in memory; a pixel is a row.
+"""Triton kernels of `ed.models.narrow`. Tensors are (N, H, W, C) in memory.
 
-A program works on a block of pixels and all their channels. So index arithmetic is done once per
-pixel, the nine shifted reads of a block hit the cache, and what comes before and after a
-convolution (ReLU, bias, mask, sum) costs no pass of its own over memory.
+A convolution of few channels is too small a product for a tensor core, and its nine taps read every
+pixel nine times. So FOLD pixels that are neighbours in a row count as one, a group: with the pixel
+before and the pixel after they lie in one piece of memory, and a line of taps (three of a row)
+times that piece is one product with a band matrix, whose zeros cost less than many small products.
+And a program walks down its pictures, a strand of groups below each other in each place of its
+block: a row is read once and serves the outputs of three. What comes before and after a convolution
+(ReLU, bias, mask, sum) costs no pass of its own over memory.
 """
 
 import triton
@@ -21,57 +25,59 @@ def places(pixel, C: tl.constexpr):
 
 
 @triton.jit
-def neighbours(
-    x, pixel, pixels, dy, dx, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-    RELU: tl.constexpr,
-):  # fmt: skip
-    """The channels of each pixel's neighbour, (pixels, C); zeros outside of its picture."""
-    row, column = pixel // W % H + dy, pixel % W + dx
-    inside = (pixel < pixels) & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    values = tl.load(x + places(pixel + dy * W + dx, C), mask=inside[:, None], other=0.0)
-    return rectified(values) if RELU else values
+def strands(block, number, W: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr):
+    """Of the strands of a block: their picture, their first column, and which of them there are."""
+    strand = block * BLOCK + tl.arange(0, BLOCK)
+    return strand // (W // FOLD), strand % (W // FOLD) * FOLD, strand < number
 
 
 @triton.jit
-def window(
-    x, pixel, pixels, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, K: tl.constexpr,
-    RELU: tl.constexpr,
+def around(
+    picture, column, here, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, FOLD: tl.constexpr,
+    K: tl.constexpr,
 ):  # fmt: skip
-    """All 9 CI <= K values around each pixel, tap by tap: (pixels, K); for few channels."""
-    k = tl.arange(0, K)
-    dy, dx, channel = k // CI // 3 - 1, k // CI % 3 - 1, k % CI
-    row, column = (pixel // W % H)[:, None] + dy[None, :], (pixel % W)[:, None] + dx[None, :]
-    inside = (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    inside &= (pixel < pixels)[:, None] & (k < 9 * CI)[None, :]
-    place = (pixel[:, None] + (dy * W + dx)[None, :]).to(tl.int64) * CI + channel[None, :]
-    values = tl.load(x + place, mask=inside, other=0.0)
-    return rectified(values) if RELU else values
+    """Where a group of the first row and its two neighbours lie, (strands, K), and what exists."""
+    k = tl.arange(0, K)[None, :]
+    pixel = column[:, None] + k // CI - 1
+    inside = here[:, None] & (pixel >= 0) & (pixel < W)
+    if K > (FOLD + 2) * CI:
+        inside &= k < (FOLD + 2) * CI
+    first = (picture.to(tl.int64) * (H * W) + column - 1) * CI
+    return first[:, None] + k, inside
 
 
 @triton.jit
-def convolve(
-    x, weight, bias, mask, residual, y, pixels,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr,
-    RELU: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, RESIDUAL: tl.constexpr,
-    BLOCK: tl.constexpr,
+def outputs(picture, column, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, N: tl.constexpr):
+    """Where the outputs of a group of the first row lie, (strands, N)."""
+    first = (picture.to(tl.int64) * (H * W) + column) * CO
+    return first[:, None] + tl.arange(0, N)[None, :]
+
+
+@triton.jit
+def pack(
+    weight, bands, to_output, to_input, to_row, to_column,
+    CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr, K: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """y = [mask > 0] (relu(x) * weight + bias) + residual, weight (9, CI, CO) or (K, CO)."""
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    co = tl.arange(0, CO)
-    total = tl.zeros((BLOCK, CO), tl.float32)
-    if K > 0:
-        k = tl.arange(0, K)
-        part = k[:, None] * CO + co[None, :]
-        weights = tl.load(weight + part, mask=(k < 9 * CI)[:, None], other=0.0)
-        total = tl.dot(window(x, pixel, pixels, H, W, CI, K, RELU), weights, total)
-    else:
-        for tap in tl.static_range(9):
-            values = neighbours(x, pixel, pixels, tap // 3 - 1, tap % 3 - 1, H, W, CI, RELU)
-            part = (tap * CI + tl.arange(0, CI))[:, None] * CO + co[None, :]
-            total = tl.dot(values, tl.load(weight + part), total)
-    here, place = (pixel < pixels)[:, None], places(pixel, CO)
+    """The band matrix of each line of taps, (3, K, FOLD CO), of a weight with the given strides."""
+    N: tl.constexpr = FOLD * CO
+    line = tl.program_id(0)
+    k, n = tl.arange(0, K)[:, None], tl.arange(0, N)[None, :]
+    tap = k // CI - n // CO
+    inside = (tap >= 0) & (tap < 3) & (k < (FOLD + 2) * CI)
+    row, column = (2 - line, 2 - tap) if FLIP else (line, tap)
+    place = n % CO * to_output + k % CI * to_input + row * to_row + column * to_column
+    values = tl.load(weight + place, mask=inside, other=0.0)
+    tl.store(bands + line * K * N + k * N + n, values.to(bands.dtype.element_ty))
+
+
+@triton.jit
+def finish(
+    total, offset, mask, residual, y, place, here,
+    BIAS: tl.constexpr, MASK: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """What comes after the products, and the way to memory."""
     if BIAS:
-        total += tl.load(bias + co).to(tl.float32)[None, :]
+        total += offset
     if MASK:
         total = tl.where(tl.load(mask + place, mask=here, other=0.0) > 0, total, 0.0)
     if RESIDUAL:
@@ -80,45 +86,73 @@ def convolve(
 
 
 @triton.jit
-def weight_gradient(
-    x, gradient, weights, biases, pixels, blocks,
-    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, K: tl.constexpr,
-    RELU: tl.constexpr, BLOCK: tl.constexpr,
+def convolve(
+    x, bands, bias, mask, residual, y, number,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr,
+    K: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
+    RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of `blocks` blocks the sums for each program: weights (programs, 9, CI, CO), biases (.., CO).
+    """y = [mask > 0] (relu(x) * weight + bias) + residual."""
+    N: tl.constexpr = FOLD * CO
+    picture, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)
+    source, inside = around(picture, column, here, H, W, CI, FOLD, K)
+    place = outputs(picture, column, H, W, CO, N)
+    band = bands + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
+    upper, middle, lower = tl.load(band), tl.load(band + K * N), tl.load(band + 2 * K * N)
+    offset = tl.load(bias + tl.arange(0, N) % CO).to(tl.float32)[None, :] if BIAS else 0.0
+    above = tl.zeros((BLOCK, N), tl.float32)  # outputs of the row before, which lack this one
+    level = tl.zeros((BLOCK, N), tl.float32)  # and of this row, which lack this one and the next
+    for row in range(H):
+        values = tl.load(x + source, mask=inside, other=0.0)
+        values = rectified(values) if RELU else values
+        done = tl.dot(values, lower, above)
+        above = tl.dot(values, middle, level)
+        level = tl.dot(values, upper)
+        before = place + (row - 1) * (W * CO)
+        exists = here[:, None] & (row > 0)
+        finish(done, offset, mask, residual, y, before, exists, BIAS, MASK, RESIDUAL)
+        source += W * CI
+    last = place + (H - 1) * (W * CO)
+    finish(above, offset, mask, residual, y, last, here[:, None], BIAS, MASK, RESIDUAL)
 
-    Three programs share the blocks, one for each row of taps; of few channels one does all.
-    """
-    program, line = tl.program_id(0), tl.program_id(1)
-    co = tl.arange(0, CO)
-    bias = tl.zeros((CO,), tl.float32)
-    SIZE: tl.constexpr = K if K > 0 else CI
-    left = tl.zeros((SIZE, CO), tl.float32)  # all taps, of few channels
-    middle = tl.zeros((SIZE, CO), tl.float32)
-    right = tl.zeros((SIZE, CO), tl.float32)
+
+@triton.jit
+def weight_gradient(
+    x, gradient, bands, biases, number, blocks,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr,
+    K: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of `blocks` blocks the sums for each program: bands (programs, 3, K, N), biases (.., N)."""
+    N: tl.constexpr = FOLD * CO
+    program = tl.program_id(0)
+    bias = tl.zeros((BLOCK, N), tl.float32)
+    upper = tl.zeros((K, N), tl.float32)
+    middle = tl.zeros((K, N), tl.float32)
+    lower = tl.zeros((K, N), tl.float32)
     for block in range(program * blocks, (program + 1) * blocks):
-        pixel = block * BLOCK + tl.arange(0, BLOCK)
-        here = (pixel < pixels)[:, None]
-        above = tl.load(gradient + places(pixel, CO), mask=here, other=0.0)
-        bias += tl.sum(above.to(tl.float32), 0)
-        if K > 0:
-            around = window(x, pixel, pixels, H, W, CI, K, RELU)
-            left = tl.dot(tl.trans(around), above, left)
-        else:
-            near = neighbours(x, pixel, pixels, line - 1, -1, H, W, CI, RELU)
-            same = neighbours(x, pixel, pixels, line - 1, 0, H, W, CI, RELU)
-            far = neighbours(x, pixel, pixels, line - 1, 1, H, W, CI, RELU)
-            left = tl.dot(tl.trans(near), above, left)
-            middle = tl.dot(tl.trans(same), above, middle)
-            right = tl.dot(tl.trans(far), above, right)
-    k = tl.arange(0, SIZE)[:, None]
-    into = weights + (program * 9 + line * 3) * CI * CO + k * CO + co[None, :]
-    tl.store(into, left, mask=k < 9 * CI)
-    if K == 0:
-        tl.store(into + CI * CO, middle)
-        tl.store(into + 2 * CI * CO, right)
-    if line == 0:
-        tl.store(biases + program * CO + co, bias)
+        picture, column, here = strands(block, number, W, FOLD, BLOCK)
+        source, inside = around(picture, column, here, H, W, CI, FOLD, K)
+        place = outputs(picture, column, H, W, CO, N)
+        above = tl.zeros((BLOCK, N), gradient.dtype.element_ty)
+        level = tl.load(gradient + place, mask=here[:, None], other=0.0)
+        for row in range(H):
+            values = tl.load(x + source, mask=inside, other=0.0)
+            values = tl.trans(rectified(values) if RELU else values)
+            place += W * CO
+            below = tl.load(gradient + place, mask=here[:, None] & (row < H - 1), other=0.0)
+            bias += level.to(tl.float32)
+            upper = tl.dot(values, below, upper)
+            middle = tl.dot(values, level, middle)
+            lower = tl.dot(values, above, lower)
+            above = level
+            level = below
+            source += W * CI
+    k, n = tl.arange(0, K)[:, None], tl.arange(0, N)[None, :]
+    into = bands + program.to(tl.int64) * 3 * K * N + k * N + n
+    tl.store(into, upper)
+    tl.store(into + K * N, middle)
+    tl.store(into + 2 * K * N, lower)
+    tl.store(biases + program * N + tl.arange(0, N), tl.sum(bias, 0))
 
 
 @triton.jit
