@@ -8,6 +8,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from torch import nn
+from torch.nn import functional as F
 
 from ed.analysis.collect import read_metrics
 from ed.analysis.experiments import load_table
@@ -15,6 +16,7 @@ from ed.core.nodes import ChebyshevNodes
 from ed.engine.compose import compose_config
 from ed.engine.main import run
 from ed.figures.grokking import MEASURES, draw, transition
+from ed.models.grokking import causal_attention
 from ed.tasks.grokking import OPERATIONS, equations
 
 GROKKING = ["task=grokking", "model=grokking", "precision=float32", "regularizer=none"]
@@ -31,6 +33,16 @@ def built(*overrides, seed=0):
     task.check_model(model)
     task.prepare(torch.device("cpu"), seed=seed)
     return task, model
+
+
+def test_attention_written_out_is_attention():
+    torch.manual_seed(0)
+    given = [torch.randn(3, 2, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    upstream = torch.randn(3, 2, 5, 8, dtype=torch.float64)
+    seen = []
+    for y in (causal_attention(*given), F.scaled_dot_product_attention(*given, is_causal=True)):
+        seen.append([y, *torch.autograd.grad(y, given, upstream)])
+    torch.testing.assert_close(*seen)
 
 
 def test_division_is_the_inverse_of_multiplication():

