@@ -29,7 +29,7 @@ from torch.distributions import Categorical
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.main import choose_device, make_step
-from ed.envs.play import Policy, begin
+from ed.envs.play import Policy, play
 from ed.envs.procgen import ACTIONS, engine_version
 from ed.files import write_atomic
 from ed.tasks.procgen import GPU_LANES, generalised_advantages
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("our loop", *loop_speed(*build(base, options)))
     add("our loop with ED", *loop_speed(*build([*base, *ED], options)))
     add("plain loop", *plain_speed(*build(base, options)))
-    ratios = compare({name: speed for name, speed, _ in rows}, options.lanes[0])
+    ratios = compare({name: speed for name, speed, _ in rows})
     print(ratios)
     if options.out:
         table = [f"| {name} | {speed:,.0f} | {remark} |" for name, speed, remark in rows]
@@ -96,8 +96,9 @@ def heading(task) -> str:
     )
 
 
-def compare(speeds: dict[str, float], lanes: int) -> str:
-    ours, engine = speeds["our loop"], speeds[f"engine alone, lanes: {lanes}"]
+def compare(speeds: dict[str, float]) -> str:
+    ours = speeds["our loop"]
+    engine = max(speed for name, speed in speeds.items() if name.startswith("engine alone"))
     return (
         f"our loop: {ours / speeds['plain loop']:.2f} x the plain loop, {ours / engine:.0%} of the "
         f"engine; with ED {speeds['our loop with ED'] / ours:.0%} of our loop"
@@ -154,13 +155,14 @@ def engine_speed(task) -> float:
 
 
 def playing_speed(cfg, task) -> float:
-    """The rollouts of training without the updates; test copies play beside those, so not here."""
+    """The rollouts of training, test copies included, without the updates."""
     policy = Policy(instantiate(cfg.model).to(task.device), device=task.device, bf16=CUDA)
-    player = task.make_players(0, policy)["train"]
+    players = list(task.make_players(0, policy).values())
 
     def advance() -> None:
-        player.draw(task.generator)
-        begin(player)()
+        for player in players:
+            player.draw(task.generator)
+        play(players)
 
     return timed(task, advance)
 

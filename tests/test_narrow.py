@@ -153,7 +153,8 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
 
     both = {"RELU": True}
     for inputs in (4, 16, 32):
-        x, flags = torch.empty(2, inputs, 8, 8), {"BIAS": True, "MASK": True, "RESIDUAL": True}
+        x = torch.empty(2, inputs, 8, 8)
+        flags = {"BIAS": True, "MASK": True, "RESIDUAL": True, "ROWS": 2}
         shape, _ = narrow._shape(x, 16, "convolve")
         pointers = "x bands bias:f mask residual y"
         compiled_for_hopper(kernels.convolve, pointers, shape | both | flags, "number")

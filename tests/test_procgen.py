@@ -22,7 +22,7 @@ from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
 from ed.engine.main import run
 from ed.engine.metrics import read_rows
-from ed.envs.play import Player, Policy, begin
+from ed.envs.play import Player, Policy, play
 from ed.envs.procgen import ACTIONS, LEVELS, Step, load_envpool, make_games
 from ed.models.impala import Impala
 from ed.tasks.procgen import (
@@ -256,7 +256,7 @@ def test_rollout_keeps_what_was_played(bandit):
     model = Impala(actions=ACTIONS, channels=[4, 4], hidden=16, image_size=[64, 64])
     player = Player([Bandit(4, 0)], Policy(model, device=torch.device("cpu")), steps=12)
     player.draw(torch.Generator().manual_seed(0))
-    begin(player)()
+    play([player])
     played = player.memory
     assert played["rewards"].equal((played["actions"][:-1] == 3).float())
     assert played["dones"].sum(0).tolist() == [2, 2, 2, 2]  # after steps 5 and 10
@@ -277,7 +277,7 @@ def test_episodes_that_end_inside_a_rollout(bandit):
     model = Impala(actions=ACTIONS, channels=[], hidden=16, image_size=[64, 64])
     player = task.make_players(0, Policy(model, device=torch.device("cpu")))["train"]
     player.draw(torch.Generator().manual_seed(0))
-    begin(player)()
+    play([player])
     found = task._advantages(player.memory, lambda rewards, dones: rewards)
     data = {name: value.unflatten(0, (12, 3)) for name, value in found.items()}
     paid, values = (data["actions"] == 3).float(), player.memory["values"]
@@ -306,7 +306,7 @@ def test_lanes_do_not_change_a_rollout():
         games = [Bandit(count, 0, first=sum(shares[:i])) for i, count in enumerate(shares)]
         player = Player(games, Policy(model, device=torch.device("cpu")), steps=12)
         player.draw(torch.Generator().manual_seed(0))
-        begin(player)()
+        play([player])
         played.append(player.memory)
     for name in ("frames", "actions", "rewards", "dones"):
         assert played[0][name].equal(played[1][name]), name

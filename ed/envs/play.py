@@ -10,7 +10,7 @@ the order of lanes nor capture can move a draw: a rollout is a function of seed 
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -66,7 +66,11 @@ class Lane:
         self.returns: list[float] = []  # of the episodes that ended in the last rollout
         self.levels = first.levels.tolist()  # that began since they were last read
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.stream, self.decided = None, None
+        if self.device.type == "cuda":
+            self.stream = torch.cuda.Stream(self.device)
+            # sleeping costs as much as it saves alone, and leaves the cores to other runs
+            self.decided = torch.cuda.Event(blocking=True)
         if capture:
             self._record()
 
@@ -95,8 +99,9 @@ class Lane:
             self._decide()
         else:
             self.graph.replay()
-        if self.stream is not None:
-            self.stream.synchronize()
+        if self.decided is not None:
+            self.decided.record(self.stream)
+            self.decided.synchronize()
 
     def _decide(self) -> None:
         """Frames on the host -> actions on the host; everything between stays on the device."""
@@ -181,24 +186,15 @@ class Player:
         return levels
 
 
-def begin(player: Player) -> Callable[[], None]:
-    """Begins a rollout, and returns what waits for its end.
-
-    On a GPU all lanes play at once, in threads, while we may do other work. On a CPU they have
-    played by then: its network is the model itself, which must not change under a rollout.
-    """
-    if player.device.type != "cuda":
-        for lane in player.lanes:
+def play(players: Sequence[Player]) -> None:
+    """One rollout of each player; on a GPU all their lanes at once, in threads."""
+    lanes = [lane for player in players for lane in player.lanes]
+    if lanes[0].stream is None:
+        for lane in lanes:
             lane.play()
-        return lambda: None
-    for lane in player.lanes:  # weights and noise are on their way on our stream
+        return
+    for lane in lanes:  # weights and noise are on their way on our stream
         lane.stream.wait_stream(torch.cuda.current_stream())
-    threads = ThreadPoolExecutor(len(player.lanes))
-    playing = [threads.submit(lane.play) for lane in player.lanes]
-
-    def wait() -> None:
-        with threads:
-            for lane in playing:
-                lane.result()
-
-    return wait
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        for _ in threads.map(Lane.play, lanes):
+            pass  # but errors in them become ours

@@ -107,8 +107,18 @@ def _convolve(
     flags["RESIDUAL"] = residual is not None
     bands = _bands(weight, x.dtype, shape, transposed)
     blocks = -(-strands // shape["BLOCK"])
-    kernel[(blocks,)](x, bands, bias, mask, residual, y, strands, **shape, **flags)
+    rows = _rows(shape["H"], blocks)
+    grid = (blocks, -(-shape["H"] // rows))
+    kernel[grid](x, bands, bias, mask, residual, y, strands, **shape, **flags, ROWS=rows)
     return y
+
+
+def _rows(height: int, blocks: int) -> int:
+    """How far a program walks: to the end, or less where so few would leave most of a GPU idle."""
+    rows = height
+    while rows > 2 and blocks * (height // rows) < PARTS:
+        rows = (rows + 1) // 2
+    return rows
 
 
 def _bands(weight: Tensor, dtype: torch.dtype, shape: dict[str, int], transposed: bool) -> Tensor:

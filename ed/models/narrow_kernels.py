@@ -90,9 +90,9 @@ def convolve(
     x, bands, bias, mask, residual, y, number,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr,
     K: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
-    RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """y = [mask > 0] (relu(x) * weight + bias) + residual."""
+    """y = [mask > 0] (relu(x) * weight + bias) + residual, of ROWS rows of a block of strands."""
     N: tl.constexpr = FOLD * CO
     picture, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)
     source, inside = around(picture, column, here, H, W, CI, FOLD, K)
@@ -100,20 +100,24 @@ def convolve(
     band = bands + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
     upper, middle, lower = tl.load(band), tl.load(band + K * N), tl.load(band + 2 * K * N)
     offset = tl.load(bias + tl.arange(0, N) % CO).to(tl.float32)[None, :] if BIAS else 0.0
+    start = tl.program_id(1) * ROWS if ROWS < H else 0  # a constant saves registers
+    first = tl.maximum(start - 1, 0)
+    source += first * (W * CI)
+    place += (first - 1) * (W * CO)
     above = tl.zeros((BLOCK, N), tl.float32)  # outputs of the row before, which lack this one
     level = tl.zeros((BLOCK, N), tl.float32)  # and of this row, which lack this one and the next
-    for row in range(H):
+    for row in range(first, tl.minimum(start + ROWS + 1, H)):
         values = tl.load(x + source, mask=inside, other=0.0)
         values = rectified(values) if RELU else values
         done = tl.dot(values, lower, above)
         above = tl.dot(values, middle, level)
         level = tl.dot(values, upper)
-        before = place + (row - 1) * (W * CO)
-        exists = here[:, None] & (row > 0)
-        finish(done, offset, mask, residual, y, before, exists, BIAS, MASK, RESIDUAL)
+        wanted = here[:, None] & (row > start)
+        finish(done, offset, mask, residual, y, place, wanted, BIAS, MASK, RESIDUAL)
         source += W * CI
-    last = place + (H - 1) * (W * CO)
-    finish(above, offset, mask, residual, y, last, here[:, None], BIAS, MASK, RESIDUAL)
+        place += W * CO
+    wanted = here[:, None] & (start + ROWS >= H)
+    finish(above, offset, mask, residual, y, place, wanted, BIAS, MASK, RESIDUAL)
 
 
 @triton.jit

@@ -9,7 +9,6 @@ import copy
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from ed.core.field import Field
 from ed.core.modes import evaluating
 from ed.core.streams import reseed, stream_seed
-from ed.envs.play import Player, Policy, begin, scaled
+from ed.envs.play import Player, Policy, play, scaled
 from ed.envs.procgen import (
     ACTIONS,
     FRAME,
@@ -180,28 +179,12 @@ class ProcgenPPO(Task):
             policy.refresh()
             for player in players.values():
                 player.draw(self.generator)
-            begin(players["train"])()
-            self._note("train", players["train"])
+            play(list(players.values()))
+            for side, player in players.items():
+                self._note(side, player)
             self.played += self.envs * self.rollout
             self.latest = self._advantages(players["train"].memory, self.normaliser)
-            minibatches = self._minibatches(self.latest, rollout)
-            # the test copies play while we learn, by the weights that the training copies had
-            yield from self._beside("test", players.get("test"), minibatches)
-
-    def _beside(
-        self, side: str, player: Player | None, minibatches: Iterator[Batch]
-    ) -> Iterator[Batch]:
-        """The minibatches; before the last one `player` has ended its rollout, for evaluations."""
-        if player is None:
-            yield from minibatches
-            return
-        wait = begin(player)
-        try:
-            yield from islice(minibatches, self.steps_per_rollout - 1)
-        finally:
-            wait()
-        self._note(side, player)
-        yield from minibatches
+            yield from self._minibatches(self.latest, rollout)
 
     def _note(self, side: str, player: Player) -> None:
         self.returns[side].extend(player.returns)
@@ -224,7 +207,7 @@ class ProcgenPPO(Task):
         player = self.make_players(self.rollouts, policy)["train"]
         reseed(self.generator, self.seed, "actions", self.rollouts)
         player.draw(self.generator)
-        begin(player)()
+        play([player])
         return self._advantages(player.memory, copy.deepcopy(self.normaliser))
 
     def _advantages(self, memory: dict[str, Tensor], normaliser: "RewardNormaliser") -> Batch:
