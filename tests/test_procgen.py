@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import types
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from ed.engine.loop import Interrupted
 from ed.engine.main import run
 from ed.engine.metrics import read_rows
 from ed.envs.play import Player, Policy, play
-from ed.envs.procgen import ACTIONS, LEVELS, Step, load_envpool, make_games
+from ed.envs.procgen import ACTIONS, LEVELS, EngineError, Step, load_envpool, make_games
 from ed.models.impala import Impala
 from ed.tasks.procgen import (
     LevelRecord,
@@ -83,6 +84,8 @@ class Bandit:
 
 @pytest.fixture
 def bandit(monkeypatch):
+    """No engine is needed, so none need be installed."""
+    monkeypatch.setattr("ed.tasks.procgen.engine_version", "{} 1.0".format)
     monkeypatch.setattr(
         ProcgenPPO, "make_games", lambda task, side, count, _: Bandit(count, task.levels[side][0])
     )
@@ -301,15 +304,18 @@ def test_lanes_do_not_change_a_rollout():
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64])
     torch.nn.init.orthogonal_(model.actor.weight, 3.0)
-    played = []
+    played, returns = [], []
     for shares in ([6], [2, 4]):
         games = [Bandit(count, 0, first=sum(shares[:i])) for i, count in enumerate(shares)]
         player = Player(games, Policy(model, device=torch.device("cpu")), steps=12)
         player.draw(torch.Generator().manual_seed(0))
         play([player])
         played.append(player.memory)
+        returns.append(player.returns)
     for name in ("frames", "actions", "rewards", "dones"):
         assert played[0][name].equal(played[1][name]), name
+    assert returns[0] == returns[1]  # by time: the last hundred are not those of the last lane
+    assert returns[0] != sorted(returns[0])
 
 
 def test_ppo_learns_the_bandit(bandit, tmp_path):
@@ -394,7 +400,7 @@ def test_a_stopped_run_equals_one_that_was_not_where_games_end_with_the_rollout(
     assert len(ours) > 12
 
 
-def test_curves_levels_and_statistics_go_on_where_they_were():
+def test_curves_levels_and_statistics_go_on_where_they_were(bandit):
     tasks = [make_task(envs=2, rollout=64, frames=128) for _ in range(2)]
     for task in tasks:
         task.prepare(torch.device("cpu"), 0)
@@ -473,7 +479,7 @@ def test_sides_never_share_a_level():
         make_task(start_level=5, levels=LEVELS - 5)
 
 
-def test_another_engine_does_not_go_on_with_a_run():
+def test_another_engine_does_not_go_on_with_a_run(bandit):
     task = make_task()
     task.prepare(torch.device("cpu"), seed=0)
     state = task.state_dict() | {"engine": "envpool 0.1"}
@@ -527,11 +533,35 @@ def test_the_original_engine_behind_the_same_interface(monkeypatch):
     assert steps[-1].frames[:, 0].max() == 0
 
 
-def test_a_missing_engine_is_one_clear_line(monkeypatch, capsys):
+@pytest.fixture
+def no_procgen(monkeypatch):
+    """As if the original package were not installed, on whatever machine."""
+
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "procgen", None)
+
+
+def test_a_run_without_its_engine_is_not_on_record(no_procgen, tmp_path):
+    cfg = compose_config([*SMALL, "task.engine=procgen", f"system.run_dir={tmp_path}"])
+    with pytest.raises(EngineError, match=r"task\.engine=procgen needs the original Procgen"):
+        run(cfg, ["procgen"])
+    assert not (tmp_path / "meta.json").exists()
+
+
+def test_a_run_does_not_go_on_without_its_engine(no_procgen):
+    """Not as if another release of it were here."""
+    task = make_task(engine="procgen")
+    with pytest.raises(EngineError, match=r"task\.engine=procgen needs the original Procgen"):
+        task.load_state_dict({"engine": "procgen 0.10.7"})
+
+
+def test_a_missing_engine_is_one_clear_line(no_procgen, capsys):
     from ed.engine.errors import explain
 
-    monkeypatch.setitem(sys.modules, "procgen", None)
-    with pytest.raises(ImportError) as error:
+    with pytest.raises(EngineError) as error:
         make_task(engine="procgen").make_games("train", 2, seed=0)
     assert explain(error.value) == 1
     printed = capsys.readouterr().err

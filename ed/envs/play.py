@@ -63,7 +63,7 @@ class Lane:
         self.frames = self._host(torch.from_numpy(first.frames))
         self.actions = self._host(torch.zeros(games.count, dtype=torch.long))
         self.clock = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.returns: list[float] = []  # of the episodes that ended in the last rollout
+        self.returns: list[tuple[int, float]] = []  # of episodes that ended in it, with their step
         self.levels = first.levels.tolist()  # that began since they were last read
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream, self.decided = None, None
@@ -90,7 +90,7 @@ class Lane:
                 seen = self.games.step(actions)
                 np.copyto(frames, seen.frames)
                 rewards[step], dones[step] = seen.rewards, seen.dones
-                self.returns += seen.returns
+                self.returns += [(step, value) for value in seen.returns]
                 self.levels += seen.levels[seen.dones].tolist()
             self._wait_for_decision()
 
@@ -175,8 +175,9 @@ class Player:
 
     @property
     def returns(self) -> list[float]:
-        """Raw returns of the episodes that ended in the last rollout."""
-        return [value for lane in self.lanes for value in lane.returns]
+        """Raw returns of the episodes that ended in the last rollout, in the order of time."""
+        ended = [each for lane in self.lanes for each in lane.returns]
+        return [value for _, value in sorted(ended, key=lambda each: each[0])]
 
     def new_levels(self) -> list[int]:
         """Level seeds of the episodes that began since this was last asked."""

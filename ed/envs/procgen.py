@@ -177,7 +177,8 @@ def engine_version(engine: str) -> str:
     try:
         return f"{engine} {metadata.version(engine)}"
     except metadata.PackageNotFoundError:
-        return f"{engine} not installed"
+        LOADERS[engine]()  # says what is missing
+        return f"{engine} of unknown version"
 
 
 def load_envpool():
@@ -202,3 +203,6 @@ def load_procgen():
             f"task.engine=procgen needs the original Procgen ({error}); its wheels are for x86_64 "
             "and Python 3.7 to 3.10: build it from source, or use task.engine=envpool"
         ) from error
+
+
+LOADERS = {"envpool": load_envpool, "procgen": load_procgen}
