@@ -12,14 +12,14 @@ done, draw(table, rows) -> matplotlib Figure (None while too few are) gives TABL
     row.last    the final value of each of the table's metrics
     row.history()   all that the run logged: [{"step": 50, "train/loss": ...}, ...]; it needs the
                 run's folder, under --runs or committed under experiments/results/runs; where one is
-                missing, the figure stays as it is (--available draws the others, and says so)
+                missing, the figure stays as it is (--available draws the others, and runs under way
+                of cells that have none finished, and says so)
 The function is pure and loads no torch; size and layout are its own, fonts and files are not.
 Rows with deviations (launch.py --set) are drawn apart, as TABLE@..., and marked as reduced.
 """
 
 import argparse
 import sys
-from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--latex", action="store_true", help="print the table as LaTeX as well")
     parser.add_argument("--check", action="store_true", help="only see that .md follows from .csv")
     parser.add_argument("--runs", nargs="+", type=Path, default=[ROOT / "runs"], metavar="DIR")
-    available = "draw figures of the runs whose folders are here, though more are done"
+    available = "draw figures of what is here: not all that is done, or runs under way"
     parser.add_argument("--available", action="store_true", help=available)
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="CSV")
     return parser.parse_args(arguments)
@@ -90,16 +90,17 @@ def draw(table: Table, rows: list[Row], *, available: bool) -> None:
         return
     from ed.figures.files import figure_files  # matplotlib: only where something is drawn
 
-    done = [row for row in rows if row.status == "done"]
-    for deviations, count in Counter(row.deviations for row in done).items():
+    drawable = ("done", "partial") if available else ("done",)
+    for deviations in dict.fromkeys(row.deviations for row in rows if row.status in drawable):
         try:
             files = figure_files(table, rows, deviations, available=available)
         except NoHistory as missing:
-            here = sum(row.folder is not None for row in done if row.deviations == deviations)
+            done = [row for row in rows if (row.status, row.deviations) == ("done", deviations)]
+            here = sum(row.folder is not None for row in done)
             print(
-                f"no figure of {reduced_name(table.name, deviations.split())} is drawn: of {count} "
-                f"finished runs {here} have their folders here ({missing} has not); give the "
-                "others by --runs, or draw these alone with --available",
+                f"no figure of {reduced_name(table.name, deviations.split())} is drawn: of "
+                f"{len(done)} finished runs {here} have their folders here ({missing} has not); "
+                "give the others by --runs, or draw these alone with --available",
                 file=sys.stderr,
             )
             continue

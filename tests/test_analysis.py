@@ -657,6 +657,26 @@ def test_a_figure_is_not_replaced_by_one_of_fewer_runs_unless_asked(drawn, tmp_p
     assert picture.read_bytes() == before
 
 
+def test_runs_under_way_are_drawn_when_asked_where_none_is_done(drawn, tmp_path):
+    """A mean over a finished run and one that has just begun would end with the latter."""
+    import little_figure
+
+    main, picture = table_script(), tmp_path / "results" / "mini.png"
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
+    for run in expand(drawn, cells=["baseline", "ed"], root=tmp_path / "runs"):
+        fabricate(run, done=False)
+    assert main(here) == 0
+    assert not picture.exists()
+    assert main([*here, "--available"]) == 0
+    assert little_figure.latest.get_suptitle() == "4 of these 4 runs are not finished"
+    fabricate(run)  # one seed of ed
+    assert main([*here, "--available"]) == 0
+    assert little_figure.latest.get_suptitle() == "2 of these 3 runs are not finished"
+    (legend,) = [axis.get_legend() for axis in little_figure.latest.axes]
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["baseline 0", "baseline 1", f"ed {run.seed}"]
+
+
 def test_reduced_runs_are_drawn_apart(drawn, tmp_path):
     for run in expand(drawn, sets=["task.epochs=2"], cells=["ed"], root=tmp_path / "runs"):
         fabricate(run)

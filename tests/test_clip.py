@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -478,6 +479,7 @@ def test_the_figure_averages_seeds_and_pairs_cells(tmp_path):
     assert drawn[both[0]] == [[61, 51], [66, 53.5], [71, 56]]
     assert [drawn[end] for end in ends] == [[[61, 51], [63, 53]], [[71, 56], [73, 58]]]
     assert ensembling.draw(table, []) is None
+    assert ensembling.draw(table, [replace(rows[1], status="partial")]) is None
     (rows[0].folder / "metrics.jsonl").write_text('{"step": 9, "measure/ensembling/alpha1/acc": 7}')
     assert ensembling.draw(table, rows[:1]) is None  # evaluated without shifts
 

@@ -34,6 +34,7 @@ class Run:
     seed: int
     final: float
     steps: int = 1000
+    total_steps: int = 1000
     deviations: str = ""
     status: str = "done"
 
@@ -43,7 +44,7 @@ class Run:
 
     def history(self):
         for step in range(100, self.steps + 1, 100):
-            value = self.final * step / self.steps
+            value = self.final * step / self.total_steps
             yield {"step": step, "eval/test_return": value, "eval/train_return": value + 1}
 
 
@@ -168,7 +169,7 @@ def test_the_table_has_the_interquartile_mean_of_all_games():
     finals = [normalised_return(4.0 + s, g) for g in SHOWN for s in range(3)]
     plain, ed = aggregates(table, runs)
     assert (plain.method, ed.method) == ("none", "ed")
-    assert (plain.games, plain.runs) == (4, 12)
+    assert (plain.games, plain.runs) == ("4 games", 12)
     assert plain.mean == pytest.approx(np.mean(sorted(finals)[3:9]))
     assert plain.low < plain.mean < plain.high
     (one, _) = aggregates(table, [run for run in runs if run.seed == 0])
@@ -187,7 +188,10 @@ def test_the_aggregate_is_written_below_the_table_it_belongs_to():
     whole, reduced = text.split("## Reduced: task.frames=70000")
     finals = sorted(normalised_return(5.0, game) for game in SHOWN)
     line = f"| PPO, 4 games | {np.mean(finals[1:3]):.3f} | - | 4 |"
-    for part, title in ((whole, "\n## All games: norm"), (reduced, "\n### All games: norm")):
+    for part, title in (
+        (whole, "\n## Games together: norm"),
+        (reduced, "\n### Games together: norm"),
+    ):
         assert title in part
         assert line in part
     lacking = [row for row in rows if row.cell != "none-jumper"]
@@ -205,6 +209,45 @@ def test_a_shortened_table_says_so_wherever_it_goes():
         table, rows
     )
     assert r"\multicolumn" not in to_latex(load_table("procgen"), [])
+
+
+def test_runs_under_way_are_drawn_as_far_as_they_are():
+    """On the frames of the whole run: 3 of 10 M, not stretched; the aggregate ends there, too."""
+    runs = [
+        replace(run, steps=300, status="partial") if run.cell == "none-jumper" else run
+        for run in short_runs(lambda *_: 10.0, seeds=(0,))
+    ]
+    figure = draw(load_table("procgen_short"), runs)
+    jumper = next(axis for axis in figure.axes if axis.get_title() == "Jumper (n = 1)")
+    together = figure.axes[-1]
+    for line in (jumper.lines[0], together.lines[0]):
+        reached = np.isfinite(line.get_ydata())
+        assert reached[20:61].all()
+        assert not reached[61:].any()
+    assert jumper.lines[0].get_ydata()[60] == pytest.approx(3)
+    assert jumper.lines[0].get_xdata()[60] == pytest.approx(3)
+    assert jumper.get_xlim()[1] == 10
+    assert np.isfinite(together.lines[1].get_ydata()[61:]).all()  # ED's runs are complete
+
+
+def test_a_run_under_way_has_no_final_return():
+    table = load_table("procgen_short")
+    runs = [
+        replace(run, steps=300, status="partial") if run.cell.endswith("jumper") else run
+        for run in short_runs(lambda *_: 10.0, seeds=(0,))
+    ]
+    plain, ed = aggregates(table, runs)
+    assert (plain.games, plain.runs) == (ed.games, ed.runs) == ("3 of 4 games", 3)
+    assert "| PPO, 3 of 4 games |" in to_markdown(
+        table, [Row(r.table, r.cell, 0, status=r.status, last=r.last) for r in runs]
+    )
+
+
+def test_numbers_of_seeds_stand_in_the_order_of_the_methods():
+    runs = short_runs(lambda *_: 3.0)
+    fewer = [run for run in runs if run.seed == 0 or run.cell.startswith("none")]
+    figure = draw(load_table("procgen_short"), fewer)
+    assert figure.axes[0].get_title() == "Dodgeball (n = 3/1)"
 
 
 def test_one_game_needs_no_aggregate_and_no_run_gives_no_figure():

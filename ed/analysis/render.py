@@ -227,7 +227,7 @@ def _aggregate_section(table: Table, rows: Sequence[Row], deviations: str) -> li
 
 
 def aggregate_title(table: Table) -> str:
-    return f"All games: normalised return, {table.metrics[table.aggregate]}"
+    return f"Games together: normalised return, {table.metrics[table.aggregate]}"
 
 
 def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -236,7 +236,7 @@ def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]
         return []
     return [
         (
-            f"{returns.METHODS[found.method]}, {found.games} games",
+            f"{returns.METHODS[found.method]}, {found.games}",
             f"{found.mean:.3f}",
             "-" if found.low is None else f"{found.low:.3f} to {found.high:.3f}",
             str(found.runs),

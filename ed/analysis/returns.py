@@ -13,6 +13,7 @@ from ed.analysis.collect import Row
 from ed.analysis.spec import Table
 
 METHODS = {"none": "PPO", "ed": "PPO + ED"}  # by the choice of regularizer
+GAME = "task.game"
 RESAMPLES = 2000
 # (R_min, R_max) of the hard mode from Cobbe et al. (2020), "Leveraging Procedural Generation to
 # Benchmark Reinforcement Learning", Appendix C: what a policy that sees nothing earns, and the most
@@ -89,7 +90,7 @@ def interquartile_interval(
 
 @dataclass(frozen=True)
 class GameRuns:
-    """The finished runs of one game by one method.
+    """Runs of one game by one method.
 
     Attributes:
         method: the choice of regularizer.
@@ -104,14 +105,14 @@ class GameRuns:
 
 
 def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
-    """The finished runs by game and method, in the table's order; all have the same deviations."""
+    """The runs by game and method, in the table's order; all have the same deviations."""
     found = []
     for cell in table.cells.values():
-        own = [r for r in rows if (r.table, r.cell) == cell.home and r.status == "done"]
+        own = [row for row in rows if (row.table, row.cell) == cell.home]
         if own:
             texts = (*cell.overrides, *own[0].deviations.split())
             settings = {"task.mode": "hard"} | dict(text.split("=", 1) for text in texts)
-            keys = ("task.game", "regularizer", "task.mode")
+            keys = (GAME, "regularizer", "task.mode")
             frames = float(settings["task.frames"])
             found.append(GameRuns(*(settings[key] for key in keys), frames, own))
     return found
@@ -127,12 +128,19 @@ def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
     return {method: own for method, own in methods.items() if {r.game for r in own} == games}
 
 
+def count_games(table: Table, runs: Sequence[GameRuns]) -> str:
+    """`4 games`, or `3 of 4 games` where runs of one are missing."""
+    found = len({own.game for own in runs})
+    planned = {text for cell in table.cells.values() for text in cell.overrides if GAME in text}
+    return f"{found} games" if found == len(planned) else f"{found} of {len(planned)} games"
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """One number over games and seeds; `low` and `high` are None where a game has but one seed."""
 
     method: str
-    games: int
+    games: str
     runs: int
     mean: float
     low: float | None
@@ -141,7 +149,7 @@ class Aggregate:
 
 def aggregates(table: Table, rows: Sequence[Row]) -> list[Aggregate]:
     """Interquartile means of the final value of the table's `aggregate` metric, normalised."""
-    known = [row for row in rows if table.aggregate in row.last]
+    known = [row for row in rows if row.status == "done" and table.aggregate in row.last]
     found = []
     for method, own in by_method(game_runs(table, known)).items():
         values = [[row.last[table.aggregate] for row in game.rows] for game in own]
@@ -149,5 +157,6 @@ def aggregates(table: Table, rows: Sequence[Row]) -> list[Aggregate]:
         rng = np.random.default_rng(0)  # the same rows, the same numbers
         mean, *ends = (float(value) for value in interquartile_interval(scores, rng))
         low, high = ends if min(map(len, scores)) > 1 else (None, None)
-        found.append(Aggregate(method, len(own), sum(map(len, scores)), mean, low, high))
+        games = count_games(table, own)
+        found.append(Aggregate(method, games, sum(map(len, scores)), mean, low, high))
     return found

@@ -18,7 +18,8 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     """One panel per model; a curve is the mean of a cell's seeds, which lie faintly behind it."""
     panels = defaultdict(dict)
     for name, cell in table.cells.items():
-        curves = [curve(row) for row in rows if (row.table, row.cell) == cell.home]
+        done = [r for r in rows if (r.table, r.cell) == cell.home and r.status == "done"]
+        curves = [curve(row) for row in done]
         curves = [values for values in curves if len(values)]
         if curves:
             panels[name.removesuffix(PENALISED)][name] = _stacked(name, curves)

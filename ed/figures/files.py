@@ -38,31 +38,46 @@ def figure_files(
     it take the place of one with more runs.
 
     Args:
-        available: draw the runs whose folders are here, and say in the picture how many they are.
+        available: draw the runs whose folders are here, in cells without a finished one also those
+            under way, and say in the picture how many they are.
     """
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
-    done = sorted(
-        (row for row in rows if row.status == "done" and row.deviations == deviations),
+    here = sorted(
+        (row for row in rows if row.deviations == deviations),
         key=lambda row: (order[row.table, row.cell], row.seed),
     )
-    drawn = [row for row in done if row.folder is not None] if available else done
+    done = [row for row in here if row.status == "done"]
+    drawn = _available(here) if available else done
     with matplotlib.rc_context(STYLE):
         figure = drawing(table)(table, drawn)
         if figure is None:
             return {}
-        remarks = _remarks(table, deviations, len(drawn), len(done))
+        remarks = _remarks(table, deviations, drawn, done)
         if remarks:
             figure.suptitle("\n".join(remarks), fontsize=8, color="tab:red")
         stem = reduced_name(table.name, deviations.split())
         return {f"{stem}.{kind}": _bytes(figure, kind) for kind in UNDATED}
 
 
-def _remarks(table: Table, deviations: str, drawn: int, done: int) -> list[str]:
+def _available(rows: Sequence[Row]) -> list[Row]:
+    """A mean with a run that has just begun would end where that one does, so none has both."""
+    finished = {(row.table, row.cell) for row in rows if row.status == "done" and row.folder}
+    wanted = {True: "done", False: "partial"}
+    return [r for r in rows if r.folder and r.status == wanted[(r.table, r.cell) in finished]]
+
+
+def _remarks(table: Table, deviations: str, drawn: Sequence[Row], done: Sequence[Row]) -> list[str]:
     """What must stand in the picture, as it travels without its table."""
+    under_way = sum(row.status == "partial" for row in drawn)
+    finished = len(drawn) - under_way
     remarks = [f"Reduced: {deviations}"] if deviations else []
     if not deviations and not table.comparable:
         remarks.append(table.title)
-    return remarks + ([f"{drawn} of {done} finished runs"] if drawn < done else [])
+    if finished < len(done):
+        remarks.append(f"{finished} of {len(done)} finished runs")
+    if under_way:
+        remarks.append(f"{under_way} of these {len(drawn)} runs are not finished")
+    return remarks
 
 
 def drawing(table: Table) -> Draw:

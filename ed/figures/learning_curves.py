@@ -15,6 +15,7 @@ from ed.analysis.returns import (
     METHODS,
     GameRuns,
     by_method,
+    count_games,
     game_runs,
     interquartile_interval,
     normalised_return,
@@ -35,7 +36,7 @@ class Curves:
 
     Attributes:
         values: metric -> (seeds, 201), returns over the course of training, NaN before the first
-            episode has ended.
+            episode has ended and beyond what a run under way has reached.
     """
 
     runs: GameRuns
@@ -64,7 +65,8 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
         _game(axis, [found for found in curves if found.runs.game == game])
     axes[0].set_ylabel("return")
     if aggregated:
-        _all_games(axes[-1], [found for found in curves if found.runs.method in aggregated])
+        together = [found for found in curves if found.runs.method in aggregated]
+        _all_games(axes[-1], together, count_games(table, [found.runs for found in together]))
     _legend(figure, curves)
     return figure
 
@@ -78,12 +80,12 @@ def _curves(runs: GameRuns) -> Curves | None:
 
 
 def _curve(row: Row, metric: str) -> np.ndarray | None:
-    """One run on the common grid: (201,); None where it logged nothing."""
+    """One run on the common grid: (201,); None where it logged nothing, or not how long it is."""
     seen = [(entry["step"], entry[metric]) for entry in row.history() if metric in entry]
-    if not seen:
+    if not seen or row.total_steps is None:
         return None
     steps, values = np.array(seen, float).T
-    return np.interp(GRID, steps / row.steps, values, left=np.nan)
+    return np.interp(GRID, steps / row.total_steps, values, left=np.nan, right=np.nan)
 
 
 def _game(axis, curves: Sequence[Curves]) -> None:
@@ -97,21 +99,22 @@ def _game(axis, curves: Sequence[Curves]) -> None:
             if metric == TEST:
                 axis.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
     game = curves[0].runs.game
-    seeds = sorted({found.seeds for found in curves})
-    axis.set_title(f"{TITLES.get(game, game.capitalize())} (n = {'/'.join(map(str, seeds))})")
+    seeds = [found.seeds for found in curves]
+    counts = seeds if len(set(seeds)) > 1 else seeds[:1]  # in the order of the legend
+    axis.set_title(f"{TITLES.get(game, game.capitalize())} (n = {'/'.join(map(str, counts))})")
     axis.set_xlabel("million frames")
     axis.set_xlim(0, max(found.runs.frames for found in curves) / MILLION)
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard error over seeds, (seeds, t) -> (t,) each; no error for a single seed."""
-    mean = values.mean(0)  # NaN until every seed has a value
+    mean = values.mean(0)  # NaN where not every seed has a value
     if len(values) < 2:
         return mean, np.zeros_like(mean)
     return mean, values.std(0, ddof=1) / np.sqrt(len(values))
 
 
-def _all_games(axis, curves: Sequence[Curves]) -> None:
+def _all_games(axis, curves: Sequence[Curves], games: str) -> None:
     spread = min(found.seeds for found in curves) > 1  # one seed has nothing to draw anew
     for method in dict.fromkeys(found.runs.method for found in curves):
         own = [found for found in curves if found.runs.method == method]
@@ -121,8 +124,7 @@ def _all_games(axis, curves: Sequence[Curves]) -> None:
         axis.plot(100 * GRID, mean, color=own[0].colour, linewidth=1.6)
         if spread:
             axis.fill_between(100 * GRID, low, high, color=own[0].colour, alpha=0.2, lw=0)
-    games = len({found.runs.game for found in curves})
-    axis.set_title(f"{games} games: IQM" + (", 95 % interval" if spread else ""))
+    axis.set_title(f"{games}: IQM" + (", 95 % interval" if spread else ""))
     axis.set_xlabel("% of training")
     axis.set_ylabel("normalised return")
     axis.set_xlim(0, 100)
