@@ -3,8 +3,8 @@
 
 Plays a trained agent of task=procgen on any range of levels (unless told otherwise on its test
 levels) and prints its mean return with standard error. The first episode is written as a GIF and
-as a strip of frames. Every copy of the game plays the same number of episodes, so that short
-episodes do not count more than long ones.
+as a strip of frames, in the run's folder unless told otherwise. Every copy of the game plays the
+same number of episodes, so that short episodes do not count more than long ones.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from ed.core.streams import generator
 from ed.engine.errors import explain
 from ed.engine.main import trained_model
 from ed.envs.play import Policy
-from ed.envs.procgen import ACTIONS, LEVELS, Games, engine_version, make_games
+from ed.envs.procgen import ACTIONS, LEVELS, MODES, Games, engine_version, make_games
 from ed.figures.episode import Episode, gif, strip
 from ed.files import write_atomic
 from ed.tasks.procgen import ProcgenPPO
@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     if not (options.run / "config.yaml").exists():
         raise FileNotFoundError(f"{options.run} is no run folder: it holds no config.yaml")
-    options.out.parent.mkdir(parents=True, exist_ok=True)  # now, not after all episodes
+    stem = options.out or options.run / "play"
+    stem.parent.mkdir(parents=True, exist_ok=True)  # now, not after all episodes
     _, task, model = trained_model(options.run, options.device)
     if not isinstance(task, ProcgenPPO):
         raise ValueError(f"{options.run} is a run of {type(task).__name__}, not of task=procgen")
@@ -68,9 +69,9 @@ def main(arguments: list[str] | None = None) -> None:
     print(describe(results))
     if options.per_level:
         print(per_level(results))
-    write_atomic(options.out.with_suffix(".gif"), gif(recorded))
-    write_atomic(options.out.with_suffix(".png"), strip(recorded))
-    print(f"pictures of level {recorded.level}: {options.out.with_suffix('.gif')} and .png")
+    for kind, picture in (("gif", gif), ("png", strip)):
+        write_atomic(stem.with_name(f"{stem.name}.{kind}"), picture(recorded))
+    print(f"pictures of level {recorded.level}: {stem}.gif and .png")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -80,13 +81,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run: runs/...")
     add("--levels", metavar="START:COUNT", help="level seeds; e.g. 0:500, the training levels")
-    add("--mode", help="easy or hard (default: the run's)")
+    add("--mode", choices=MODES, help="default: the run's")
     add("--episodes", type=int, default=100)
     add("--greedy", action="store_true", help="the most probable action instead of a sampled one")
     add("--per-level", action="store_true", help="print a table by level, worst first")
     add("--seed", type=int, default=0, help="of levels and actions")
     add("--device", default="auto")
-    add("--out", type=Path, default=Path("play"), metavar="STEM", help="of play.gif and play.png")
+    add("--out", type=Path, metavar="STEM", help="of STEM.gif and STEM.png (default: RUN/play)")
     options = parser.parse_args(arguments)
     if options.episodes < 1:
         parser.error(f"--episodes {options.episodes}: at least 1")

@@ -140,18 +140,20 @@ def test_every_action_has_a_name():
 def test_a_saved_agent_is_played(tmp_path, capsys):
     overrides = [*SMALL, "model.channels=[]", "task.frames=32", "task.threads=1"]
     run(compose_config([*overrides, f"system.run_dir={tmp_path / 'run'}"]), ["procgen"])
-    common = [str(tmp_path / "run"), "--episodes", "3", "--out", str(tmp_path / "new" / "seen")]
-    script.main([*common, "--levels", "7:1", "--mode", "easy", "--per-level"])
+    common = [str(tmp_path / "run"), "--episodes", "3"]
+    out = ["--out", str(tmp_path / "new" / "seen-0.01")]  # a stem may have dots
+    script.main([*common, *out, "--levels", "7:1", "--mode", "easy", "--per-level"])
     printed = capsys.readouterr().out
     assert f"agent of {tmp_path / 'run'}, trained for 32 frames" in printed
     assert "starpilot, easy, levels 7:1 (training levels), sampled actions" in printed
     assert "of 3 episodes on 1 levels" in printed
     assert "pictures of level 7" in printed
-    assert Image.open(tmp_path / "new" / "seen.gif").n_frames > 1
-    assert Image.open(tmp_path / "new" / "seen.png").width > 64
+    assert Image.open(tmp_path / "new" / "seen-0.01.gif").n_frames > 1
+    assert Image.open(tmp_path / "new" / "seen-0.01.png").width > 64
     (tmp_path / "run" / "DONE").unlink()
     script.main([*common, "--levels", "7:1"])
     assert "not yet done with its 32 frames" in capsys.readouterr().out
+    assert (tmp_path / "run" / "play.gif").exists()  # two agents do not overwrite each other's
 
 
 def test_evaluate_sends_to_play(capsys):

@@ -318,13 +318,14 @@ def test_lanes_do_not_change_a_rollout():
     assert returns[0] != sorted(returns[0])
 
 
-def test_ppo_learns_the_bandit(bandit, tmp_path):
+def test_ppo_learns_the_bandit(bandit, tmp_path, capsys):
     """Random play earns 5/15 an episode; the game pays 5 at best."""
     overrides = [*SMALL, "model.channels=[]", "task.rollout=20", "task.frames=2400"]
     overrides += ["optimizer.lr=1e-2", "task.epochs=4", f"system.run_dir={tmp_path}"]
     summary = run(compose_config(overrides), ["procgen"])
     assert summary["last"]["eval/train_return"] > 2
     assert summary["last"]["eval/test_return"] > 1
+    assert "time/frames 2,400  time/frames_per_s " in capsys.readouterr().out  # for people
 
 
 def test_a_run_without_a_finished_episode_claims_no_best(bandit, tmp_path, capsys):

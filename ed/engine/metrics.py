@@ -98,7 +98,10 @@ def check_finite(values: dict[str, float], after: int, step: int, folder: Path) 
 
 def brief(values: dict[str, float], most: int = 12) -> str:
     """Values in one line for people; machines find all of them in metrics.jsonl."""
-    shown = [f"{name} {value:.4g}" for name, value in values.items()]
+    shown = [
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}"
+        for name, value in values.items()
+    ]
     more = [f"and {len(shown) - most} more"] if len(shown) > most else []
     return "  ".join(shown[:most] + more)
 
