@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import types
+from copy import deepcopy
 from importlib import metadata
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ed.core.penalty import Paths
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
-from ed.engine.main import run
+from ed.engine.main import make_step, run
 from ed.engine.metrics import read_rows
 from ed.envs.play import Player, Policy, play
 from ed.envs.procgen import ACTIONS, LEVELS, EngineError, Step, load_envpool, make_games
@@ -326,6 +327,40 @@ def test_ppo_learns_the_bandit(bandit, tmp_path, capsys):
     assert summary["last"]["eval/train_return"] > 2
     assert summary["last"]["eval/test_return"] > 1
     assert "time/frames 2,400  time/frames_per_s " in capsys.readouterr().out  # for people
+
+
+def test_two_rollouts_move_the_weights_as_a_plain_loop_does(bandit):
+    """CleanRL's update written out: Adam with eps 1e-5 and rate 5e-4, gradients bounded by 0.5."""
+    own = [text for text in SMALL if not text.startswith("optimizer.")]
+    cfg = compose_config([*own, "optimizer=ppo", "task.frames=64", "task.test_envs=0"])
+    task = instantiate(cfg.task)
+    task.prepare(torch.device("cpu"), seed=0)
+    torch.manual_seed(0)
+    model = instantiate(cfg.model)
+    plain = deepcopy(model)
+    adam = torch.optim.Adam(plain.parameters(), lr=5e-4, eps=1e-5)
+    parts = instantiate(cfg.regularizer), instantiate(cfg.optimizer), torch.device("cpu")
+    step, norms = make_step(cfg, task, model, *parts), []
+    for number, batch in enumerate(task.batches(model, 0)):
+        outputs = plain(batch["frames"].float() / 255)
+        policy = torch.distributions.Categorical(logits=outputs[:, :ACTIONS])
+        ratio = (policy.log_prob(batch["actions"]) - batch["log_probabilities"]).exp()
+        gain = batch["advantages"]
+        gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+        loss = torch.max(-gain * ratio, -gain * ratio.clamp(0.8, 1.2)).mean()
+        value, old, target = outputs[:, -1], batch["values"], batch["targets"]
+        near = old + (value - old).clamp(-0.2, 0.2)
+        loss += 0.5 * 0.5 * torch.max((value - target) ** 2, (near - target) ** 2).mean()
+        loss -= 0.01 * policy.entropy().mean()
+        adam.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5).item())
+        adam.step()
+        step(batch, number)
+    assert len(norms) == 2 * task.steps_per_rollout
+    assert max(norms) > 0.5  # the bound was felt
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
 
 
 def test_a_run_without_a_finished_episode_claims_no_best(bandit, tmp_path, capsys):
