@@ -606,6 +606,23 @@ def test_a_missing_engine_is_one_clear_line(no_procgen, capsys):
     assert printed.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ModuleNotFoundError("No module", name="optree"), "needs the package optree"),
+        (ImportError("libQt5Gui.so.5: cannot open"), r"libQt5Gui.* `apt-get install libqt5gui5`"),
+    ],
+)
+def test_what_is_missing_of_envpool_is_named(monkeypatch, error, message):
+    def fail(name):
+        raise error
+
+    task = make_task()
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(EngineError, match=rf"task\.engine=envpool.*{message}"):
+        task.make_games("train", 2, seed=0)
+
+
 @needs_envpool
 def test_training_levels_are_the_ones_asked_for_and_test_levels_go_beyond():
     seen = {}

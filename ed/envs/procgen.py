@@ -187,10 +187,15 @@ def load_envpool():
     try:
         envpool = importlib.import_module("envpool")
         importlib.import_module("envpool.procgen.registration")
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"task.engine=envpool needs the package {error.name}: run `bash scripts/setup.sh`, or "
+            "in an environment of your own `pip install --no-deps -r requirements-procgen.txt`"
+        ) from error
     except ImportError as error:
         raise EngineError(
-            f"task.engine=envpool needs EnvPool ({error}): run `bash scripts/setup.sh`, which "
-            "installs it with the few packages that Procgen needs (on Debian also libqt5gui5)"
+            f"task.engine=envpool: EnvPool is installed and does not load ({error}); on Python "
+            "3.11 it needs the system's Qt 5, on Debian `apt-get install libqt5gui5`"
         ) from error
     return envpool
 
