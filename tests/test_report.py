@@ -385,7 +385,13 @@ def test_axis_ticks_are_round(low, high, log, ticks):
 def test_curves_leave_out_what_cannot_be_drawn():
     nan = float("nan")
     assert line_chart("loss", {"a": [(1, nan), (2, 0.5)]}) is None
-    assert line_chart("loss", {"a": [(1, -1.0), (2, 0.5), (3, 0.1)]}, log=True).count("L") == 1
+    falls_to_zero = line_chart("loss", {"a": [(1, 0.5), (2, 0.1), (3, 0.0)]}, log=True)
+    assert falls_to_zero.count("L") == 1
+    assert "log scale" in falls_to_zero
+    of_both_signs = line_chart("loss", {"a": [(1, -1.0), (2, 0.5), (3, -0.1)]}, log=True)
+    assert of_both_signs.count("L") == 2  # PPO's: no point may be missing
+    assert "log scale" not in of_both_signs
+    assert "at the end a: -0.1" in of_both_signs
 
 
 # --- samples of the explorer

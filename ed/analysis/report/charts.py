@@ -49,7 +49,11 @@ def nice_step(extent: float, count: int = 4) -> float:
 
 
 def line_chart(title: str, lines: dict[str, Points], *, log: bool = False) -> Html | None:
-    """One line per entry over the steps of training; None where there is nothing to draw."""
+    """One line per entry over the steps of training; None where there is nothing to draw.
+
+    `log` where no value is negative, as of PPO's loss many are; zeros are then left out.
+    """
+    log = log and not any(value < 0 for points in lines.values() for _, value in points)
     lines = {name: _thinned(_drawable(points, log)) for name, points in lines.items()}
     lines = {name: points for name, points in lines.items() if len(points) > 1}
     if not lines:
