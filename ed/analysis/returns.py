@@ -131,7 +131,8 @@ def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
 def count_games(table: Table, runs: Sequence[GameRuns]) -> str:
     """`4 games`, or `3 of 4 games` where runs of one are missing."""
     found = len({own.game for own in runs})
-    planned = {text for cell in table.cells.values() for text in cell.overrides if GAME in text}
+    settings = {text for cell in table.cells.values() for text in cell.overrides}
+    planned = [text for text in settings if text.startswith(f"{GAME}=")]
     return f"{found} games" if found == len(planned) else f"{found} of {len(planned)} games"
 
 
