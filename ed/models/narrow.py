@@ -26,7 +26,7 @@ LAUNCH = {  # by input channels, the best of five or six on an H200
         32: {"FOLD": 1, "BLOCK": 64, "num_warps": 4},
     },
 }
-POOL = {"BLOCK": 128, "num_warps": 4}
+POOL = {"BLOCK": 64, "num_warps": 4}
 PARTS = 2 * 132  # programs among which the sums of a weight gradient are split
 HALVES = (torch.bfloat16, torch.float16)
 LAST = torch.channels_last
@@ -40,10 +40,10 @@ def convolve(
     dtype = _dtype(x)
     if _applies(x, dtype, layer.in_channels, layer.out_channels):
         residual = None if residual is None else residual.to(dtype)
-        x, weight = x.to(dtype, memory_format=LAST), layer.weight
-        extra = _aligned(layer.in_channels) - layer.in_channels
+        weight, extra = layer.weight, _aligned(layer.in_channels) - layer.in_channels
         if extra:
             x, weight = (F.pad(t, (0, 0, 0, 0, 0, extra)) for t in (x, weight))
+        x = x.to(dtype, memory_format=LAST)
         return torch.ops.ed.convolve(x, weight, layer.bias, None, residual, relu, False)
     y = layer(x.relu() if relu else x)
     return y if residual is None else residual + y
@@ -257,9 +257,9 @@ def _pool_gradient(gradient: Tensor, taps: Tensor, height: int, width: int) -> T
 
     gradient = gradient.contiguous(memory_format=LAST)
     x = _unpooled(gradient, taps, height, width)
-    pixels, channels = x.numel() // x.shape[1], x.shape[1]
-    kernel[(-(-pixels // POOL["BLOCK"]),)](
-        gradient, taps, x, pixels, H=height, W=width, C=channels, **POOL
+    number, channels = taps.numel() // taps.shape[1], taps.shape[1]
+    kernel[(-(-number // POOL["BLOCK"]),)](
+        gradient, taps, x, number, H=height, W=width, C=channels, **POOL
     )
     return x
 

@@ -188,29 +188,42 @@ def pool(
 
 
 @triton.jit
+def windows(gradient, taps, place, inside):
+    """What came from above to some windows, and which of its nine pixels each took."""
+    above = tl.load(gradient + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    return above, tl.load(taps + place, mask=inside[:, None], other=-1)
+
+
+@triton.jit
 def pool_gradient(
-    gradient, taps, x, pixels, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    gradient, taps, x, number, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each input pixel collects from the up to four windows that it lies in: no atomic sums."""
+    """Each window's middle pixel, and those right of it, below and across: no atomic sums.
+
+    The middle lies in this window alone, the others in the next one to the right or below, too.
+    """
     OH: tl.constexpr = (H + 1) // 2
     OW: tl.constexpr = (W + 1) // 2
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c = tl.arange(0, C)
-    row, column = pixel // W % H, pixel % W
-    picture = (pixel // (H * W)).to(tl.int64) * (OH * OW)
-    total = tl.zeros((BLOCK, C), tl.float32)
-    for corner in tl.static_range(4):
-        dy = corner // 2
-        dx = corner % 2
-        # an even row is the middle of one window; an odd one the last of one, the first of another
-        oy, ox = (row + dy) // 2, (column + dx) // 2
-        inside = (pixel < pixels) & (oy < OH) & (ox < OW)
-        inside &= ((dy == 0) | (row % 2 == 1)) & ((dx == 0) | (column % 2 == 1))
-        tap = (row + 1 - 2 * oy) * 3 + column + 1 - 2 * ox
-        place = (picture + oy * OW + ox)[:, None] * C + c[None, :]
-        which = tl.load(taps + place, mask=inside[:, None], other=-1)
-        above = tl.load(gradient + place, mask=inside[:, None], other=0.0).to(tl.float32)
-        total += tl.where(which == tap[:, None], above, 0.0)
-    place, here = places(pixel, C), (pixel < pixels)[:, None]
-    tl.store(x + place, total.to(x.dtype.element_ty), mask=here)
+    window = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = window < number
+    row, column = window // OW % OH, window % OW
+    right, below = exists & (column + 1 < OW), exists & (row + 1 < OH)
+    place = places(window, C)
+    here, tap_here = windows(gradient, taps, place, exists)
+    east, tap_east = windows(gradient, taps, place + C, right)
+    south, tap_south = windows(gradient, taps, place + OW * C, below)
+    across, tap_across = windows(gradient, taps, place + (OW + 1) * C, right & below)
+    middle = tl.where(tap_here == 4, here, 0.0)
+    beside = tl.where(tap_here == 5, here, 0.0) + tl.where(tap_east == 3, east, 0.0)
+    under = tl.where(tap_here == 7, here, 0.0) + tl.where(tap_south == 1, south, 0.0)
+    corner = tl.where(tap_here == 8, here, 0.0) + tl.where(tap_east == 6, east, 0.0)
+    corner += tl.where(tap_south == 2, south, 0.0) + tl.where(tap_across == 0, across, 0.0)
+    pixel = (window // (OH * OW)).to(tl.int64) * (H * W) + row * (2 * W) + column * 2
+    to = x + pixel[:, None] * C + tl.arange(0, C)[None, :]
+    wide, tall = exists & (column * 2 + 1 < W), exists & (row * 2 + 1 < H)
+    kind = x.dtype.element_ty
+    tl.store(to, middle.to(kind), mask=exists[:, None])
+    tl.store(to + C, beside.to(kind), mask=wide[:, None])
+    tl.store(to + W * C, under.to(kind), mask=tall[:, None])
+    tl.store(to + (W + 1) * C, corner.to(kind), mask=(wide & tall)[:, None])
