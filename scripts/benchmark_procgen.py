@@ -1,10 +1,11 @@
 # ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
-"""Frames per second of PPO on Procgen: python scripts/benchmark_procgen.py [--game NAME]
+"""Frames per second of PPO on Procgen: python scripts/benchmark_procgen.py [--games NAME ...]
 
-In one run, in training frames per second: the engine alone on random actions, with the very copies
-that training steps (test copies included, their frames not counted); rollouts without updates; our
-loop without and with ED; and a plain PPO loop of the usual kind (one synchronous engine with four
-threads, eager float32 network, transfers at every step, no test copies). On a CPU at a small size.
+In one run, in training frames per second, for each game of the paper: the engine alone on random
+actions, with the copies that training steps (test copies included, their frames not counted), the
+faster of one and of several lanes; and our loop. For the first game also our loop with ED and a
+plain PPO loop of the usual kind (one synchronous engine with four threads, eager float32 network,
+transfers at every step, no test copies). On a CPU at a small size.
 """
 
 import argparse
@@ -29,7 +30,6 @@ from torch.distributions import Categorical
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.main import choose_device, make_step
-from ed.envs.play import Policy, play
 from ed.envs.procgen import ACTIONS, engine_version
 from ed.files import write_atomic
 from ed.tasks.procgen import GPU_LANES, generalised_advantages
@@ -41,29 +41,32 @@ ED += ["regularizer.resolution=4", "regularizer.degree=3", "regularizer.componen
 SMALL = ["task.envs=8", "task.test_envs=2", "task.rollout=8", "task.minibatches=2"]
 SMALL += ["task.epochs=1", "model.channels=[4,8,8]", "model.hidden=32"]
 WARM_UP = 3 if CUDA else 1  # rollouts before the timed ones: compilation and capture
+PAPER = ["starpilot", "dodgeball", "fruitbot", "jumper"]
 PLAIN_THREADS = 4  # what the original package starts unless told otherwise
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    if CUDA:
-        torch.backends.cudnn.benchmark = options.cudnn_benchmark
-    base = [*BASE, *([] if CUDA else SMALL), f"task.game={options.game}", *options.overrides]
-    text = heading(build(base, options)[1])
+    base = [*BASE, *([] if CUDA else SMALL), *options.overrides]
+    text = heading(build([*base, f"task.game={options.games[0]}"], options)[1])
     print(text)
     rows: list[tuple[str, float, str]] = []
 
-    def add(name: str, speed: float, remark: str = "") -> None:
+    def add(name: str, speed: float, remark: str = "") -> float:
         rows.append((name, speed, remark))
-        print(f"{name:<24} {speed:>10,.0f} frames/s  {remark}", flush=True)
+        print(f"{name:<30} {speed:>10,.0f} frames/s  {remark}", flush=True)
+        return speed
 
-    for lanes in options.lanes:
-        add(f"engine alone, lanes: {lanes}", engine_speed(build(base, options, lanes)[1]))
-        add(f"playing alone, lanes: {lanes}", playing_speed(*build(base, options, lanes)))
-    add("our loop", *loop_speed(*build(base, options)))
-    add("our loop with ED", *loop_speed(*build([*base, *ED], options)))
-    add("plain loop", *plain_speed(*build(base, options)))
-    ratios = compare({name: speed for name, speed, _ in rows})
+    speeds = {}
+    for game in options.games:
+        played = [*base, f"task.game={game}"]
+        engine = max(engine_speed(build(played, options, n)[1]) for n in {1, options.lanes})
+        add(f"{game}: engine alone", engine)
+        speeds[game] = engine, add(f"{game}: our loop", *loop_speed(*build(played, options)))
+    first = [*base, f"task.game={options.games[0]}"]
+    ed = add("our loop with ED", *loop_speed(*build([*first, *ED], options)))
+    plain = add("plain loop", *plain_speed(*build(first, options)))
+    ratios = compare(speeds, ed, plain)
     print(ratios)
     if options.out:
         table = [f"| {name} | {speed:,.0f} | {remark} |" for name, speed, remark in rows]
@@ -75,12 +78,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    lanes = [GPU_LANES if CUDA else 1]
-    add("--game", default="starpilot")
-    add("--rollouts", type=int, default=8 if CUDA else 2, help="timed ones, of which the median")
-    add("--lanes", type=int, nargs="+", default=lanes, help="to compare; loops use the first")
-    add("--cudnn-benchmark", action="store_true", help="let cuDNN try its algorithms")
+    add, several = parser.add_argument, {"nargs": "+", "metavar": "NAME"}
+    add("--games", **several, default=PAPER if CUDA else PAPER[:1])
+    add("--rollouts", type=int, default=5 if CUDA else 2, help="timed ones, of which the median")
+    add("--lanes", type=int, default=GPU_LANES if CUDA else 1, help="of the training copies")
     add("--out", type=Path, metavar="FILE", help="write the table as Markdown")
     add("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides", help="of the config")
     return parser.parse_args(arguments)
@@ -90,18 +91,20 @@ def heading(task) -> str:
     name = torch.cuda.get_device_name() if CUDA else "CPU"
     cores = len(os.sched_getaffinity(0))
     return (
-        f"{task.game}, {task.mode}: {task.envs} training copies in {task.lanes} lanes and "
+        f"{task.mode} levels: {task.envs} training copies (lanes: {task.lanes}), "
         f"{task.test_envs} test copies, rollouts of {task.rollout} steps; {name}, "
         f"{cores} cores, torch {torch.__version__}, {engine_version(task.engine)}"
     )
 
 
-def compare(speeds: dict[str, float]) -> str:
-    ours = speeds["our loop"]
-    engine = max(speed for name, speed in speeds.items() if name.startswith("engine alone"))
+def compare(speeds: dict[str, tuple[float, float]], ed: float, plain: float) -> str:
+    """Our share of the engine's speed, and of all games the share of their seconds together."""
+    first, (_, ours) = next(iter(speeds.items()))
+    shares = [f"{game} {loop / engine:.0%}" for game, (engine, loop) in speeds.items()]
+    engine, loop = (sum(1 / speed for speed in part) for part in zip(*speeds.values(), strict=True))
     return (
-        f"our loop: {ours / speeds['plain loop']:.2f} x the plain loop, {ours / engine:.0%} of the "
-        f"engine; with ED {speeds['our loop with ED'] / ours:.0%} of our loop"
+        f"our loop: {engine / loop:.0%} of the engine over all games ({', '.join(shares)}); on "
+        f"{first} {ours / plain:.2f} x the plain loop, and {ed / ours:.0%} of it with ED"
     )
 
 
@@ -114,7 +117,7 @@ def build(overrides: list[str], options: argparse.Namespace, lanes: int | None =
     task.rollouts = options.rollouts + WARM_UP
     task.total_steps = task.rollouts * task.steps_per_rollout
     task.prepare(choose_device("auto"), cfg.seed)
-    task.lanes = lanes or options.lanes[0]
+    task.lanes = lanes or options.lanes
     return cfg, task
 
 
@@ -152,19 +155,6 @@ def engine_speed(task) -> float:
 
     with ThreadPoolExecutor(len(games)) as threads:
         return timed(task, lambda: list(threads.map(step, games, actions)))
-
-
-def playing_speed(cfg, task) -> float:
-    """The rollouts of training, test copies included, without the updates."""
-    policy = Policy(instantiate(cfg.model).to(task.device), device=task.device, bf16=CUDA)
-    players = list(task.make_players(0, policy).values())
-
-    def advance() -> None:
-        for player in players:
-            player.draw(task.generator)
-        play(players)
-
-    return timed(task, advance)
 
 
 def loop_speed(cfg, task) -> tuple[float, str]:

@@ -569,6 +569,17 @@ def test_the_original_engine_behind_the_same_interface(monkeypatch):
     assert steps[-1].frames[:, 0].max() == 0
 
 
+def test_lanes_share_the_cores_of_the_process(monkeypatch):
+    fake = types.ModuleType("procgen")
+    fake.ProcgenGym3Env = FakeProcgen
+    monkeypatch.setitem(sys.modules, "procgen", fake)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(9))
+    task = make_task(engine="procgen", game="jumper", threads=0)
+    for lanes, threads in ((1, 9), (2, 4), (16, 1)):
+        task.lanes = lanes
+        assert task.make_games("train", 2, seed=5)._env.settings["num_threads"] == threads
+
+
 @pytest.fixture
 def no_procgen(monkeypatch):
     """As if the original package were not installed, on whatever machine."""
@@ -707,16 +718,28 @@ def test_kill_9_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
 
 @needs_envpool
 def test_the_benchmark_compares_the_loops(tmp_path):
-    tiny = ["--rollouts", "1", "--out", str(tmp_path / "table.md")]
+    tiny = [
+        "--games",
+        "starpilot",
+        "jumper",
+        "--rollouts",
+        "1",
+        "--out",
+        str(tmp_path / "table.md"),
+    ]
     tiny += ["--set", "task.rollout=4", "model.channels=[]", "task.threads=1"]
     command = [sys.executable, "scripts/benchmark_procgen.py", *tiny]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    rows = [
-        line.split("|")[1].strip() for line in (tmp_path / "table.md").read_text().splitlines()[4:9]
-    ]
-    assert rows[0].startswith("engine alone")
-    assert rows[2:] == ["our loop", "our loop with ED", "plain loop"]
+    lines = (tmp_path / "table.md").read_text().splitlines()[4:10]
+    games = [f"{game}: {what}" for game in tiny[1:3] for what in ("engine alone", "our loop")]
+    rows = [line.split("|")[1].strip() for line in lines]
+    assert rows == [*games, "our loop with ED", "plain loop"]
+    speed = dict(
+        zip(rows, (float(line.split("|")[2].replace(",", "")) for line in lines), strict=True)
+    )
+    engine, ours = (1 / speed[games[i]] + 1 / speed[games[i + 2]] for i in (0, 1))
+    assert f"our loop: {engine / ours:.0%} of the engine over all games" in done.stdout
     assert "x the plain loop" in done.stdout
 
 
