@@ -195,7 +195,7 @@ def test_the_aggregate_is_written_below_the_table_it_belongs_to():
         assert title in part
         assert line in part
     lacking = [row for row in rows if row.cell != "none-jumper"]
-    assert "| PPO, " not in to_markdown(table, lacking).replace("| PPO, task", "")
+    assert "| PPO, " not in to_markdown(table, lacking).replace("| PPO, game", "")
 
 
 def test_a_shortened_table_says_so_wherever_it_goes():

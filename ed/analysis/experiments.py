@@ -250,13 +250,15 @@ class _Reader:
             self.fail(f"{where}: grid: key: [value, ...] is needed")
         points = []
         for values in itertools.product(*grid.values()):
-            settings = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+            pairs = list(zip(grid, values, strict=True))
+            settings = [f"{key}={value}" for key, value in pairs]
+            shown = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in pairs)
             suffix = "-".join(["", *map(str, values)])
             points.append(
                 replace(
                     cell,
                     name=cell.name + suffix,
-                    label=f"{cell.label}, {', '.join(settings)}",
+                    label=f"{cell.label}, {shown}",
                     home=(cell.home[0], cell.home[1] + suffix),
                     overrides=(*cell.overrides, *settings),
                 )
