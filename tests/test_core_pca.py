@@ -103,3 +103,12 @@ def test_eigenvalues_fall():
 def test_impossible_numbers_of_components_are_refused(components):
     with pytest.raises(ValueError, match=f"components={components}: 4 centred points span"):
         principal_scores(normal(4, 10), components)
+
+
+def test_second_derivatives_are_refused():
+    """Eigenvectors count as constants in the backward pass, so that they would be wrong."""
+    values = normal(3, 4, 10).requires_grad_()
+    scores = principal_scores(values.square(), 2)
+    (gradient,) = torch.autograd.grad(scores.abs().sum(), values, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivatives: leave components out"):
+        torch.autograd.grad(gradient.sum(), values)

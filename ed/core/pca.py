@@ -80,7 +80,27 @@ class _GramScores(torch.autograd.Function):
         growth = projected.diagonal(dim1=-2, dim2=-1) * _inverse_root(eigenvalues)[..., :m] / 2
         inner.diagonal(dim1=-2, dim2=-1).add_(growth)
         gram_grad = vectors @ inner @ vectors[..., :m].mT
-        return (gram_grad + gram_grad.mT) @ centred, None
+        gradient = (gram_grad + gram_grad.mT) @ centred
+        return (_Once.apply(gradient, centred) if torch.is_grad_enabled() else gradient), None
+
+
+class _Once(torch.autograd.Function):
+    """A gradient with respect to `point` as it is, which cannot be differentiated again: V and L
+    would count as constants, and the second derivative be wrong without a word."""
+
+    @staticmethod
+    def forward(gradient: Tensor, point: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError(
+            "effective degree with PCA has no second derivatives: leave components out"
+        )
 
 
 def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
