@@ -108,6 +108,17 @@ def test_context_is_the_union_inside_a_path_and_each_ends_own_there():
     assert merged.tolist() == [[1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 0, 1], [1, 1, 0, 0]]
 
 
+def test_masks_that_are_added_to_scores_are_merged_alike():
+    """-inf where nothing is looked at; and what may be looked at from either end, may inside."""
+    seen = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]]).bool()
+    added = torch.zeros(2, 4).masked_fill(~seen, -torch.inf)
+    field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": added})
+    alpha = torch.tensor([0.0, 0.5, 1.0])
+    merged = field.between(torch.tensor([0]), torch.tensor([1]), alpha)()
+    assert torch.equal(merged == 0, torch.stack([seen[1], seen[0] | seen[1], seen[0]]))
+    assert not merged.isnan().any()
+
+
 def test_joined_field_equals_both_parts():
     model = nn.Linear(4, 3).double()
     field = Field.of(model, uniform(5, 4))

@@ -165,4 +165,8 @@ def _tensor(outputs) -> Tensor:
 def _merge(first: Tensor, second: Tensor, alpha: Tensor) -> Tensor:
     """Per-example tensors (P, ...) of both ends, at nodes (P, n): (P, n, ...)."""
     alpha = alpha.reshape(*alpha.shape, *[1] * (first.dim() - 1))
-    return torch.maximum(first.unsqueeze(1) * (alpha > 0), second.unsqueeze(1) * (alpha < 1))
+    first, second = first.unsqueeze(1), second.unsqueeze(1)
+    # chosen, not multiplied by 0 or 1: a mask that is added to scores holds -inf
+    return torch.maximum(
+        torch.where(alpha > 0, first, second), torch.where(alpha < 1, second, first)
+    )
