@@ -246,9 +246,12 @@ def test_penalty_compiles_without_a_graph_break():
         (nn.Linear(6, 3), torch.zeros(8, 3).long(), {}, r"got \(8, 3\)"),
         (nn.Linear(6, 3), torch.zeros(8), {}, "got .*float32"),
         (nn.Linear(6, 3), torch.zeros(8).long(), {"resolution": 2, "degree": 1}, "at both ends"),
+        (nn.Linear(6, 3), [0] * 8, {}, "got list"),
+        (nn.Linear(6, 3), 4, {}, "got int"),
         (nn.Linear(6, 3), None, {"pairs": 0}, "use pairs between 1 and 64"),
+        (nn.Linear(6, 3), None, {"pairs": 8 / 2}, r"pairs must be a whole number, got 4\.0"),
         (nn.Linear(6, 1), None, {}, "softmax of one is 1 everywhere"),
-        (lambda x: x.sum(1), None, {}, r"outputs \(N, C\) are needed, the model's are \(16,\)"),
+        (lambda x: x.sum(1), None, {}, r"\(N, C\) are needed, the model's are \(16,\): reshape"),
     ],
 )
 def test_penalty_refuses_what_it_would_misread(model, labels, settings, message):
@@ -280,6 +283,32 @@ def test_logits_are_found_in_what_a_model_returns():
 
     for wrap in (Returned, lambda logits: {"logits": logits, "loss": None}):
         assert torch.equal(value(lambda x, wrap=wrap: wrap(linear(x))), value(linear))
+
+
+@pytest.mark.parametrize("labels", [None, torch.tensor([0, 1, 2] * 4)], ids=["free", "anchored"])
+def test_penalty_takes_outputs_as_they_are(labels):
+    """A model with its own softmax: the value, and the gradient, of the one without."""
+    linear, x = nn.Linear(6, 3), torch.randn(12, 6)
+
+    def value_and_gradient(model, **how):
+        generator = torch.Generator().manual_seed(0)
+        value = ed.penalty(model, x, labels, generator=generator, **how)
+        return value, *torch.autograd.grad(value, linear.weight)
+
+    expected = value_and_gradient(linear)
+    found = value_and_gradient(nn.Sequential(linear, nn.Softmax(-1)), softmax=False)
+    torch.testing.assert_close(found, expected)
+
+
+def test_penalty_of_a_regression():
+    """f(x) = x^2 on a path of length d has c_1 = d (x1 + x2) / 2 and c_2 = d^2 / 8, whatever the
+    nodes: written out for all pairs that can be drawn, of which there is one with two ends."""
+    x = torch.tensor([[1.0], [4.0]], dtype=torch.float64)
+    found = {
+        round(ed.penalty(lambda p: p.square(), x, pairs=1, softmax=False, damping=0.0).item(), 9)
+        for _ in range(30)
+    }
+    assert found == {0.0, 3 * 5 / 2 + 2 * 9 / 8}
 
 
 def test_settings_come_one_by_one_or_as_one_object():
@@ -322,7 +351,7 @@ def test_distinct_pairs_are_distinct(size, count):
 
 def test_bad_numbers_of_pairs_are_refused():
     generator = torch.Generator()
-    with pytest.raises(ValueError, match="at least 2 examples"):
+    with pytest.raises(ValueError, match=r"at least 2 examples .* DataLoader\(drop_last=True\)"):
         sample_pairs(1, 1)
     for count in (0, 10):
         with pytest.raises(ValueError, match="asked of 3 examples, which form only 9: use pairs b"):
@@ -417,6 +446,7 @@ def test_standard_error_falls_with_the_number_of_paths():
         ((small_network,), {}, "a model with inputs, or a Field"),
         ((lambda: ed.Field.of(small_network(), torch.randn(9, 6)), torch.randn(9, 6)), {}, "Field"),
         ((small_network, torch.randn(9, 6)), {"pairs": 0}, "pairs=0"),
+        ((small_network, torch.randn(9, 6)), {"pairs": 2.0}, "pairs must be a whole number"),
         ((lambda: lambda x: x.float(), torch.randint(9, (9, 6))), {}, r"not torch\.int64"),
         ((lambda: lambda x: x.sum(1), torch.randn(9, 6)), {}, r"\(N, C\) are needed"),
         ((small_network, torch.randint(9, (9, 6))), {}, r"help\(ed.Field\)"),

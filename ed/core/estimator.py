@@ -122,8 +122,6 @@ def estimate_each(
     representation = readings[0][0]
     if len({(r.resolution, r.sampler) for r, _ in readings}) > 1:
         raise ValueError("readings of one walk must have the same resolution and sampler")
-    if pairs < 1:
-        raise ValueError(f"pairs={pairs}: at least one path")
     source = as_field(model, inputs)
     source.check_points()
     generator = torch.Generator().manual_seed(seed)

@@ -138,11 +138,14 @@ def as_field(model: Callable[[Tensor], Tensor] | Field, inputs: Tensor | None) -
 def check_outputs(outputs: Tensor, *, softmax: bool) -> None:
     """Raises ValueError for outputs that are not (N, C), or whose softmax says nothing."""
     if outputs.dim() != 2:
-        raise ValueError(f"outputs (N, C) are needed, the model's are {tuple(outputs.shape)}")
+        raise ValueError(
+            f"outputs (N, C) are needed, the model's are {tuple(outputs.shape)}: reshape them or "
+            "pick some, e.g. ed.Field(lambda x, _: model(x).reshape(len(x), -1), x, module=model)"
+        )
     if softmax and outputs.shape[1] == 1:
         raise ValueError(
-            "the model has one output, and the softmax of one is 1 everywhere: measure it "
-            "as it is (ed.estimate with softmax=False), or make both logits of it, "
+            "the model has one output, and the softmax of one is 1 everywhere: take it as it is "
+            "(softmax=False), or make both logits of it, "
             "ed.Field(lambda x, _: torch.nn.functional.pad(model(x), (1, 0)), x, module=model)"
         )
 

@@ -54,13 +54,14 @@ class Paths:
         ends = (labels[first], labels[second]) if anchored else None
         return cls(representation, points, nodes, ends)
 
-    def degrees(self, logits: Tensor) -> Tensor:
-        """Effective degree of each path's softmax outputs, from logits (P * n, C): (P,)."""
-        check_outputs(logits, softmax=True)
+    def degrees(self, outputs: Tensor, *, softmax: bool = True) -> Tensor:
+        """Effective degree of each path, from logits, or outputs as they are (P * n, C): (P,)."""
+        check_outputs(outputs, softmax=softmax)
         # at least float32: softmax and fit lose too much in bf16
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         inner_nodes = self.nodes.shape[-1] - (2 if self.labels else 0)
-        values = logits.softmax(-1).unflatten(0, (-1, inner_nodes))
+        values = outputs.softmax(-1) if softmax else outputs
+        values = values.unflatten(0, (-1, inner_nodes))
         if self.labels:
             first, second = (F.one_hot(label, values.shape[-1]) for label in self.labels)
             values = anchor(values, first, second)
@@ -75,10 +76,11 @@ def penalty(
     *,
     pairs: int | None = None,
     representation: Representation = EFFICIENT,
+    softmax: bool = True,
     generator: torch.Generator | None = None,
     **changes,
 ) -> Tensor:
-    """Effective degree of any classifier on a batch, differentiable: add it to your loss.
+    """Effective degree of any model on a batch, differentiable: add it to your loss.
 
     Args:
         model: inputs (N, ...) -> logits (N, C), or a `Field` (then no inputs). A module stays in
@@ -87,6 +89,8 @@ def penalty(
         labels: (B,) class indices, for label-anchored ED; leave out where there are none.
         pairs: number of random paths; half the batch by default, the paper's rule.
         representation: how paths are fitted.
+        softmax: fit probabilities, as the paper does, or the outputs as they are: for a regression
+            (without labels), or where the outputs are probabilities.
         generator: on the inputs' device, for draws of its own; torch's by default.
         changes: fields of the representation to change, e.g. resolution=15, components=3.
     Returns:
@@ -102,14 +106,16 @@ def penalty(
         labels=labels,
         generator=generator,
     )
-    return paths.degrees(paths.field.apart()).mean()
+    return paths.degrees(paths.field.apart(), softmax=softmax).mean()
 
 
 def _check_labels(labels: Tensor, size: int, resolution: int) -> None:
-    if labels.shape != (size,) or labels.dtype != torch.long:
+    tensor = isinstance(labels, Tensor)
+    if not tensor or labels.shape != (size,) or labels.dtype != torch.long:
+        got = f"{tuple(labels.shape)} and {labels.dtype}" if tensor else type(labels).__name__
         raise ValueError(
             f"labels: class indices are needed, shape ({size},) and torch.int64 for {size} inputs; "
-            f"got {tuple(labels.shape)} and {labels.dtype}"
+            f"got {got}"
         )
     if resolution < 3:
         raise ValueError(

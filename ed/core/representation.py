@@ -41,9 +41,8 @@ class Representation:
     def __post_init__(self) -> None:
         _check_choice("basis", self.basis, BASES)
         _check_choice("weighting", self.weighting, WEIGHTINGS)
-        for name in ("resolution", "degree", "components"):
-            if not isinstance(getattr(self, name), Integral | None):
-                raise ValueError(f"{name} must be a whole number, got {getattr(self, name)}")
+        _check_whole("resolution", self.resolution)
+        _check_whole("degree", self.degree)
         if self.degree < 0:
             raise ValueError(f"degree must be >= 0, got {self.degree}")
         if self.resolution < 2:
@@ -61,6 +60,7 @@ class Representation:
                 stacklevel=3,
             )
         if self.components is not None:
+            _check_whole("components", self.components)
             check_components(self.components, self.resolution)
 
     def nodes(
@@ -93,8 +93,12 @@ def sample_pairs(
     size: int, count: int, *, generator: torch.Generator | None = None, device=None
 ) -> tuple[Tensor, Tensor]:
     """Two independent uniform index draws per pair, as in Algorithm 1: two of shape (count,)."""
+    _check_whole("pairs", count)
     if size < 2:
-        raise ValueError(f"paths need at least 2 examples to run between, got a batch of {size}")
+        raise ValueError(
+            f"paths need at least 2 examples to run between, got a batch of {size}; if it is what "
+            "is left at the end of an epoch, DataLoader(drop_last=True) leaves it out"
+        )
     if not 1 <= count <= size * size:
         raise ValueError(
             f"{count} pairs asked of {size} examples, which form only {size * size}: "
@@ -107,6 +111,9 @@ def sample_pairs(
 def distinct_pairs(size: int, count: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """`count` different unordered pairs of different examples, on the CPU: for measurements."""
     possible = size * (size - 1) // 2
+    _check_whole("pairs", count)
+    if count < 1:
+        raise ValueError(f"pairs={count}: at least one path")
     if size < 2:
         raise ValueError(f"paths need at least 2 examples to run between, got {size}")
     if count > possible:
@@ -142,6 +149,11 @@ def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """
     targets = [t.unsqueeze(-2).to(values.dtype) for t in (second, first)]
     return torch.cat([targets[0], values, targets[1]], dim=-2)
+
+
+def _check_whole(name: str, value) -> None:
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
 
 
 def _check_choice(name: str, value: str, choices) -> None:
