@@ -239,6 +239,22 @@ def test_penalty_compiles_without_a_graph_break():
     assert explanation.graph_break_count == 0, explanation.break_reasons
 
 
+def test_a_compiled_step_takes_batches_of_other_sizes():
+    """The last one of an epoch is smaller, and torch then traces sizes as symbols."""
+    model = nn.Linear(6, 3)
+
+    def loss(x, labels):
+        return model(x).square().mean() + ed.penalty(model, x, labels, components=2)
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for size in (8, 5):
+        x, labels = torch.randn(size, 6), torch.arange(size) % 3
+        torch.manual_seed(0)
+        expected = torch.autograd.grad(loss(x, labels), model.weight)
+        torch.manual_seed(0)
+        torch.testing.assert_close(torch.autograd.grad(compiled(x, labels), model.weight), expected)
+
+
 @pytest.mark.parametrize(
     ("model", "labels", "settings", "message"),
     [

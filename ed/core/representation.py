@@ -74,7 +74,7 @@ class Representation:
     ) -> Tensor:
         """Nodes for `paths` paths: (paths, r), or (r,) where the sampler shares them."""
         uniform = torch.rand(
-            paths, self.resolution, generator=generator, device=device, dtype=dtype
+            paths, self.resolution, device=device, dtype=dtype, **_drawn_from(generator)
         )
         return self.sampler(uniform, anchored)
 
@@ -104,7 +104,7 @@ def sample_pairs(
             f"{count} pairs asked of {size} examples, which form only {size * size}: "
             f"use pairs between 1 and {size * size}"
         )
-    draw = torch.randint(size, (2, count), generator=generator, device=device)
+    draw = torch.randint(size, (2, count), device=device, **_drawn_from(generator))
     return draw[0], draw[1]
 
 
@@ -149,6 +149,11 @@ def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """
     targets = [t.unsqueeze(-2).to(values.dtype) for t in (second, first)]
     return torch.cat([targets[0], values, targets[1]], dim=-2)
+
+
+def _drawn_from(generator: torch.Generator | None) -> dict:
+    """Where None, left out: with one torch.compile cannot go on to a batch of another size."""
+    return {} if generator is None else {"generator": generator}
 
 
 def _check_whole(name: str, value) -> None:
