@@ -536,6 +536,43 @@ def test_inputs_that_do_not_fit_are_shown_beside_what_torch_says():
     )
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounded_outputs_are_warned_of(dtype):
+    """Rounding is rough, and ED counts it: in bfloat16 this network gains a quarter."""
+    model, x = small_network().eval(), torch.randn(30, 6)
+    exact = ed.estimate(model, x, pairs=20)
+    with pytest.warns(UserWarning, match=rf"{dtype}: their rounding .* measure model\.float\(\)"):
+        rounded = ed.estimate(model.to(dtype), x.to(dtype), pairs=20)
+    assert rounded.mean > (1.2 if dtype == torch.bfloat16 else 1.0) * exact.mean
+
+
+def test_a_second_softmax_is_warned_of(recwarn):
+    model, x = nn.Sequential(small_network(), nn.Softmax(-1)), torch.randn(30, 6)
+    plain = ed.estimate(model[0], x, pairs=20)
+    as_they_are = ed.estimate(model, x, pairs=20, softmax=False)
+    assert not recwarn
+    torch.testing.assert_close(as_they_are.values, plain.values)
+    with pytest.warns(UserWarning, match="probabilities already, .* softmax=False"):
+        ed.estimate(model, x, pairs=20)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([1.0, 1.2, 1.4], "ED 1.20 +- 0.12 (3 paths)"),
+        ([1e-4, 1.2e-4, 1.4e-4], "ED 0.000120 +- 0.000012 (3 paths)"),
+        ([1e3, 1.2e3, 1.4e3], "ED 1200 +- 115 (3 paths)"),
+        ([0.0, 0.0, 0.0], "ED 0.0000 +- 0.0000 (3 paths)"),
+        ([0.5], "ED 0.5000 +- nan (1 paths)"),
+    ],
+)
+def test_an_estimate_shows_two_digits_of_its_error(values, text):
+    ends = torch.arange(2 * len(values)).view(2, -1)
+    estimate = ed.Estimate(torch.tensor(values), torch.zeros(4), ed.Representation(), ends)
+    assert str(estimate) == text
+
+
 def test_estimate_reports_progress_and_refuses_non_finite_outputs(capsys):
     seen = []
     x = torch.randn(30, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -67,7 +68,10 @@ class Estimate:
         return SYMBOLS[self.representation.weighting]
 
     def __str__(self) -> str:
-        error = f"{self.mean:.4f} +- {self.standard_error:.4f}"
+        # two digits of the error: with a thousand outputs ED is small, being their mean
+        known = math.isfinite(self.standard_error) and self.standard_error > 0
+        digits = max(0, 1 - math.floor(math.log10(self.standard_error))) if known else 4
+        error = f"{self.mean:.{digits}f} +- {self.standard_error:.{digits}f}"
         return f"{self.symbol} {error} ({len(self.values)} paths)"
 
 
@@ -138,9 +142,13 @@ def estimate_each(
             paths = slice(start, start + group)
             own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
             along = source.between(first[paths], second[paths], own_nodes)
-            values = forward_in_chunks(along, points).to(dtype)
+            outputs = forward_in_chunks(along, points)
             for tally in tallies:
-                check_outputs(values, softmax=tally.softmax)
+                check_outputs(outputs, softmax=tally.softmax)
+            if start == 0:
+                _warn_of_misreadings(outputs, softmax=any(tally.softmax for tally in tallies))
+            values = outputs.to(dtype)
+            for tally in tallies:
                 tally.add(values.unflatten(0, (-1, representation.resolution)), own_nodes)
             report(min(start + group, pairs))
     ends = torch.stack([first, second]).cpu()
@@ -166,6 +174,24 @@ class _Tally:
         _check_finite(values)
         spectrum = torch.stack(self.spectra).sum(0) / len(values)
         return Estimate(values, spectrum.cpu(), self.representation, ends)
+
+
+def _warn_of_misreadings(outputs: Tensor, *, softmax: bool) -> None:
+    """What makes a number that is not the effective degree of the network meant."""
+    if outputs.dtype in (torch.bfloat16, torch.float16):
+        warnings.warn(
+            f"the model's outputs are {outputs.dtype}: their rounding counts as roughness, and ED "
+            "comes out too high, in bfloat16 up to twice; measure model.float() on "
+            "inputs.float(), outside of autocast",
+            stacklevel=5,
+        )
+    total = outputs.sum(-1, dtype=torch.float32)
+    if softmax and (outputs >= 0).all() and ((total - 1).abs() < 0.01).all():
+        warnings.warn(
+            "the model's outputs are probabilities already, and would pass through a second "
+            "softmax: set softmax=False",
+            stacklevel=5,
+        )
 
 
 def forward_in_chunks(along: Field, points: int) -> Tensor:
