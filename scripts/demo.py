@@ -4,6 +4,7 @@ Prints a table and draws, like Figure 1 of the paper, outputs along a few paths 
 polynomials, and the coefficients of both models. Run it again: finished runs are not repeated.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -23,6 +24,9 @@ PATHS = ((3, 17), (8, 40), (25, 61))  # test pictures between which the drawn pa
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     results = {name: train_and_measure(name) for name in MODELS}
     print(table(results))
     picture = FOLDER / "effective_degree.png"
