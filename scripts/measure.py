@@ -24,7 +24,7 @@ from ed.core.field import Field
 from ed.core.modes import evaluating
 from ed.engine.errors import explain
 from ed.engine.main import choose_device, trained_model
-from ed.figures.paths import Portrait, draw_portraits
+from ed.figures.paths import Portrait, draw_portraits, picture_file
 from ed.hub import hub_or_cache
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
         memory_gib=options.memory_gib,
         seed=options.seed,
     )
-    device = choose_device(options.device)
+    device = choose_device(options.device, "--device ")
     subject = of_run(options, measure, device) if options.run else of_name(options, device)
     softmax = measure.outputs == "softmax"
     with evaluating(subject.model):
@@ -113,14 +113,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--memory-gib", type=float, default=1.0, help="bound on a chunk of the passes (default: 1)")
     add("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=Path("paths.png"), metavar="PNG")
+    parser.add_argument("--out", type=picture_file, default=Path("paths.png"), metavar="PNG")
     options = parser.parse_args(arguments)
     if options.random_weights and (options.weights or options.run):
         parser.error("--random-weights: not with --weights or --run, which bring weights")
     if options.classes and (options.run or not (options.weights or options.random_weights)):
         parser.error("--classes: for a model by name with --weights or --random-weights")
-    if not options.out.parent.is_dir():  # said now, not after minutes of measuring
-        parser.error(f"--out {options.out}: no folder {options.out.parent}; make it first")
     return options
 
 
@@ -157,7 +155,8 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     model, transform, (mean, std) = build(options)
     if options.weights:
         load_weights(model, options.weights)
-    model = model.to(device).eval()
+    # files often hold half-precision weights; their rounding would count as roughness
+    model = model.to(device, torch.float32).eval()
     chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
     inputs = torch.stack([transform(opened(files[i])) for i in chosen])
     scale, shift = (torch.tensor(values).view(3, 1, 1) for values in (std, mean))

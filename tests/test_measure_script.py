@@ -164,13 +164,45 @@ def test_a_transformers_classifier(tmp_path, pictures, capsys):
         (["--timm", "vit_tiny_patch16_224_none", "--data", "embedded"], "no such model"),
         (["--timm", "vovnet39a", "--data", "embedded"], "timm has no weights for it; give --we"),
         (["--timm", "test_vit", "--weights", "w.pt", "--data", "embedded"], "no such file"),
+        (
+            ["--timm", "test_vit", "--device", "gpu", "--data", "embedded"],
+            "^--device gpu: use",
+        ),
     ],
 )
 def test_mistakes_end_in_one_line(arguments, message, tmp_path):
     arguments = [str(tmp_path) if word == "EMPTY" else word for word in arguments]
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
-        measure.main([*arguments, *QUICK])
+        measure.main([*QUICK, *arguments])
     assert "\n" not in str(caught.value)
+
+
+def test_weights_in_half_precision_are_measured_in_single(tmp_path, pictures, capsys):
+    """As hubs keep them; transformers loads them as they are, and rounding would be roughness."""
+    save_transformer("ViTForImageClassification", tmp_path / "model")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "model").bfloat16()
+    model.save_pretrained(tmp_path / "model")  # the same numbers in both
+    torch.save(model.float().state_dict(), tmp_path / "single.pt")
+    words = ["--transformers", str(tmp_path / "model"), "--data", str(pictures), *QUICK]
+    words += ["--out", str(tmp_path / "a.png")]
+    measure.main(words)
+    half = capsys.readouterr().out
+    measure.main([*words, "--weights", str(tmp_path / "single.pt")])
+    single = capsys.readouterr().out.replace("(single.pt)", "(its own weights)")
+    assert half == single
+
+
+def test_weights_of_a_compiled_model(tmp_path):
+    model = torch.compile(torch.nn.Linear(2, 3))
+    torch.save({"model": model.state_dict()}, tmp_path / "own.pt")
+    measure.load_weights(torch.nn.Linear(2, 3), tmp_path / "own.pt")
+
+
+def test_a_whole_model_in_a_file_is_refused_with_the_remedy(tmp_path):
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "own.pt")
+    with pytest.raises(ValueError, match=r"holds a torch\.nn.*Linear, .*\bmodel\.state_dict\(\)"):
+        measure.load_weights(torch.nn.Linear(2, 3), tmp_path / "own.pt")
 
 
 def test_a_model_without_a_head_is_refused(tmp_path, pictures):
@@ -206,11 +238,16 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path, pictures):
     assert b"Broken" not in result.stderr
 
 
-def test_a_missing_folder_for_the_picture_is_noticed_at_once(tmp_path, capsys):
-    out = tmp_path / "nowhere" / "a.png"
+@pytest.mark.parametrize(
+    ("out", "message"), [("nowhere/a.png", "nowhere; make it first"), ("a.txt", "ends in .png")]
+)
+def test_a_picture_that_cannot_be_written_is_noticed_at_once(out, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        measure.main(["--timm", "test_vit", "--data", "embedded", "--out", str(out)])
-    assert "nowhere; make it first" in capsys.readouterr().err
+        measure.main(["--timm", "test_vit", "--data", "embedded", "--out", str(tmp_path / out)])
+    assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        script("theory").main(["--paths", "100", "--out", str(tmp_path / out)])
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("keep", [8, 1000], ids=["no picture", "cut off"])

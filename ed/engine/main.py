@@ -211,17 +211,17 @@ def trained_model(folder: Path, device: str = "auto"):
     return cfg, task, model.eval()
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, option: str = "system.device=") -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"system.device={name}: torch sees no CUDA device; use system.device=cpu")
+        raise ValueError(f"{option}{name}: torch sees no CUDA device; use {option}cpu")
     if name.startswith("cuda") and processes.world_size() > 1:
         return local_device(name)
     try:
         return torch.device(name)
     except RuntimeError:
-        raise ValueError(f"system.device={name}: use auto, cpu or cuda") from None
+        raise ValueError(f"{option}{name}: use auto, cpu or cuda") from None
 
 
 def start_tracker(cfg: DictConfig, folder: Path) -> Wandb | None:

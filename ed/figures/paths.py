@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ed.core.field import Field
 from ed.core.pca import principal_scores
 
 CURVES = 3  # outputs drawn on a path: those that come highest
+SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,16 @@ def draw_portraits(
         figure.suptitle(portraits[0].title, fontsize=10)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def picture_file(given: str) -> Path:
+    """The type of an option for argparse: wrong ones are told now, not after the measurement."""
+    path = Path(given)
+    if path.suffix not in SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{path}: a picture ends in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: no folder {path.parent}; make it first")
+    return path
 
 
 def draw_end(axis, picture: Tensor, title: str) -> None:

@@ -1,6 +1,7 @@
 """Weights from files of any usual kind, read as plain data: never as code."""
 
 import io
+import re
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from ed.files import SEAL, unseal
 
 WRAPPERS = ("training", "state_dict", "model")  # keys under which files keep their state dict
+PREFIXES = re.compile(r"^((module|_orig_mod)\.)+")  # of DataParallel and of torch.compile
 
 
 def read_weights(path: Path, given: str) -> dict[str, Tensor]:
@@ -21,6 +23,11 @@ def read_weights(path: Path, given: str) -> dict[str, Tensor]:
     try:
         state = _read(path)
     except Exception as error:  # torch and safetensors raise a dozen kinds
+        if kind := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
+            raise ValueError(
+                f"{given}: holds a {kind[1]}, and to read that would run code from the file. Save "
+                "the weights alone: torch.save(model.state_dict(), FILE)"
+            ) from error
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
             f"{given}: not a whole file of weights ({reason}). Copy or train it again; a "
@@ -28,7 +35,7 @@ def read_weights(path: Path, given: str) -> dict[str, Tensor]:
         ) from error
     while wrapped := [name for name in WRAPPERS if isinstance(state.get(name), dict)]:
         state = state[wrapped[0]]
-    return {name.removeprefix("module."): value for name, value in state.items()}
+    return {PREFIXES.sub("", name): value for name, value in state.items()}
 
 
 def _read(path: Path) -> dict:
