@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ed
-from ed.core.estimator import PROTOCOL
+from ed.core.estimator import PROTOCOL, _LargestOutput
 from ed.core.field import Field
 from ed.core.penalty import Paths
 from ed.core.representation import anchor, distinct_pairs, sample_pairs
@@ -407,6 +407,15 @@ def test_estimate_does_not_depend_on_the_memory_budget():
     pieces = ed.estimate(model, x, memory_gib=1e-6, **settings)  # a few points at a time
     torch.testing.assert_close(whole.values, pieces.values, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(whole.spectrum, pieces.spectrum, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [10, 100_000], ids=["many paths", "a part of one"])
+def test_no_tensor_is_larger_than_the_memory_budget(size):
+    """Neither the points on paths nor what the model makes of them: 200 large inputs do not fit."""
+    x, budget = torch.randn(8, size), 2**21
+    with _LargestOutput() as largest:
+        ed.estimate(lambda p: p[:, :3].tanh(), x, pairs=20, memory_gib=budget / 2**30)
+    assert x[0].numel() * 4 <= largest.size <= budget
 
 
 def test_estimate_is_the_mean_of_its_paths_and_its_spectrum():

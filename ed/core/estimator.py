@@ -141,15 +141,12 @@ def estimate_each(
         for start in range(0, pairs, group):
             paths = slice(start, start + group)
             own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
-            along = source.between(first[paths], second[paths], own_nodes)
-            outputs = forward_in_chunks(along, points)
+            outputs = outputs_on_paths(source, first[paths], second[paths], own_nodes, points)
             for tally in tallies:
-                check_outputs(outputs, softmax=tally.softmax)
-            if start == 0:
-                _warn_of_misreadings(outputs, softmax=any(tally.softmax for tally in tallies))
-            values = outputs.to(dtype)
-            for tally in tallies:
-                tally.add(values.unflatten(0, (-1, representation.resolution)), own_nodes)
+                check_outputs(outputs.flatten(0, 1), softmax=tally.softmax)
+                if start == 0:
+                    _warn_of_misreadings(outputs, softmax=tally.softmax)
+                tally.add(outputs.to(dtype), own_nodes)
             report(min(start + group, pairs))
     ends = torch.stack([first, second]).cpu()
     return [tally.estimate(ends) for tally in tallies]
@@ -194,10 +191,13 @@ def _warn_of_misreadings(outputs: Tensor, *, softmax: bool) -> None:
         )
 
 
-def forward_in_chunks(along: Field, points: int) -> Tensor:
-    """Outputs of a field, at most `points` of its points at a time."""
-    starts = range(0, len(along.x), points)
-    return torch.cat([along.part(slice(start, start + points))() for start in starts])
+def outputs_on_paths(
+    source: Field, first: Tensor, second: Tensor, nodes: Tensor, points: int
+) -> Tensor:
+    """Outputs (P, r, C) at the nodes of P paths, of which at most `points` exist at a time."""
+    pieces = nodes.split(max(1, points // len(first)), dim=-1)
+    along = (source.between(first, second, piece) for piece in pieces)
+    return torch.cat([field().unflatten(0, (len(first), -1)) for field in along], dim=1)
 
 
 def points_per_chunk(source: Field, memory_gib: float) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ed.core.bases import BASES
-from ed.core.estimator import Estimate, forward_in_chunks, points_per_chunk
+from ed.core.estimator import Estimate, outputs_on_paths, points_per_chunk
 from ed.core.field import Field
 from ed.core.pca import principal_scores
 
@@ -56,9 +56,9 @@ class Portrait:
         first, second = (torch.tensor(ends, device=device) for ends in zip(*pairs, strict=True))
         dtype = torch.promote_types(field.x.dtype, torch.float32)
         nodes = representation.nodes(len(pairs), device=device, dtype=dtype)
-        along = field.between(first, second, nodes)
-        values = forward_in_chunks(along, points_per_chunk(field, memory_gib)).to(dtype)
-        values = (values.softmax(-1) if softmax else values).unflatten(0, (len(pairs), -1))
+        points = points_per_chunk(field, memory_gib)
+        values = outputs_on_paths(field, first, second, nodes, points).to(dtype)
+        values = values.softmax(-1) if softmax else values
         quantity = "probability" if softmax else "output"
         if representation.components is not None:
             values = principal_scores(values, representation.components)
