@@ -505,7 +505,8 @@ def test_the_module_of_a_field_is_measured_in_eval_mode():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 5)).train()
     x = torch.randn(30, 6)
-    fields = ed.Field.of(model, x), ed.Field(lambda p, _: model(p), x, module=model)
+    fields = [ed.Field.of(model, x), ed.Field.of(model.forward, x)]
+    fields.append(ed.Field(lambda p, _: model(p), x, module=model))
     expected = ed.estimate(model, x, pairs=20)
     for field in fields:
         assert torch.equal(ed.estimate(field, pairs=20).values, expected.values)

@@ -49,8 +49,9 @@ class Field:
     @classmethod
     def of(cls, model: Callable[[Tensor], Tensor], x: Tensor, **settings) -> Field:
         """The field of any callable from inputs to outputs."""
-        if isinstance(model, nn.Module):
-            settings.setdefault("module", model)
+        owner = getattr(model, "__self__", model)  # of a method: model.forward, model.encode_image
+        if isinstance(owner, nn.Module):
+            settings.setdefault("module", owner)
         return cls(lambda points, context: model(points), x, **settings)
 
     def __call__(self) -> Tensor:
