@@ -121,6 +121,16 @@ def test_killed_and_stopped_equals_undisturbed(folder, seen):
     assert [session["processes"] for session in sessions] == [2, 2, 2]
 
 
+def test_the_penalty_goes_through_torchs_own_wrapper(seen):
+    """Loss and penalty are two passes of one model in DistributedDataParallel: gradients are the
+    mean of what each half gives alone."""
+    halves = [together.gradients_in_a_loop_of_ones_own(rank) for rank in (0, 1)]
+    expected = [(first + second) / 2 for first, second in zip(*halves, strict=True)]
+    for rank in seen:
+        found = [torch.tensor(gradient) for gradient in rank["ddp"]]
+        torch.testing.assert_close(found, expected)
+
+
 def test_two_processes_equal_one_with_the_whole_batch(folder, seen, tmp_path):
     small_run(tmp_path / "one", *together.PLAIN)
     ours = weights(tmp_path / "one")

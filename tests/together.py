@@ -8,7 +8,10 @@ from pathlib import Path
 
 import torch
 from hydra.utils import instantiate
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import ed
 from ed.core import processes
 from ed.engine import main
 from ed.engine.optimizer import SGD
@@ -126,6 +129,17 @@ def weights_from_shares() -> dict[str, torch.Tensor]:
     return step.model.state_dict()
 
 
+def gradients_in_a_loop_of_ones_own(rank: int, wrap=lambda model: model) -> list[torch.Tensor]:
+    """Of a penalised loss on the half of `rank`, by a network with batch norm in training mode."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+    x, labels = (values.chunk(2)[rank] for values in (torch.randn(16, 6), torch.arange(16) % 3))
+    network, generator = wrap(model), torch.Generator().manual_seed(rank)
+    loss = nn.functional.cross_entropy(network(x), labels)
+    (loss + 7 * ed.penalty(network, x, labels, generator=generator)).backward()
+    return [weight.grad for weight in model.parameters()]
+
+
 if __name__ == "__main__":
     here = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -144,6 +158,8 @@ if __name__ == "__main__":
     seen["rank"], seen["written"] = processes.rank(), written[:10]
     ours, shares = float64_weights(), weights_from_shares()
     seen["shares"] = all(torch.equal(ours[name], shares[name]) for name in ours)
+    found = gradients_in_a_loop_of_ones_own(processes.rank(), DistributedDataParallel)
+    seen["ddp"] = [gradient.tolist() for gradient in found]
     if processes.rank() == 0:
         torch.save(ours, here / "float64.pt")
     (here.parent / f"seen{processes.rank()}.json").write_text(json.dumps(seen))
