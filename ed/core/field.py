@@ -118,6 +118,12 @@ class Field:
                 "be rounded on the way; convert and scale them first, or begin behind the "
                 "embedding of token ids (help(ed.Field))"
             )
+        for name, value in self.context.items():
+            if len(value) != len(self.x):
+                raise ValueError(
+                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: one each is "
+                    "needed, as they travel along; what all share belongs into `forward`"
+                )
 
     def at(self, x: Tensor) -> Field:
         """The same function and context at other points."""
