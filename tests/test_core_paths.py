@@ -514,6 +514,7 @@ def test_the_module_of_a_field_is_measured_in_eval_mode():
     x = torch.randn(30, 6)
     fields = [ed.Field.of(model, x), ed.Field.of(model.forward, x)]
     fields.append(ed.Field(lambda p, _: model(p), x, module=model))
+    fields.append(ed.Field.of(lambda p: model(p), x, module=model))
     expected = ed.estimate(model, x, pairs=20)
     for field in fields:
         assert torch.equal(ed.estimate(field, pairs=20).values, expected.values)

@@ -92,7 +92,7 @@ def estimate(
     Args:
         model: any callable from inputs (N, ...) to outputs (N, C), or a `Field` (then no inputs). A
             module is put in eval mode meanwhile and left as it was found; one that is hidden in a
-            function is not seen: name it, `ed.Field(function, inputs, module=module)`.
+            function is not seen: name it, `ed.Field.of(function, inputs, module=module)`.
         inputs: (N, ...), the examples between which the paths run; pairs are distinct. Scaled as
             the model expects them, and where it is.
         pairs: number of paths.

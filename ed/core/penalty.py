@@ -85,7 +85,7 @@ def penalty(
     Args:
         model: inputs (N, ...) -> logits (N, C), or a `Field` (then no inputs). A module stays in
             the mode it is in; its batch normalisation does not count the points on paths, unless
-            it is hidden in a function: name it, `ed.Field(function, inputs, module=module)`.
+            it is hidden in a function: name it, `ed.Field.of(function, inputs, module=module)`.
         inputs: (B, ...), the batch between whose examples the paths run.
         labels: (B,) class indices, for label-anchored ED; leave out where there are none.
         pairs: number of random paths; half the batch by default, the paper's rule.
