@@ -124,7 +124,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Subject:
     if not (options.run / "config.yaml").exists():
-        raise FileNotFoundError(f"--run {options.run}: no run folder (it holds no config.yaml)")
+        below = sorted(path.parent for path in options.run.glob("*/config.yaml"))
+        near = f"; did you mean {below[0]}?" if below else ""
+        raise FileNotFoundError(
+            f"--run {options.run}: no run folder (it holds no config.yaml){near}"
+        )
     if options.data:
         raise ValueError("--data: a run is measured on its own training set; leave it out")
     _, task, model = trained_model(options.run, str(device))

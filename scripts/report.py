@@ -26,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help="another folder"
     )
     options = parser.parse_args(arguments)
+    if not any(options.experiments.glob("*.yaml")):  # or an empty page would replace a full one
+        parser.error(f"--experiments {options.experiments}: no experiment files (*.yaml) there")
     try:
         page = build_page(options.experiments)
         options.out.parent.mkdir(parents=True, exist_ok=True)

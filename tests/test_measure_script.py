@@ -101,6 +101,8 @@ def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
     capsys.readouterr()
     measure.main(["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")])
     assert printed(capsys)[0] == pytest.approx(summary["last"]["measure/ed"], rel=1e-3)
+    with pytest.raises(FileNotFoundError, match=rf"did you mean {tmp_path}/run\?"):
+        measure.main(["--run", str(tmp_path), *QUICK])
 
 
 def save_transformer(kind: str, folder: Path) -> None:

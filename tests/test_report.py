@@ -342,6 +342,16 @@ def test_broken_files_are_named(folder, name, content, message):
         build_page(folder)
 
 
+def test_a_folder_without_experiments_leaves_the_page_as_it_is(tmp_path):
+    page = tmp_path / "index.html"
+    page.write_text("full")
+    words = [sys.executable, "scripts/report.py", "--experiments", str(tmp_path)]
+    result = subprocess.run([*words, "--out", str(page)], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert f"--experiments {tmp_path}: no experiment files (*.yaml) there" in result.stderr
+    assert page.read_text() == "full"
+
+
 def test_a_broken_file_ends_the_command_with_one_line(folder):
     (folder / "results" / "small.csv").write_text("a,b\n")
     words = [sys.executable, "scripts/report.py", "--experiments", str(folder)]
