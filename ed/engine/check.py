@@ -29,6 +29,11 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
     every = cfg.system.measure_every
     if every is not None and every < 1:
         raise ValueError(f"system.measure_every={every}: at least 1 evaluation, or null")
+    if every is not None and not cfg.measures:
+        raise ValueError(
+            f"system.measure_every={every}: there is nothing to measure; name some, e.g. "
+            "measures=[ed,norm], or set null"
+        )
     regularizer.check(task, cfg.accumulate * world_size())
     for measure in measures:
         if measure.reads_examples and type(task).examples is Task.examples:

@@ -43,6 +43,11 @@ class Recipe:
                 f"optimizer.milestones={list(self.milestones)}: fractions of training, each "
                 "between 0 and 1"
             )
+        if self.schedule == "multistep" and not self.milestones:
+            raise ValueError(
+                "optimizer.schedule=multistep: without optimizer.milestones the rate never falls; "
+                "give some, e.g. optimizer.milestones=[0.5,0.75], or use constant"
+            )
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"optimizer.clip={self.clip}: must be positive, or null for none")
 
