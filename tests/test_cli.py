@@ -183,6 +183,8 @@ MISTAKES = {
     "regularizer.components=4": "regularizer.components=4: 4 centred points span at most 3",
     "regularizer.components=1.5": "components must be a whole number, got 1.5",
     "regularizer.degree=-1": "degree must be >= 0, got -1",
+    "regularizer.degree=0": "regularizer.degree=0: .* nothing would be penalised",
+    "regularizer.detach_pca=true": "regularizer.detach_pca=true: there are no principal direct",
     "regularizer.degree=2.5": "degree must be a whole number, got 2.5",
     "regularizer.resolution=4.5": "regularizer.resolution must be a whole number, got 4.5",
     "regularizer.damping=-1": "damping must be >= 0, got -1",

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ed.analysis.collect import Row
 from ed.analysis.experiments import load_table
 from ed.core.streams import generator
+from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted, _Session
 from ed.engine.main import build_model, run
@@ -538,3 +539,14 @@ def test_logits_do_not_lose_bits_under_autocast():
         inside, rounded = model(features), model.head(F.normalize(features, dim=-1))
     assert torch.equal(inside, model(features))
     assert not torch.equal(rounded.float(), inside)
+
+
+def test_contrastive_training_is_not_cut_into_parts():
+    """Captions choose among the pictures of a batch: of a part of them it is another loss."""
+    cfg = compose_config([*PRETRAIN, *TINY, "accumulate=2"])
+    task = instantiate(cfg.task)
+    with pytest.raises(ValueError, match=r"accumulate=2: StandInPretraining needs its batches who"):
+        check(cfg, task, instantiate(cfg.regularizer))
+    logits, labels = torch.randn(8, 4, 3), torch.arange(8) % 4
+    parts = [matching_loss(*part) for part in zip(logits.chunk(2), labels.chunk(2), strict=True)]
+    assert (sum(parts) / 2 - matching_loss(logits, labels)).abs() > 0.1

@@ -392,6 +392,16 @@ def test_mixup_needs_labels():
         Mixup(1.0, per_example=False).check(Task())
 
 
+def test_mixup_needs_two_examples_in_every_part_of_a_batch():
+    """An example mixed with itself is the example: nothing would be left of mixup."""
+    Mixup(1.0, per_example=False).check(Toy(), parts=BATCH // 2)
+    message = (
+        rf"task\.batch_size={BATCH} cut into {BATCH} parts .*: mixing needs at least 2 examples"
+    )
+    with pytest.raises(ValueError, match=message):
+        Mixup(1.0, per_example=False).check(Toy(), parts=BATCH)
+
+
 # --- effective degree
 
 

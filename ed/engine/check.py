@@ -45,12 +45,17 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
 
 
 def _check_sharing(accumulate: int, task: Task) -> None:
-    """Whether the processes, where there are several, can take equal parts of every batch."""
-    count = world_size()
-    if count > 1 and task.no_sharing:
+    """Whether a batch can be cut: by the processes, where there are several, and `accumulate`."""
+    count, no_sharing = world_size(), task.no_sharing or task.no_parts
+    if count > 1 and no_sharing:
         raise ValueError(
-            f"{count} processes cannot train {type(task).__name__} together: {task.no_sharing}; "
+            f"{count} processes cannot train {type(task).__name__} together: {no_sharing}; "
             "start one process"
+        )
+    if accumulate > 1 and task.no_parts:
+        raise ValueError(
+            f"accumulate={accumulate}: {type(task).__name__} needs its batches whole, as "
+            f"{task.no_parts}; set accumulate=1"
         )
     if task.batch_size % (accumulate * count):
         raise ValueError(

@@ -60,3 +60,16 @@ class Regularizer:
         report = closure()
         optimizer.step()
         return report
+
+
+def check_two_examples(task, parts: int, what: str) -> None:
+    """Refuses batches whose pieces hold no two examples between which `what` could run."""
+    if task.batch_size // parts < 2:
+        raise ValueError(
+            f"task.batch_size={task.batch_size}{cut(parts)}: {what} at least 2 examples in a batch"
+        )
+
+
+def cut(parts: int) -> str:
+    """What messages say of batches that do not stay whole."""
+    return f" cut into {parts} parts (accumulate x processes)" if parts > 1 else ""

@@ -7,7 +7,7 @@ from torch import Tensor
 from ed.core.nodes import Sampler
 from ed.core.penalty import Paths
 from ed.core.representation import Representation
-from ed.regularizers.base import Moment, Regularizer
+from ed.regularizers.base import Moment, Regularizer, check_two_examples, cut
 
 ENDPOINTS = ("batch", "noise")
 RAMPS = ("sine", "cosine")
@@ -49,6 +49,16 @@ class EffectiveDegree(Regularizer):
                 f"regularizer.resolution={resolution}: with label anchoring both ends are labels, "
                 "so use at least 3 nodes, or regularizer.anchored=false"
             )
+        if degree == 0:
+            raise ValueError(
+                "regularizer.degree=0: constants have effective degree 0, so nothing would be "
+                "penalised; use at least 1"
+            )
+        if detach_pca and components is None:
+            raise ValueError(
+                "regularizer.detach_pca=true: there are no principal directions to hold; set "
+                "regularizer.components as well"
+            )
         self.weight, self.pairs, self.anchored = weight, pairs, anchored
         self.ramp, self.ramp_shape, self.endpoints = ramp, ramp_shape, endpoints
         try:
@@ -66,22 +76,18 @@ class EffectiveDegree(Regularizer):
             raise ValueError(f"regularizer.{error}") from None
 
     def check(self, task, parts: int = 1) -> None:
-        size = task.batch_size // parts
-        cut = f" cut into {parts} parts (accumulate x processes)" if parts > 1 else ""
-        if size < 2:
-            raise ValueError(
-                f"task.batch_size={task.batch_size}{cut}: paths need at least 2 examples in a batch"
-            )
-        if self.pairs is not None and not 1 <= self.pairs <= parts * size**2:
+        check_two_examples(task, parts, "paths need")
+        most = parts * (task.batch_size // parts) ** 2
+        if self.pairs is not None and not 1 <= self.pairs <= most:
             raise ValueError(
                 f"regularizer.pairs={self.pairs}: {task.batch_size} examples (task.batch_size)"
-                f"{cut} form {parts * size**2} pairs; use between 1 and {parts * size**2}, or null "
-                "for half the batch"
+                f"{cut(parts)} form {most} pairs; use between 1 and {most}, or null for half the "
+                "batch"
             )
         if self.pairs is not None and self.pairs % parts:
             raise ValueError(
                 f"regularizer.pairs={self.pairs}: must be a multiple of {parts}, as a batch is"
-                f"{cut}; or null for half the batch"
+                f"{cut(parts)}; or null for half the batch"
             )
         if self.anchored and not task.has_labels:
             raise ValueError(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ed.regularizers.base import Moment, Regularizer
+from ed.regularizers.base import Moment, Regularizer, check_two_examples
 
 
 class Mixup(Regularizer):
@@ -29,6 +29,7 @@ class Mixup(Regularizer):
                 f"regularizer=mixup: {type(task).__name__} has no labels to mix; "
                 "set regularizer=none"
             )
+        check_two_examples(task, parts, "mixing needs")
 
     def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
         size, device = len(field.x), field.x.device

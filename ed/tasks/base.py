@@ -23,6 +23,7 @@ class Task:
     has_labels = False  # batches carry class indices under "label"
     has_noise = False  # `noise_like` makes random inputs
     no_sharing: str | None = None  # why several processes cannot share its batches
+    no_parts: str | None = None  # why a batch cannot be cut at all, by processes or `accumulate`
     yields_share = False  # `batches` yields this process's rows only: `processes.part(batch_size)`
     static_shapes = True  # every batch has the same shapes, so a step can be captured
     penalised = slice(None)  # which outputs a penalty sees; PPO: the action logits

@@ -110,7 +110,7 @@ class StandInPretraining(PictureTask):
 
     mean, std = CLIP.mean, CLIP.std
     has_labels = False  # outputs are captions, not classes
-    no_sharing = "its captions choose among all pictures of a batch"
+    no_parts = "its captions choose among all pictures of a batch"
 
     def __init__(self, data: str, *, part: float, **settings):
         super().__init__(data, space="input", **settings)
