@@ -79,6 +79,24 @@ def test_only_models_with_inner_spaces_can_be_cut():
         split(model, "block1")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=resnet18", "model.classes=20"], "task.classes=10: ResNet has 20 outputs, needed"),
+        (["model=impala"], "Impala takes no inputs of 3 x 32 x 32 .mat1 and mat2 shapes"),
+        (["model=pnn"], "PolynomialNetwork takes no inputs of 3 x 32 x 32"),
+        (["task=pnn", "model=pnn", "model.outputs=1"], "task=pnn: PolynomialNetwork has 1 outputs"),
+        (["task=pnn", "model=pnn", "model.inputs=4"], r"takes no inputs of 3 \(mat1 .*; model=pnn"),
+        (["task=grokking", "model=grokking", "model.length=9"], "needs .*model.length=4"),
+    ],
+)
+def test_a_model_that_does_not_fit_its_task_is_refused(overrides, message):
+    """A loss would broadcast one output over three, or leave ten of twenty idle."""
+    cfg = compose_config(overrides)
+    with pytest.raises(ValueError, match=message):
+        instantiate(cfg.task).check_model(instantiate(cfg.model))
+
+
 @pytest.mark.parametrize(("shape", "middle"), [("sine", math.sin(math.pi / 4)), ("cosine", 0.5)])
 def test_ramp_rises_from_zero_to_one(shape, middle):
     overrides = ["regularizer=ed", f"regularizer.ramp_shape={shape}", "regularizer.ramp=0.5"]

@@ -3,9 +3,10 @@
 from collections.abc import Generator, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ed.core.field import Field
+from ed.core.modes import evaluating
 from ed.core.streams import generator
 
 Batch = dict[str, Tensor]
@@ -93,6 +94,28 @@ def check_warmup(unit: str, warmup: float, total: int) -> None:
     """Refuses a warm-up that does not fit into training; both in `unit`, "epochs" or "steps"."""
     if not 0 <= warmup <= total:
         raise ValueError(f"task.warmup_{unit}={warmup}: must lie between 0 and task.{unit}={total}")
+
+
+@torch.no_grad()
+def check_shapes(
+    model: nn.Module, key: str, *, inputs: tuple[int, ...], outputs: int, remedy: str
+) -> None:
+    """Refuses a model that does not make `outputs` numbers of an input of shape `inputs`.
+
+    A loss may broadcast over others, or leave them idle, and nobody would notice. `key` and
+    `remedy` are for messages: what of the task asks for it, and what would do.
+    """
+    kind, shape = type(model).__name__, " x ".join(map(str, inputs))
+    device = next(model.parameters()).device
+    try:
+        with evaluating(model):
+            found = tuple(model(torch.zeros(1, *inputs, device=device)).shape[1:])
+    except Exception as error:  # models complain in a dozen ways
+        reason = f"{kind} takes no inputs of {shape} ({' '.join(str(error).split())})"
+        raise ValueError(f"{key}: {reason}; {remedy}") from error
+    if found != (outputs,):
+        has = " x ".join(map(str, found)) or "no"
+        raise ValueError(f"{key}: {kind} has {has} outputs, needed are {outputs}; {remedy}")
 
 
 def shuffled_batches(

@@ -134,7 +134,7 @@ class StandInPretraining(PictureTask):
             raise ValueError(
                 f"model.prompts names {len(model.tokens)} classes, but task.classes={self.classes}"
             )
-        super().check_model(model)
+        super().check_model(model.zero_shot())  # what is evaluated
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = outputs.unflatten(1, (self.classes, -1))  # (pictures, classes, templates)

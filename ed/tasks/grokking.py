@@ -90,7 +90,7 @@ class ModularArithmetic(Task):
     def check_model(self, model: nn.Module) -> None:
         if not isinstance(model, GrokkingTransformer):
             raise ValueError(f"task=grokking needs model=grokking, not {type(model).__name__}")
-        if model.vocabulary != self.modulus + 2 or len(model.positions) < 4:
+        if model.vocabulary != self.modulus + 2 or len(model.positions) != 4:
             raise ValueError(
                 f"model.numbers={model.vocabulary - 2}, model.length={len(model.positions)}: "
                 f"task=grokking needs model.numbers={self.modulus}, model.length=4"

@@ -14,7 +14,14 @@ from ed.core import processes
 from ed.core.field import Field
 from ed.core.streams import reseed
 from ed.models import spaces
-from ed.tasks.base import Batch, Task, check_counts, check_warmup, shuffled_batches
+from ed.tasks.base import (
+    Batch,
+    Task,
+    check_counts,
+    check_shapes,
+    check_warmup,
+    shuffled_batches,
+)
 from ed.tasks.pictures import Pictures
 
 PADDING = 4
@@ -91,6 +98,13 @@ class PictureTask(Task):
             )
         if self.space != "input":
             spaces.split(model, self.space)
+        check_shapes(
+            model,
+            f"task.image_size={list(self.image_size)}, task.classes={self.classes}",
+            inputs=(3, *self.image_size),
+            outputs=self.classes,
+            remedy="the README names models for each task, e.g. task=cifar10 model=vit_tiny",
+        )
 
     def batches(self, model, start: int) -> Iterator[Batch]:
         augmentation = torch.Generator(self.device)

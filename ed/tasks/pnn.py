@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ed.core.field import Field
 from ed.core.streams import generator
-from ed.tasks.base import Batch, Task, check_counts, check_warmup
+from ed.tasks.base import Batch, Task, check_counts, check_shapes, check_warmup
 
 RANGE = 2.0  # inputs are uniform in [-2, 2]^3, the one simple choice that fits the paper's table
 MAPS = range(1, 7)
@@ -61,6 +61,10 @@ class PolynomialMaps(Task):
         check_warmup("steps", warmup_steps, steps)
         self.map, self.batch_size, self.num_examples = map, batch_size, examples
         self.total_steps, self.warmup_steps, self.eval_steps = steps, warmup_steps, eval_every
+
+    def check_model(self, model: nn.Module) -> None:
+        remedy = "model=pnn with model.inputs=3 and model.outputs=3 does"
+        check_shapes(model, "task=pnn", inputs=(3,), outputs=3, remedy=remedy)
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed
