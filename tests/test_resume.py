@@ -233,6 +233,15 @@ def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):
     assert not (tmp_path / "run" / "last.pt").exists()
 
 
+def test_weights_that_the_last_step_ruined_are_not_saved_as_done(tmp_path):
+    """No step comes after it whose loss could tell; the evaluation does."""
+    whole = ["task.batch_size=2000", "optimizer=sgd", "optimizer.lr=1e38"]  # a single step
+    with pytest.raises(FloatingPointError, match=r"eval/loss = nan between steps 1 and 1 of .*run"):
+        small_run(tmp_path / "run", *whole)
+    assert not (tmp_path / "run" / "last.pt").exists()
+    assert not (tmp_path / "run" / "DONE").exists()
+
+
 def test_a_run_knows_what_was_changed_since_its_commit(tmp_path, monkeypatch):
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=b"]

@@ -92,7 +92,11 @@ def train(
                 pace = (time.monotonic() - began) / (done - start)
                 metrics.log(done, values | {"time/step_s": pace})
             if done in evaluations or last:
-                metrics.log(done, session.evaluate())
+                values = session.evaluate()
+                check_finite(
+                    values, done - 1, done, run.path
+                )  # of the last step nothing else tells
+                metrics.log(done, values)
                 if not last and cadence.measures_at(evaluations[done]):
                     metrics.log(done, session.measure())
             if save and task.can_save(done):
