@@ -342,6 +342,25 @@ def test_tasks_without_examples_are_refused_before_training():
         check(compose_config(["system.measure_every=0"]), task, Regularizer())
 
 
+def test_more_paths_than_pairs_are_refused_before_training():
+    task = instantiate(compose_config(["task=grokking", "task.modulus=7"]).task)
+    assert task.num_examples == 13
+    EffectiveDegree(pairs=13 * 12 // 2).check(task)
+    with pytest.raises(ValueError, match="pairs=79: 13 training examples form only 78 pairs"):
+        EffectiveDegree(pairs=79).check(task)
+
+
+def test_values_have_no_softmax():
+    """Neither measured nor penalised: an output of regression is no logit."""
+    cfg = compose_config(["task=pnn", "regularizer=ed", "regularizer.anchored=false"])
+    task = instantiate(cfg.task)
+    EffectiveDegree(outputs="raw").check(task)
+    with pytest.raises(ValueError, match="outputs=softmax: PolynomialMaps learns values, not"):
+        EffectiveDegree().check(task)
+    with pytest.raises(ValueError, match="regularizer=ed: the penalty is on class probabilities"):
+        instantiate(cfg.regularizer).check(task)
+
+
 def test_random_pixels_need_pixels():
     task = instantiate(compose_config(["task.space=embedding", "model.patch=8"]).task)
     with pytest.raises(ValueError, match="endpoints=noise: random inputs are pixels"):

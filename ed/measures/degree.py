@@ -62,6 +62,17 @@ class EffectiveDegree(Measure):
         )
 
     def check(self, task) -> None:
+        if self.outputs == "softmax" and not task.has_logits:
+            raise ValueError(
+                f"measures: outputs=softmax: {type(task).__name__} learns values, not logits; set "
+                "outputs=raw"
+            )
+        count = task.num_examples  # 0 where it is not known before data is read
+        if count > 0 and self.pairs > count * (count - 1) // 2:
+            raise ValueError(
+                f"measures: pairs={self.pairs}: {count} training examples form only "
+                f"{count * (count - 1) // 2} pairs"
+            )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
                 "measures: endpoints=noise: random inputs are pixels, so they need a task on "

@@ -77,6 +77,11 @@ class EffectiveDegree(Regularizer):
 
     def check(self, task, parts: int = 1) -> None:
         check_two_examples(task, parts, "paths need")
+        if not task.has_logits:
+            raise ValueError(
+                f"regularizer=ed: the penalty is on class probabilities, and {type(task).__name__} "
+                "learns values; set regularizer=none"
+            )
         most = parts * (task.batch_size // parts) ** 2
         if self.pairs is not None and not 1 <= self.pairs <= most:
             raise ValueError(

@@ -21,6 +21,7 @@ class Task:
     eval_steps: int  # evaluate every so many steps
     metric: str  # the key of `evaluate` that tables report
     higher_is_better = True
+    has_logits = True  # outputs are logits; false: values, whose softmax means nothing
     has_labels = False  # batches carry class indices under "label"
     has_noise = False  # `noise_like` makes random inputs
     no_sharing: str | None = None  # why several processes cannot share its batches

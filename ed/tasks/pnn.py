@@ -44,6 +44,7 @@ class PolynomialMaps(Task):
 
     metric = "eval/mse"
     higher_is_better = False
+    has_logits = False
 
     def __init__(
         self,
