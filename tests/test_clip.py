@@ -550,3 +550,15 @@ def test_contrastive_training_is_not_cut_into_parts():
     logits, labels = torch.randn(8, 4, 3), torch.arange(8) % 4
     parts = [matching_loss(*part) for part in zip(logits.chunk(2), labels.chunk(2), strict=True)]
     assert (sum(parts) / 2 - matching_loss(logits, labels)).abs() > 0.1
+
+
+def test_a_residual_tower_is_fine_tuned_and_ensembled(tmp_path):
+    """CLIP's ResNets: batch norm has statistics to mix, and counts that cannot be mixed."""
+    vision = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 16}
+    tower = as_override(ARCHITECTURE | {"vision_cfg": vision})
+    settings = [*FINE_TUNE, "model.weights=random", f"model.architecture={tower}", "debug=tiny"]
+    settings += ["task.batch_size=1000", f"system.run_dir={tmp_path}"]
+    last = run(compose_config(settings), ["clip"])["last"]
+    assert last["measure/ensembling/alpha1/acc"] == last["eval/acc"]
+    with pytest.raises(ValueError, match=r"task\.space=block1: ModifiedResNet has no inner spaces"):
+        build_model(compose_config(settings), CPU).to_space(torch.zeros(1, 3, 32, 32), "block1")

@@ -54,5 +54,11 @@ class Ensembling(Measure):
 def interpolate(
     first: dict[str, Tensor], second: dict[str, Tensor], alpha: float
 ) -> dict[str, Tensor]:
-    """(1 - alpha) first + alpha second, exact at both ends."""
-    return {name: torch.lerp(value, second[name], alpha) for name, value in first.items()}
+    """(1 - alpha) first + alpha second, exact at both ends.
+
+    Whole numbers, as batch norm counts its batches, are those of `second`: nothing is made of them.
+    """
+    return {
+        name: torch.lerp(value, second[name], alpha) if value.is_floating_point() else second[name]
+        for name, value in first.items()
+    }

@@ -6,7 +6,7 @@ round to steps of an eighth and more.
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 
@@ -37,7 +37,7 @@ class Towers(nn.Module):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        return tuple(self.clip.visual.image_size)
+        return _sides(self.clip.visual)
 
     def forward(self, x: Tensor) -> Tensor:
         images, texts = self.clip.visual(x), self.clip.encode_text(self.tokens.flatten(0, 1))
@@ -67,13 +67,18 @@ class ClipClassifier(nn.Module):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        return tuple(self.visual.image_size)
+        return _sides(self.visual)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._classify(self.visual(x))
 
     def to_space(self, x: Tensor, space: str) -> Tensor:
         """Pixels -> the features after the embedding ("embedding") or after the first block."""
+        if not hasattr(self.visual, "transformer"):
+            raise ValueError(
+                f"task.space={space}: {type(self.visual).__name__} has no inner spaces; set "
+                "task.space=input"
+            )
         x = self.visual._embeds(x)
         return self.visual.transformer.resblocks[0](x) if space == "block1" else x
 
@@ -138,7 +143,7 @@ def build(architecture: str | Mapping) -> nn.Module:
                 "open_clip.list_models(), such as ViT-B-32-quickgelu"
             )
     else:
-        settings = {key: _plain(value) for key, value in architecture.items()}
+        settings = _plain(architecture)
     return open_clip.CLIP(**settings)
 
 
@@ -233,8 +238,16 @@ def _one_voice() -> Iterator[None]:
 
 
 def _plain(value):
-    """OmegaConf's mappings as dicts: open_clip tells its two kinds of settings by their type."""
-    return dict(value) if isinstance(value, Mapping) else value
+    """OmegaConf's mappings and lists as Python's: open_clip tells settings by their type."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _sides(visual: nn.Module) -> tuple[int, int]:
+    """Height and width of the pictures of a tower; its ResNets know one number for both."""
+    size = visual.image_size
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def _float32(like: Tensor) -> contextlib.AbstractContextManager:
