@@ -22,13 +22,15 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
     for name in SWITCHES:
         if cfg.system[name] not in ("auto", True, False):
             raise ValueError(f"system.{name}={cfg.system[name]}: use auto, true or false")
-    if cfg.system.log_every < 1:
-        raise ValueError(f"system.log_every={cfg.system.log_every}: must be at least 1 step")
+    log_every, every = cfg.system.log_every, cfg.system.measure_every
+    if not isinstance(log_every, int) or log_every < 1:
+        raise ValueError(f"system.log_every={log_every}: must be a whole number of steps, from 1")
     if cfg.system.checkpointing and regularizer.no_checkpointing:
         raise ValueError(f"system.checkpointing=true: {regularizer.no_checkpointing}; set false")
-    every = cfg.system.measure_every
-    if every is not None and every < 1:
-        raise ValueError(f"system.measure_every={every}: at least 1 evaluation, or null")
+    if every is not None and (not isinstance(every, int) or every < 1):
+        raise ValueError(
+            f"system.measure_every={every}: at least 1 evaluation, a whole number, or null"
+        )
     if every is not None and not cfg.measures:
         raise ValueError(
             f"system.measure_every={every}: there is nothing to measure; name some, e.g. "

@@ -11,6 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from ed.engine.compose import GROUPS
 
 KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
+SYSTEM = {"device": str, "log_every": int, "measure_every": int | None, "save_seconds": float}
+SYSTEM |= {"max_minutes": float | None, "workers": int | None, "keep_checkpoint": bool}
+SYSTEM |= {"checkpointing": bool, "deterministic": bool, "runs": str, "run_dir": str | None}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -24,6 +27,7 @@ def check_kinds(cfg: DictConfig) -> None:
             raise ValueError(f"+{key}: no such key; leave it out, or see python train.py --help")
     if type(cfg.seed) is not int:
         raise ValueError(f"seed={cfg.seed}: must be a whole number")
+    _check_values("system", cfg.system, SYSTEM)
     for name in ("task", "model", "regularizer", "optimizer"):
         _check_leaf(name, cfg[name])
     for name, leaf in cfg.measures.items():
@@ -32,7 +36,11 @@ def check_kinds(cfg: DictConfig) -> None:
 
 def _check_leaf(name: str, leaf: DictConfig) -> None:
     hints = {key: hint for part in _constructors(leaf._target_) for key, hint in part.items()}
-    for key, value in OmegaConf.to_container(leaf, resolve=True).items():
+    _check_values(name, leaf, hints)
+
+
+def _check_values(name: str, values: DictConfig, hints: dict) -> None:
+    for key, value in OmegaConf.to_container(values, resolve=True).items():
         hint = hints.get(key)
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         if value == "???" or not set(kinds) <= {*KINDS, NoneType}:

@@ -34,6 +34,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
         names: what the folder is called by, e.g. ["cifar10", "vit_tiny", "ed"].
     """
     join()
+    check_kinds(cfg)
     path = Path(cfg.system.run_dir or default_folder(cfg, names))
     check_same_run(cfg, path)
     try:
@@ -46,7 +47,6 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
 
 
 def _run(cfg: DictConfig, path: Path) -> dict:
-    check_kinds(cfg)
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     recipe, measures = instantiate(cfg.optimizer), build_measures(cfg)
     check(cfg, task, regularizer, measures.values())
