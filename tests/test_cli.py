@@ -70,6 +70,20 @@ def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+task.smoothing=0.1"], "error: task.smoothing: there is no such setting here, leave it"),
+        (["task=pnn", "model=pnn", "debug=tiny"], "task.data: .*; debug=tiny is for tasks on pict"),
+    ],
+)
+def test_a_setting_that_nobody_takes_is_named(overrides, message, tmp_path):
+    result = train(*overrides, f"system.runs={tmp_path}")
+    assert result.returncode == 1
+    assert re.search(message, result.stderr), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_key_of_swept_choices_is_written_as_a_sweep(tmp_path):
     words = ["-m", *SMALL, f"system.runs={tmp_path}", "regularizer=ed,jacobian"]
     result = train(*words, "regularizer.weight=3")

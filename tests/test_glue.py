@@ -349,6 +349,11 @@ def test_bad_input_is_named(data, checkpoint, tmp_path):
     task, model = make_task(data, checkpoint, length=60), make_model(checkpoint)
     with pytest.raises(ValueError, match=r"task\.length=60: the model has positions for 40 tokens"):
         task.check_model(model)
+    with pytest.raises(ValueError, match=r"its weights do not fit model\.classes=3, as if it had"):
+        TextClassifier(checkpoint, classes=3)  # a head of two classes was saved with it
+    model.classes = 3
+    with pytest.raises(ValueError, match=r"model\.classes=3: task\.classes=2, and both must agree"):
+        task.check_model(model)
     with pytest.raises(ValueError, match="needs a text model such as model=bert_base, not Linear"):
         task.check_model(torch.nn.Linear(2, 2))
 

@@ -72,6 +72,10 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         return "{0} has no default: give {0}=VALUE; the file in configs/{1} says which".format(
             *needed.groups()
         )
+    stray = re.search(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", message, re.DOTALL)
+    if stray is not None:
+        tiny = "; debug=tiny is for tasks on pictures" if "debug=tiny" in overrides else ""
+        return "{1}.{0}: there is no such setting here, leave it out".format(*stray.groups()) + tiny
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:
         return re.sub(r"\s+", " ", message)

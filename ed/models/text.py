@@ -25,6 +25,7 @@ class TextClassifier(nn.Module):
 
     def __init__(self, checkpoint: str, *, classes: int):
         super().__init__()
+        self.classes = classes
         self.model = _load(checkpoint, classes)
         base = self.model.base_model
         accepted = inspect.signature(base.forward).parameters
@@ -91,6 +92,11 @@ def _load(checkpoint: str, classes: int) -> nn.Module:
     try:
         with hub_or_cache(source):
             return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
+    except RuntimeError as error:  # which says no more than that sizes differ
+        raise ValueError(
+            f"model.checkpoint={checkpoint}: its weights do not fit model.classes={classes}, as if "
+            "it had a head for another task; give a checkpoint that has none, or the task's own"
+        ) from error
     except (OSError, ValueError) as error:
         raise ValueError(
             f"model.checkpoint={checkpoint}: no weights could be had "

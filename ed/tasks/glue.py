@@ -88,6 +88,11 @@ class Glue(Task):
             raise ValueError(
                 f"task=glue needs a text model such as model=bert_base, not {type(model).__name__}"
             )
+        classes = getattr(model, "classes", self.classes)
+        if classes != self.classes:
+            raise ValueError(
+                f"model.classes={classes}: task.classes={self.classes}, and both must agree"
+            )
         if self.length > longest:
             raise ValueError(
                 f"task.length={self.length}: the model has positions for {longest} tokens only; "
