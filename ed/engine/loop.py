@@ -93,9 +93,8 @@ def train(
                 metrics.log(done, values | {"time/step_s": pace})
             if done in evaluations or last:
                 values = session.evaluate()
-                check_finite(
-                    values, done - 1, done, run.path
-                )  # of the last step nothing else tells
+                # of what the last step did nothing else tells
+                check_finite(values, done - 1, done, run.path)
                 metrics.log(done, values)
                 if not last and cadence.measures_at(evaluations[done]):
                     metrics.log(done, session.measure())
