@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
-from ed.core.modes import evaluating
 from ed.core.streams import reseed, stream_seed
 from ed.envs.play import Player, Policy, play, scaled
 from ed.envs.procgen import (
@@ -28,7 +27,7 @@ from ed.envs.procgen import (
     engine_version,
     make_games,
 )
-from ed.tasks.base import Batch, Task, check_counts
+from ed.tasks.base import Batch, Task, check_counts, check_shapes
 
 RECENT = 100  # episodes in the mean return of a curve
 REWARD_BOUND = 10.0
@@ -45,6 +44,7 @@ class ProcgenPPO(Task):
 
     metric = "eval/test_return"
     no_sharing = "each process would play games of its own"
+    no_parts = "advantages are normalised over a minibatch"
     penalised = slice(ACTIONS)
 
     def __init__(
@@ -108,20 +108,8 @@ class ProcgenPPO(Task):
         self.eval_steps = eval_every * self.steps_per_rollout
 
     def check_model(self, model: nn.Module) -> None:
-        frame = torch.zeros(1, *FRAME, device=next(model.parameters()).device)
-        try:
-            with torch.no_grad(), evaluating(model):
-                outputs = model(frame).shape[1:]
-        except RuntimeError as error:
-            shape = " x ".join(map(str, FRAME))
-            raise ValueError(
-                f"task=procgen: the model takes no {shape} frames ({error})"
-            ) from error
-        if outputs != (ACTIONS + 1,):
-            raise ValueError(
-                f"task=procgen: the model has outputs {tuple(outputs)}, needed are {ACTIONS + 1}, "
-                f"the action logits and the value; model=impala with model.actions={ACTIONS} does"
-            )
+        remedy = f"model=impala with model.actions={ACTIONS} has the action logits and the value"
+        check_shapes(model, "task=procgen", inputs=FRAME, outputs=ACTIONS + 1, remedy=remedy)
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed
