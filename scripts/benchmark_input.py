@@ -19,13 +19,13 @@ from benchmark import machine
 from hydra.utils import instantiate
 from tqdm import tqdm
 
+from ed.core.processes import available_cores
 from ed.core.streams import generator, stream_seed
 from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.main import build_model, choose_device, make_step
 from ed.files import write_atomic
-from ed.tasks.imagenet_data.loading import available_cores
 
 WARM_UP = 10  # steps: compilation, capture, first batches
 

@@ -10,7 +10,6 @@ transfers at every step, no test copies). On a CPU at a small size.
 
 import argparse
 import gc
-import os
 import statistics
 import sys
 import time
@@ -27,6 +26,7 @@ from hydra.utils import instantiate
 from torch import Tensor
 from torch.distributions import Categorical
 
+from ed.core.processes import available_cores
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.main import choose_device, make_step
@@ -89,7 +89,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def heading(task) -> str:
     name = torch.cuda.get_device_name() if CUDA else "CPU"
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     return (
         f"{task.mode} levels: {task.envs} training copies (lanes: {task.lanes}), "
         f"{task.test_envs} test copies, rollouts of {task.rollout} steps; {name}, "

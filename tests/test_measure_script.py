@@ -196,9 +196,10 @@ def test_weights_in_half_precision_are_measured_in_single(tmp_path, pictures, ca
 
 
 def test_weights_of_a_compiled_model(tmp_path):
-    model = torch.compile(torch.nn.Linear(2, 3))
-    torch.save({"model": model.state_dict()}, tmp_path / "own.pt")
-    measure.load_weights(torch.nn.Linear(2, 3), tmp_path / "own.pt")
+    model, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    torch.save({"model": torch.compile(model).state_dict()}, tmp_path / "own.pt")
+    measure.load_weights(other, tmp_path / "own.pt")
+    assert torch.equal(other.weight, model.weight)
 
 
 def test_a_whole_model_in_a_file_is_refused_with_the_remedy(tmp_path):

@@ -18,7 +18,7 @@ from ed.envs.procgen import ACTIONS
 from ed.figures.episode import NAMES, SHOWN, Episode, gif, strip
 from scripts import evaluate
 from tests.small import small_run
-from tests.test_procgen import SMALL, FakeProcgen, make_task, needs_envpool
+from tests.test_procgen import SMALL, make_task, needs_envpool, pretend_procgen
 
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("play_script", ROOT / "scripts" / "play.py")
@@ -42,9 +42,7 @@ class Favourite(torch.nn.Module):
 
 def play_fake(monkeypatch, *, episodes: int, greedy: bool, count: int = 3):
     """Copy i's episodes last i + 2 steps, and every step pays the action's number."""
-    fake = type(sys)("procgen")
-    fake.ProcgenGym3Env = FakeProcgen
-    monkeypatch.setitem(sys.modules, "procgen", fake)
+    pretend_procgen(monkeypatch)
     games = make_task(engine="procgen").make_games("train", count, seed=0)
     options = Namespace(episodes=episodes, greedy=greedy, seed=0)
     recorded = Episode("jumper", level=-1)

@@ -550,10 +550,14 @@ class FakeProcgen:
         return [{"level_seed": start + int(n)} for n in self.time // self.lengths()]
 
 
-def test_the_original_engine_behind_the_same_interface(monkeypatch):
+def pretend_procgen(monkeypatch) -> None:
     fake = types.ModuleType("procgen")
     fake.ProcgenGym3Env = FakeProcgen
     monkeypatch.setitem(sys.modules, "procgen", fake)
+
+
+def test_the_original_engine_behind_the_same_interface(monkeypatch):
+    pretend_procgen(monkeypatch)
     task = make_task(engine="procgen", start_level=7, game="jumper", threads=3)
     games = task.make_games("train", 2, seed=5)
     settings = {"num": 2, "env_name": "jumper", "distribution_mode": "hard", "num_levels": 500}
@@ -570,9 +574,7 @@ def test_the_original_engine_behind_the_same_interface(monkeypatch):
 
 
 def test_lanes_share_the_cores_of_the_process(monkeypatch):
-    fake = types.ModuleType("procgen")
-    fake.ProcgenGym3Env = FakeProcgen
-    monkeypatch.setitem(sys.modules, "procgen", fake)
+    pretend_procgen(monkeypatch)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(9))
     task = make_task(engine="procgen", game="jumper", threads=0)
     for lanes, threads in ((1, 9), (2, 4), (16, 1)):

@@ -7,6 +7,7 @@ here answers at once with what it was given: no caller needs to ask whether ther
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,11 @@ def rank() -> int:
 
 def world_size() -> int:
     return dist.get_world_size() if _joined() else 1
+
+
+def available_cores() -> int:
+    """Cores for this process: what a scheduler grants, shared with those torchrun put beside it."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def part(count: int) -> range:

@@ -6,7 +6,6 @@ resumed run starts new episodes, with the reward statistics and the curves where
 """
 
 import copy
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
+from ed.core.processes import available_cores
 from ed.core.streams import reseed, stream_seed
 from ed.envs.play import Player, Policy, play, scaled
 from ed.envs.procgen import (
@@ -126,13 +126,14 @@ class ProcgenPPO(Task):
         return {"engine": engine_version(self.engine)}
 
     def make_games(self, side: str, count: int, seed: int) -> Games:
+        # lanes share the cores: as many threads as cores in each lost 8 % on 16 of them
         return make_games(
             self.game,
             mode=self.mode,
             count=count,
             levels=self.levels[side],
             seed=seed,
-            threads=self.threads or _cores() // self.lanes or 1,
+            threads=self.threads or max(1, available_cores() // self.lanes),
             engine=self.engine,
         )
 
@@ -417,14 +418,6 @@ def _check_factors(discounts: dict[str, float], weights: dict[str, float]) -> No
     for key, value in weights.items():
         if not value >= 0:
             raise ValueError(f"task.{key}={value}: must be at least 0")
-
-
-def _cores() -> int:
-    """Of this process: a job often has fewer than the machine, of which the engines would take all.
-
-    Lanes share them: each with as many threads as there are cores lost 8 % on 16 of them.
-    """
-    return len(os.sched_getaffinity(0))
 
 
 def _shares(count: int, parts: int) -> list[int]:

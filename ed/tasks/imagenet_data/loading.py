@@ -7,7 +7,6 @@ soon and little shared memory is held; pieces are pinned, and copied while the d
 """
 
 import math
-import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
 
@@ -80,11 +79,6 @@ def evaluation_batches(
     return _to_device(pieces, torch.device(device))
 
 
-def available_cores() -> int:
-    """Cores for this process: what a scheduler grants, shared with those torchrun put beside it."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 class _Rows(Dataset):
     """Keys -> [pixels, labels], or what is wrong with one of them; runs in the workers."""
 
@@ -107,7 +101,7 @@ def _pieces(
     rows: _Rows, keys: Iterable[list[Key]], *, device, workers: int | None
 ) -> Generator[list[Tensor]]:
     """[pixels, labels] for each list of keys, pinned where a GPU will fetch them."""
-    workers = available_cores() if workers is None else workers
+    workers = processes.available_cores() if workers is None else workers
     if workers < 0:
         raise ValueError(f"system.workers={workers}: must be at least 0; null: one per core")
     loader = DataLoader(
