@@ -5,11 +5,13 @@ In one run, in training frames per second, for each game of the paper: the engin
 actions, with the copies that training steps (test copies included, their frames not counted), the
 faster of one and of several lanes; and our loop. For the first game also our loop with ED and a
 plain PPO loop of the usual kind (one synchronous engine with four threads, eager float32 network,
-transfers at every step, no test copies). On a CPU at a small size.
+transfers at every step, no test copies). All of a game take turns, a rollout each, so that a slow
+moment of the machine is everybody's. On a CPU at a small size.
 """
 
 import argparse
 import gc
+import itertools
 import statistics
 import sys
 import time
@@ -25,6 +27,7 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor
 from torch.distributions import Categorical
+from tqdm import tqdm
 
 from ed.core.processes import available_cores
 from ed.engine.compose import compose_config
@@ -44,11 +47,14 @@ WARM_UP = 3 if CUDA else 1  # rollouts before the timed ones: compilation and ca
 PAPER = ["starpilot", "dodgeball", "fruitbot", "jumper"]
 PLAIN_THREADS = 4  # what the original package starts unless told otherwise
 
+Rollout = Callable[[], tuple[float, float]]  # plays one: seconds of playing and of learning
+
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     base = [*BASE, *([] if CUDA else SMALL), *options.overrides]
-    text = heading(build([*base, f"task.game={options.games[0]}"], options)[1])
+    task = build([*base, f"task.game={options.games[0]}"], options)[1]
+    text, frames = heading(task), task.envs * task.rollout
     print(text)
     rows: list[tuple[str, float, str]] = []
 
@@ -60,13 +66,17 @@ def main(arguments: list[str] | None = None) -> None:
     speeds = {}
     for game in options.games:
         played = [*base, f"task.game={game}"]
-        engine = max(engine_speed(build(played, options, n)[1]) for n in {1, options.lanes})
-        add(f"{game}: engine alone", engine)
-        speeds[game] = engine, add(f"{game}: our loop", *loop_speed(*build(played, options)))
-    first = [*base, f"task.game={options.games[0]}"]
-    ed = add("our loop with ED", *loop_speed(*build([*first, *ED], options)))
-    plain = add("plain loop", *plain_speed(*build(first, options)))
-    ratios = compare(speeds, ed, plain)
+        racers = {"our loop": our_loop(*build(played, options))}
+        for lanes in sorted({1, options.lanes}):
+            racers[f"engine alone, lanes: {lanes}"] = engine(build(played, options, lanes)[1])
+        if game == options.games[0]:
+            racers["our loop with ED"] = our_loop(*build([*played, *ED], options))
+            racers["plain loop"] = plain_loop(*build(played, options))
+        speeds[game] = {
+            name: add(f"{game}: {name}", *summary(frames, times))
+            for name, times in race(racers, options.rollouts).items()
+        }
+    ratios = compare(speeds)
     print(ratios)
     if options.out:
         table = [f"| {name} | {speed:,.0f} | {remark} |" for name, speed, remark in rows]
@@ -97,21 +107,26 @@ def heading(task) -> str:
     )
 
 
-def compare(speeds: dict[str, tuple[float, float]], ed: float, plain: float) -> str:
+def compare(speeds: dict[str, dict[str, float]]) -> str:
     """Our share of the engine's speed, and of all games the share of their seconds together."""
-    first, (_, ours) = next(iter(speeds.items()))
-    shares = [f"{game} {loop / engine:.0%}" for game, (engine, loop) in speeds.items()]
-    engine, loop = (sum(1 / speed for speed in part) for part in zip(*speeds.values(), strict=True))
+    ours = {game: of["our loop"] for game, of in speeds.items()}
+    engine = {
+        game: max(speed for name, speed in of.items() if name.startswith("engine"))
+        for game, of in speeds.items()
+    }
+    shares = ", ".join(f"{game} {ours[game] / engine[game]:.0%}" for game in speeds)
+    share = sum(1 / speed for speed in engine.values()) / sum(1 / speed for speed in ours.values())
+    first, of = next(iter(speeds.items()))
     return (
-        f"our loop: {engine / loop:.0%} of the engine over all games ({', '.join(shares)}); on "
-        f"{first} {ours / plain:.2f} x the plain loop, and {ed / ours:.0%} of it with ED"
+        f"our loop: {share:.0%} of the engine over all games ({shares}); on {first} "
+        f"{of['our loop'] / of['plain loop']:.2f} x the plain loop, and "
+        f"{of['our loop with ED'] / of['our loop']:.0%} of it with ED"
     )
 
 
 def build(overrides: list[str], options: argparse.Namespace, lanes: int | None = None):
     """The config, and a prepared task long enough to be timed."""
-    torch._dynamo.reset()  # one case must not feed on another's compilation
-    gc.collect()
+    gc.collect()  # of the game before
     cfg = compose_config(overrides)
     task = instantiate(cfg.task)
     task.rollouts = options.rollouts + WARM_UP
@@ -126,18 +141,27 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def timed(task, advance: Callable[[], None]) -> float:
-    """Training frames per second where `advance` plays a rollout."""
-    seconds = []
-    for _ in range(task.rollouts):
-        wait()
-        began = time.perf_counter()
-        advance()
-        seconds.append(time.perf_counter() - began)
-    return task.envs * task.rollout / statistics.median(seconds[WARM_UP:])
+def race(racers: dict[str, Rollout], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Times of one rollout of each after the other, round by round."""
+    times = {name: [] for name in racers}
+    for rollout in racers.values():
+        torch._dynamo.reset()  # none may feed on another's compilation
+        for _ in range(WARM_UP):
+            rollout()
+    for _ in tqdm(range(rounds), "rounds", leave=False):
+        for name, rollout in racers.items():
+            times[name].append(rollout())
+    return times
 
 
-def engine_speed(task) -> float:
+def summary(frames: int, times: list[tuple[float, float]]) -> tuple[float, str]:
+    """Training frames per second, and where the time went."""
+    playing, learning = (statistics.median(part) for part in zip(*times, strict=True))
+    remark = f"{1000 * playing:.0f} ms playing + {1000 * learning:.0f} ms learning per rollout"
+    return frames / (playing + learning), remark if learning else ""
+
+
+def engine(task) -> Rollout:
     """Random actions in all copies that training steps, all lanes at once."""
     games = [
         task.make_games(side, count, seed)
@@ -148,32 +172,29 @@ def engine_speed(task) -> float:
         part.reset()
     rng = np.random.default_rng(0)
     actions = [rng.integers(0, ACTIONS, (task.rollout, part.count)) for part in games]
+    threads = ThreadPoolExecutor(len(games))
 
     def step(part, rows: np.ndarray) -> None:
         for row in rows:
             part.step(row)
 
-    with ThreadPoolExecutor(len(games)) as threads:
-        return timed(task, lambda: list(threads.map(step, games, actions)))
+    def rollout() -> tuple[float, float]:
+        began = time.perf_counter()
+        list(threads.map(step, games, actions))
+        return time.perf_counter() - began, 0.0
+
+    return rollout
 
 
-def loop_speed(cfg, task) -> tuple[float, str]:
-    """The engine's own step on the task's own batches; the first rollouts compile and capture."""
+def our_loop(cfg, task) -> Rollout:
+    """The engine's own step on the task's own batches."""
     torch.manual_seed(0)
     model = instantiate(cfg.model).to(task.device)
     step = make_step(
         cfg, task, model, instantiate(cfg.regularizer), instantiate(cfg.optimizer), task.device
     )
-    batches = task.batches(model, 0)
-    times = [one_rollout(task, step, batches, number) for number in range(task.rollouts)]
-    return summary(task, times[WARM_UP:])
-
-
-def summary(task, times: list[tuple[float, float]]) -> tuple[float, str]:
-    """Training frames per second, and where the time went."""
-    playing, learning = (statistics.median(part) for part in zip(*times, strict=True))
-    remark = f"{1000 * playing:.0f} ms playing + {1000 * learning:.0f} ms learning per rollout"
-    return task.envs * task.rollout / (playing + learning), remark
+    batches, numbers = task.batches(model, 0), itertools.count()
+    return lambda: one_rollout(task, step, batches, next(numbers))
 
 
 def one_rollout(task, step, batches: Iterator, number: int) -> tuple[float, float]:
@@ -190,15 +211,17 @@ def one_rollout(task, step, batches: Iterator, number: int) -> tuple[float, floa
     return played - began, time.perf_counter() - played
 
 
-def plain_speed(cfg, task) -> tuple[float, str]:
+def plain_loop(cfg, task) -> Rollout:
     """What most PPO scripts do, on the same engine."""
     task.threads = PLAIN_THREADS
     torch.manual_seed(0)
     agent = instantiate(cfg.model).to(task.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=5e-4, eps=1e-5)
     games = task.make_games("train", task.envs, 0)
-    frames, times = games.reset().frames, []
-    for _ in range(4):
+    frames = games.reset().frames
+
+    def rollout() -> tuple[float, float]:
+        nonlocal frames
         wait()
         began = time.perf_counter()
         data, frames = plain_rollout(task, agent, games, frames)
@@ -206,8 +229,9 @@ def plain_speed(cfg, task) -> tuple[float, str]:
         played = time.perf_counter()
         plain_update(task, agent, optimizer, data)
         wait()
-        times.append((played - began, time.perf_counter() - played))
-    return summary(task, times[1:])
+        return played - began, time.perf_counter() - played
+
+    return rollout
 
 
 def to_input(frames: np.ndarray, device: torch.device) -> Tensor:

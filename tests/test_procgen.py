@@ -734,13 +734,15 @@ def test_the_benchmark_compares_the_loops(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "table.md").read_text().splitlines()[4:10]
-    games = [f"{game}: {what}" for game in tiny[1:3] for what in ("engine alone", "our loop")]
-    rows = [line.split("|")[1].strip() for line in lines]
-    assert rows == [*games, "our loop with ED", "plain loop"]
-    speed = dict(
-        zip(rows, (float(line.split("|")[2].replace(",", "")) for line in lines), strict=True)
-    )
-    engine, ours = (1 / speed[games[i]] + 1 / speed[games[i + 2]] for i in (0, 1))
+    speed = {
+        name.strip(): float(number.replace(",", ""))
+        for _, name, number, *_ in (line.split("|") for line in lines)
+    }
+    both = ["our loop", "engine alone, lanes: 1"]
+    more = ["our loop with ED", "plain loop"]
+    rows = [*(f"starpilot: {name}" for name in both + more), *(f"jumper: {name}" for name in both)]
+    assert list(speed) == rows
+    ours, engine = (sum(1 / speed[f"{game}: {name}"] for game in tiny[1:3]) for name in both)
     assert f"our loop: {engine / ours:.0%} of the engine over all games" in done.stdout
     assert "x the plain loop" in done.stdout
 
