@@ -24,3 +24,15 @@ def full_data() -> Path:
     if not root:
         pytest.skip("needs the complete data sets: set ED_DATA to their folder")
     return Path(root)
+
+
+@pytest.fixture
+def bandit(monkeypatch):
+    """Procgen played on a hand-made game: no engine is needed, so none need be installed."""
+    from ed.tasks.procgen import ProcgenPPO
+    from tests.games import Bandit
+
+    monkeypatch.setattr("ed.tasks.procgen.engine_version", "{} 1.0".format)
+    monkeypatch.setattr(
+        ProcgenPPO, "make_games", lambda task, side, count, _: Bandit(count, task.levels[side][0])
+    )

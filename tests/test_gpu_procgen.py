@@ -14,7 +14,7 @@ from ed.engine.step import TrainStep
 from ed.envs.play import Player, Policy, play
 from ed.envs.procgen import ACTIONS, make_games
 from ed.models.impala import Impala
-from tests.test_procgen import ED, SMALL, Bandit, bandit, needs_envpool  # noqa: F401, a fixture
+from tests.games import ED, SMALL, Bandit, needs_envpool
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -84,7 +84,7 @@ def test_weights_of_the_model_reach_the_policy():
 
 
 @pytest.mark.parametrize("extra", [[], ED], ids=["none", "ed"])
-def test_captured_update_equals_eager(extra, bandit):  # noqa: F811
+def test_captured_update_equals_eager(extra, bandit):
     torch.backends.cudnn.deterministic = True
     overrides = [o for o in SMALL if not o.startswith("system.device")]
     cfg = compose_config([*overrides, *extra, "precision=float32", "task.frames=640"])
@@ -109,7 +109,7 @@ def test_captured_update_equals_eager(extra, bandit):  # noqa: F811
     torch.testing.assert_close(captured[:8], eager[:8], rtol=1e-4, atol=1e-5)
 
 
-def test_advantages_and_minibatches_never_wait_for_the_device(bandit):  # noqa: F811
+def test_advantages_and_minibatches_never_wait_for_the_device(bandit):
     overrides = [o for o in SMALL if not o.startswith("system.device")]
     task = instantiate(compose_config([*overrides, "task.frames=640"]).task)
     task.prepare(CUDA, seed=0)
@@ -124,7 +124,7 @@ def test_advantages_and_minibatches_never_wait_for_the_device(bandit):  # noqa: 
 
 
 @pytest.mark.parametrize("extra", [[], ED], ids=["none", "ed"])
-def test_a_run_that_is_cut_goes_on(extra, bandit, tmp_path):  # noqa: F811
+def test_a_run_that_is_cut_goes_on(extra, bandit, tmp_path):
     """Compiled, captured and with copies in lanes: two sessions log every step once."""
     overrides = [o for o in SMALL if not o.startswith("system.device")]
     overrides += [*extra, "task.frames=320", f"system.run_dir={tmp_path}"]

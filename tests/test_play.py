@@ -17,8 +17,8 @@ from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS
 from ed.figures.episode import NAMES, SHOWN, Episode, gif, strip
 from scripts import evaluate
+from tests.games import SMALL, make_task, needs_envpool, pretend_procgen
 from tests.small import small_run
-from tests.test_procgen import SMALL, make_task, needs_envpool, pretend_procgen
 
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("play_script", ROOT / "scripts" / "play.py")
