@@ -163,6 +163,8 @@ def summary(frames: int, times: list[tuple[float, float]]) -> tuple[float, str]:
 
 def engine(task) -> Rollout:
     """Random actions in all copies that training steps, all lanes at once."""
+    if task.lanes == 1:
+        task.threads = 0  # all cores, whatever each of several lanes was given
     games = [
         task.make_games(side, count, seed)
         for side, counts in task.lane_counts().items()
