@@ -92,6 +92,15 @@ def test_a_run_whose_rows_are_lost_is_evaluated_before_it_counts_as_done(tmp_pat
     assert small_run(tmp_path)["last"] == summary["last"]
 
 
+def test_a_run_killed_before_it_counts_as_done_does_not_log_its_measures_twice(tmp_path):
+    summary = small_run(tmp_path, "measures=norm")
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert "measure/norm" in rows[-1]
+    (tmp_path / "DONE").unlink()  # killed after the last row
+    assert small_run(tmp_path, "measures=norm")["last"] == summary["last"]
+    assert read_rows(tmp_path / "metrics.jsonl") == rows
+
+
 def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
     """Large sweeps want numbers; the run is as done as any other, and is not trained again."""
     summary = small_run(tmp_path / "run", "system.keep_checkpoint=false")

@@ -33,9 +33,10 @@ class Metrics:
         if not values:
             return
         row = {"step": step, **values}
-        self.rows.append(row)
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
+        if self.rows[-1:] != [row]:  # equal: killed after its last row, before it counted as done
+            self.rows.append(row)
+            self.file.write(json.dumps(row) + "\n")
+            self.file.flush()
         if self.tracker is not None:
             self.tracker.log(values, step=step)
         shown = brief(values)
