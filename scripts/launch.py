@@ -157,6 +157,8 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
     for run in runs:
         if is_busy(run):
             continue  # another launcher was faster, and has frozen it
+        if failed_at_once(run):
+            (run.folder / "config.yaml").unlink(missing_ok=True)
         own = {"seed": run.seed, "system": {"run_dir": str(run.folder)}}
         RunFolder(run.folder, OmegaConf.merge(cells[run.table, run.cell], own)).close()
         if run.deviations:  # the collector finds reduced runs by this file
@@ -164,6 +166,11 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
                 folder = run.folder.parents[2] / reduced_name(name, run.deviations)
                 folder.mkdir(parents=True, exist_ok=True)
                 write_json(folder / "deviations.json", list(run.deviations))
+
+
+def failed_at_once(run: Run) -> bool:
+    """Before it began to train, e.g. without its data: nothing there depends on its settings."""
+    return (run.folder / "FAILED").exists() and not (run.folder / "meta.json").exists()
 
 
 def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) -> int:

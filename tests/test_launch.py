@@ -151,6 +151,12 @@ def stand_in(code: str):
     return lambda run: [sys.executable, "-c", code, str(run.folder)]
 
 
+def finishing(run) -> list[str]:
+    code = "import sys, pathlib; pathlib.Path(sys.argv[1], 'DONE').write_text(sys.argv[2])"
+    summary = {"last": {"eval/acc": 1.0}, "best": {"eval/acc": 1.0}, "steps": 1, "seconds": 1.0}
+    return [*stand_in(code)(run), json.dumps(summary)]
+
+
 def test_failures_keep_their_last_line_and_run_again_only_when_asked(
     tmp_path, launch, capsys, monkeypatch
 ):
@@ -158,10 +164,7 @@ def test_failures_keep_their_last_line_and_run_again_only_when_asked(
     monkeypatch.setattr(launch, "command", stand_in("import sys; sys.exit('error: too bad')"))
     assert launch.main(arguments) == 1
     assert "seed 0  failed   exit 1: error: too bad" in capsys.readouterr().out
-    finishing = "import sys, pathlib; pathlib.Path(sys.argv[1], 'DONE').write_text(sys.argv[2])"
-    summary = {"last": {"eval/acc": 1.0}, "best": {"eval/acc": 1.0}, "steps": 1, "seconds": 1.0}
-    done = stand_in(finishing)
-    monkeypatch.setattr(launch, "command", lambda run: [*done(run), json.dumps(summary)])
+    monkeypatch.setattr(launch, "command", finishing)
     assert launch.main(arguments) == 1
     assert "start" not in capsys.readouterr().out
     assert launch.main([*arguments, "--rerun-failed"]) == 0
@@ -302,6 +305,20 @@ def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
     assert output.err == ""
     assert "start" not in output.out
     assert "1 runs: 1 running" in output.out
+
+
+def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, launch, capsys, monkeypatch):
+    """A run that never began holds no one to its settings; a finished one is as good as any."""
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: no such folder')"))
+    assert launch.main([*arguments, "--data", "./nowhere"]) == 1
+    assert launch.main([*arguments, "--data", "./here"]) == 1  # failed is failed
+    monkeypatch.setattr(launch, "command", finishing)
+    assert launch.main([*arguments, "--data", "./here", "--rerun-failed"]) == 0
+    config = (tmp_path / "six/ed/seed0/config.yaml").read_text()
+    assert yaml.safe_load(config)["task"]["data"] == "./here"
+    assert launch.main([*arguments, "--data", "./elsewhere"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, launch, monkeypatch):
