@@ -302,6 +302,8 @@ def report(table: Table, runs: Sequence[Run]) -> int:
         print(f"{row.cell:{width}}  seed {row.seed}  {row.status:8} {row.error or about}".rstrip())
     counts = Counter(row.status for row in rows)
     print(f"{len(rows)} runs: {', '.join(f'{n} {status}' for status, n in counts.items())}")
+    if counts["failed"]:
+        print("hint: failed runs stay as they are; --rerun-failed runs them again")
     if counts["done"] == len(rows):
         return 0
     return 1 if counts["failed"] else INTERRUPTED

@@ -166,7 +166,9 @@ def test_failures_keep_their_last_line_and_run_again_only_when_asked(
     assert "seed 0  failed   exit 1: error: too bad" in capsys.readouterr().out
     monkeypatch.setattr(launch, "command", finishing)
     assert launch.main(arguments) == 1
-    assert "start" not in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "start" not in output
+    assert "--rerun-failed runs them again" in output
     assert launch.main([*arguments, "--rerun-failed"]) == 0
     assert not (tmp_path / "six/ed/seed0/FAILED").exists()
 
