@@ -71,5 +71,10 @@ def verdict(
     if not comparable:
         return "reference only"
     if paper.std is None:
-        return f"no std: {round(100 * apart / abs(paper.mean)):+d} %" if paper.mean else "no std"
+        return f"no std: {_percent(100 * apart / abs(paper.mean))}" if paper.mean else "no std"
     return "match" if abs(apart) <= tolerance(ours, paper, paper_count) else "differs"
+
+
+def _percent(value: float) -> str:
+    """Whole ones, and a digit more where nothing but a sign would be left."""
+    return f"{value:+.{0 if abs(value) >= 1 else 1}f} %"
