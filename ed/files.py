@@ -1,5 +1,6 @@
-"""Writing files so that a reader never sees half of one, or notices that it is damaged."""
+"""Files of which a reader never sees half, or notices that they are damaged."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,20 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 def write_json(path: Path, value) -> None:
     write_atomic(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def read_rows(path: Path) -> list[dict]:
+    """One JSON value per line; a last line that a kill cut short is left out."""
+    *lines, cut = path.read_text().split("\n") if path.exists() else [""]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from None
+    with contextlib.suppress(ValueError):
+        rows.append(json.loads(cut))  # of a whole file it is empty
+    return rows
 
 
 def lock(file) -> bool:

@@ -276,7 +276,7 @@ def test_rows_tell_done_partial_failed_and_pending_runs_apart(table, tmp_path):
 def test_a_foreign_line_is_an_error_with_file_and_line(tmp_path, line, complaint):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 5}}\n{line}\n{{"step": 10}}\n')
-    with pytest.raises(CollectError, match=r"metrics\.jsonl") as error:
+    with pytest.raises(ValueError, match=r"metrics\.jsonl") as error:
         read_metrics(path)
     assert complaint in str(error.value)
 
@@ -286,7 +286,7 @@ def test_only_a_last_line_without_its_end_counts_as_cut_short(tmp_path):
     path.write_text('{"step": 5}\n{"step": 1')
     assert read_metrics(path) == [{"step": 5}]
     path.write_text('{"step": 5}\n{"step": 1\n')
-    with pytest.raises(CollectError, match="line 2"):
+    with pytest.raises(ValueError, match="line 2"):
         read_metrics(path)
 
 

@@ -3,7 +3,7 @@
 import itertools
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,33 +25,22 @@ from ed.figures.learning_curves import draw, mean_and_error
 SHOWN = ("dodgeball", "fruitbot", "jumper", "starpilot")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run as scripts/table.py hands it over, its curve a straight line to `last`."""
-
-    table: str
-    cell: str
-    seed: int
-    final: float
-    steps: int = 1000
-    total_steps: int = 1000
-    deviations: str = ""
-    status: str = "done"
-
-    @property
-    def last(self):
-        return {"eval/test_return": self.final, "eval/train_return": self.final + 1}
+class Run(Row):
+    """A run as scripts/table.py hands it over, its curves straight lines to `last`."""
 
     def history(self):
         for step in range(100, self.steps + 1, 100):
-            value = self.final * step / self.total_steps
-            yield {"step": step, "eval/test_return": value, "eval/train_return": value + 1}
+            part = step / self.total_steps
+            yield {"step": step} | {name: part * value for name, value in self.last.items()}
 
 
 def short_runs(final, seeds=(0, 1, 2)) -> list[Run]:
     table = load_table("procgen_short")
     return [
-        Run(table.name, cell, seed, final(cell, seed))
+        Run(
+            *(table.name, cell, seed, "", "done", 1000, 1000),
+            {"eval/test_return": final(cell, seed), "eval/train_return": final(cell, seed) + 1},
+        )
         for cell, seed in itertools.product(table.cells, seeds)
     ]
 
@@ -238,9 +227,7 @@ def test_a_run_under_way_has_no_final_return():
     ]
     plain, ed = aggregates(table, runs)
     assert (plain.games, plain.runs) == (ed.games, ed.runs) == ("3 of 4 games", 3)
-    assert "| PPO, 3 of 4 games |" in to_markdown(
-        table, [Row(r.table, r.cell, 0, status=r.status, last=r.last) for r in runs]
-    )
+    assert "| PPO, 3 of 4 games |" in to_markdown(table, runs)
 
 
 def test_numbers_of_seeds_stand_in_the_order_of_the_methods():

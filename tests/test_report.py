@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import ed
-from ed.analysis.collect import CollectError, Row, read_results, result_path
+from ed.analysis.collect import Row, read_results, result_path
 from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
 from ed.analysis.render import table_lines, to_csv
 from ed.analysis.report.charts import Axis, line_chart
@@ -338,7 +338,7 @@ def test_a_strip_needs_two_numbers_to_compare():
 )
 def test_broken_files_are_named(folder, name, content, message):
     (folder / "results" / name).write_text(content)
-    with pytest.raises(CollectError, match=message):
+    with pytest.raises(ValueError, match=message):
         build_page(folder)
 
 

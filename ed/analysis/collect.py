@@ -5,7 +5,6 @@ failure, the launcher's FAILED with the error. Rows are merged by (table, cell, 
 two finished runs that claim one key with different numbers are an error, never a choice.
 """
 
-import contextlib
 import csv
 import io
 import json
@@ -18,6 +17,7 @@ import yaml
 
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import PLACES, Run, Table, expand, nested, parse_value
+from ed.files import read_rows
 
 STATUSES = ("done", "partial", "failed", "pending")
 COLUMNS = ("table", "cell", "seed", "deviations", "status", "steps", "total_steps")
@@ -62,6 +62,11 @@ class Row:
     folder: Path | None = field(default=None, compare=False)
 
     @property
+    def home(self) -> tuple[str, str]:
+        """As a cell's: where its folders are."""
+        return self.table, self.cell
+
+    @property
     def key(self) -> tuple[str, str, int, str]:
         return self.table, self.cell, self.seed, self.deviations
 
@@ -98,7 +103,7 @@ def collect_run(run: Run, table: Table) -> Row:
     known["folder"] = run.folder
     rows = read_metrics(run.folder / "metrics.jsonl")
     done = read_json(run.folder / "DONE")
-    known |= _sessions(run.folder / "meta.json")
+    known |= _surroundings(read_sessions(run.folder))
     failed = run.folder / "FAILED"
     if done is not None:
         known |= {"status": "done", **_summary(run.folder / "DONE", done, table)}
@@ -119,16 +124,16 @@ def collect_run(run: Run, table: Table) -> Row:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Rows of metrics.jsonl; a last line cut short by a kill is left out, others must be ours."""
-    text = path.read_text() if path.exists() else ""
-    lines = text.split("\n")
-    cut = lines.pop()  # "" unless the file ends in the middle of a line
-    rows: list[dict] = []
-    for number, line in enumerate(lines, start=1):
-        rows.append(_metrics_row(line, f"{path}, line {number}", rows))
-    if cut:
-        with contextlib.suppress(CollectError):
-            rows.append(_metrics_row(cut, str(path), rows))
+    """Rows of metrics.jsonl, which must be ours: numbers by name, and steps that never fall."""
+    rows, before = read_rows(path), 0
+    for number, row in enumerate(rows, start=1):
+        step = row.get("step") if isinstance(row, dict) else None
+        if not isinstance(step, int) or not all(isinstance(v, (int, float)) for v in row.values()):
+            shown = json.dumps(row)[:60]
+            raise CollectError(f"{path}, line {number} is not a row of metrics: {shown!r}")
+        if step < before:
+            raise CollectError(f"{path}, line {number}: step {step} after step {before}")
+        before = step
     return rows
 
 
@@ -188,7 +193,7 @@ def borrowed(table: Table) -> list[Row]:
     for name in sorted({home[0] for home in homes}):
         other = load_table(str(table.path.with_name(f"{name}.yaml")))
         read = read_results(result_path(other, "csv"), other)
-        shared = [row for row in read if (row.table, row.cell) in homes and not row.deviations]
+        shared = [row for row in read if row.home in homes and not row.deviations]
         rows += [_seen_by(table, row, other) for row in shared if row.seed in table.seeds]
     return rows
 
@@ -270,9 +275,13 @@ def _best_name(key: str) -> str:
     return key.replace("eval/", "best/", 1)
 
 
-def _sessions(path: Path) -> dict:
+def read_sessions(folder: Path) -> list[dict]:
+    """What the engine noted of each time that the run was started or went on."""
+    return (read_json(folder / "meta.json") or {}).get("sessions", [])
+
+
+def _surroundings(sessions: Sequence[dict]) -> dict:
     """Where the run ran, with what: sessions that differ are all named, in their order."""
-    sessions = (read_json(path) or {}).get("sessions", [])
 
     def joined(values: Iterable) -> str:
         return " + ".join(dict.fromkeys(str(value) for value in values if value))
@@ -285,19 +294,6 @@ def _sessions(path: Path) -> dict:
         "dirty": True if any(dirty) else None if None in dirty or not dirty else False,
         "total_steps": sessions[-1].get("steps") if sessions else None,
     }
-
-
-def _metrics_row(line: str, where: str, before: list[dict]) -> dict:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        raise CollectError(f"{where} is not JSON: {line[:60]!r}") from None
-    step = row.get("step") if isinstance(row, dict) else None
-    if not isinstance(step, int) or not all(isinstance(v, (int, float)) for v in row.values()):
-        raise CollectError(f"{where} is not a row of metrics: {line[:60]!r}")
-    if before and step < before[-1]["step"]:
-        raise CollectError(f"{where}: step {step} after step {before[-1]['step']}")
-    return row
 
 
 def _csv_row(values: list[str], table: Table, where: str) -> Row:

@@ -58,7 +58,7 @@ def cell_means(table: Table, rows: Sequence[Row], metric: str) -> dict[str, floa
     """Mean over the seeds of each cell that has all of them."""
     means = {}
     for name, cell in table.cells.items():
-        own = [row for row in rows if (row.table, row.cell) == cell.home and row.status == "done"]
+        own = [row for row in rows if row.home == cell.home and row.status == "done"]
         values = [row.last[metric] for row in own if metric in row.last]
         if len(values) == len(table.seeds):
             means[name] = summarise(values).mean

@@ -47,7 +47,7 @@ def to_csv(table: Table, rows: Sequence[Row]) -> str:
     """One line per run, in the table's order; runs that have not begun are left out."""
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
     begun = [row for row in rows if row.status != "pending"]
-    begun.sort(key=lambda row: (row.deviations, order[row.table, row.cell], row.seed))
+    begun.sort(key=lambda row: (row.deviations, order[row.home], row.seed))
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns(table))
@@ -104,7 +104,7 @@ def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list
     for cell in table.cells.values():
         chosen, remarks = _runs_of(table, cell, here)
         homes = _homes(table, cell)
-        own = [row for row in here if (row.table, row.cell) in homes]
+        own = [row for row in here if row.home in homes]
         planned = len(table.seeds) * len(homes)
         for metric in cell.metrics:
             values = _values(chosen, metric)
@@ -128,13 +128,13 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
     lines = []
     for grid in table.tuning.values():
         for point in grid.points:
-            own = [row for row in here if (row.table, row.cell) == point.home]
-            ours = summarise(_values(own, point.metrics[0]))
+            own = [row for row in here if row.home == point.home]
+            metric = point.metrics[0]
+            ours = summarise(_values(own, metric))
             judged = verdict(
                 ours, Paper(), paper_count=None, done=ours.count, planned=len(table.seeds)
             )
             remarks = _unfinished(own)
-            metric = point.metrics[0]
             lines.append(Line(point.label, metric, Paper(), ours, judged, _begun(own), remarks))
     return lines
 
@@ -266,7 +266,7 @@ def _pool_remarks(table: Table, rows: Sequence[Row]) -> list[str]:
     """What must be said of single runs, once for all cells that it is true of."""
     cells: dict[str, list[str]] = {}
     for name, cell in table.cells.items():
-        for remark in _unfinished([row for row in rows if (row.table, row.cell) == cell.home]):
+        for remark in _unfinished([row for row in rows if row.home == cell.home]):
             cells.setdefault(remark, []).append(name)
     return [f"{remark} ({', '.join(names)})" for remark, names in cells.items()]
 
@@ -279,7 +279,7 @@ def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Means over the finished seeds of each cell that has any, under `pool_header`."""
     fields = []
     for cell in table.cells.values():
-        own = [row for row in rows if (row.table, row.cell) == cell.home and row.status == "done"]
+        own = [row for row in rows if row.home == cell.home and row.status == "done"]
         means = [summarise(_values(own, metric)).mean for metric in table.metrics]
         if own:
             shown = ("-" if mean is None else f"{mean:.4g}" for mean in means)
@@ -308,7 +308,7 @@ def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], 
     if cell.best_of is not None:
         chosen, how = _best_point(table, cell.best_of, rows)
         return chosen, remarks + how
-    chosen = [row for row in rows if (row.table, row.cell) == cell.home]
+    chosen = [row for row in rows if row.home == cell.home]
     if cell.home[0] != table.name:
         remarks.append(f"the runs of {'/'.join(cell.home)}")
     return chosen, remarks + _unfinished(chosen)
@@ -320,7 +320,7 @@ def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row]
     metric = points[0].metrics[0]
     complete = {}
     for point in points:
-        own = [row for row in rows if (row.table, row.cell) == point.home]
+        own = [row for row in rows if row.home == point.home]
         if len(_values(own, metric)) == len(table.seeds):
             complete[point.name] = own
     if not complete:
@@ -359,26 +359,24 @@ def _values(rows: Sequence[Row], metric: str) -> list[float]:
 
 
 def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
-    text = [_markdown_row(HEADER), _markdown_row(["---"] * len(HEADER))]
+    body = []
     for line in lines:
         for remark in line.remarks:
             if remark not in footnotes:
                 footnotes.append(remark)
         count = f" ({line.ours.count})" if line.ours.count else ""
         apart = difference(line.ours, line.paper)
-        text.append(
-            _markdown_row(
-                (
-                    _label(table, line),
-                    _number(line.paper.mean, line.paper.std, table),
-                    _number(line.ours.mean, line.ours.std, table) + count,
-                    "" if apart is None else signed(apart, line.paper, table.digits),
-                    line.verdict,
-                    " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in line.remarks),
-                )
+        body.append(
+            (
+                _label(table, line),
+                _number(line.paper.mean, line.paper.std, table),
+                _number(line.ours.mean, line.ours.std, table) + count,
+                "" if apart is None else signed(apart, line.paper, table.digits),
+                line.verdict,
+                " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in line.remarks),
             )
         )
-    return "\n".join(text)
+    return _plain_table(HEADER, body)
 
 
 def _plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -69,22 +69,17 @@ def stratified_resamples(
 
 
 def interquartile_interval(
-    scores: list[np.ndarray],
-    rng: np.random.Generator,
-    *,
-    count: int = RESAMPLES,
-    level: float = 0.95,
+    scores: list[np.ndarray], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Interquartile mean over games and seeds, and the ends of its bootstrap interval.
+    """Interquartile mean over games and seeds, and the ends of its 95 % bootstrap interval.
 
     Args:
         scores: one array (seeds, ...) per game, normalised.
     Returns:
         Three arrays of the trailing shape: mean, low, high.
     """
-    tail = 100 * (1 - level) / 2
-    resampled = interquartile_mean(stratified_resamples(scores, rng, count=count), axis=1)
-    low, high = np.percentile(resampled, [tail, 100 - tail], axis=0)
+    resampled = interquartile_mean(stratified_resamples(scores, rng, count=RESAMPLES), axis=1)
+    low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
     return interquartile_mean(np.concatenate(scores), axis=0), low, high
 
 
@@ -108,7 +103,7 @@ def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
     """The runs by game and method, in the table's order; all have the same deviations."""
     found = []
     for cell in table.cells.values():
-        own = [row for row in rows if (row.table, row.cell) == cell.home]
+        own = [row for row in rows if row.home == cell.home]
         if own:
             texts = (*cell.overrides, *own[0].deviations.split())
             settings = {"task.mode": "hard"} | dict(text.split("=", 1) for text in texts)

@@ -9,8 +9,9 @@ import time
 import uuid
 from pathlib import Path
 
-from ed.files import write_atomic
+from ed.files import read_rows, write_atomic
 
+MOST_SHOWN = 12  # values in a line for people
 logger = logging.getLogger("ed")
 
 
@@ -74,19 +75,6 @@ class Metrics:
             self.bar.close()
 
 
-def read_rows(path: Path) -> list[dict]:
-    """Rows of a metrics file; a half-written last line (kill -9) is left out."""
-    rows = []
-    lines = path.read_text().splitlines() if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            if number < len(lines):
-                raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from None
-    return rows
-
-
 def check_finite(values: dict[str, float], after: int, step: int, folder: Path) -> None:
     """Stops a run that has left the numbers, before anything of it is saved."""
     bad = [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]
@@ -97,14 +85,14 @@ def check_finite(values: dict[str, float], after: int, step: int, folder: Path) 
         )
 
 
-def brief(values: dict[str, float], most: int = 12) -> str:
+def brief(values: dict[str, float]) -> str:
     """Values in one line for people; machines find all of them in metrics.jsonl."""
     shown = [
         f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}"
         for name, value in values.items()
     ]
-    more = [f"and {len(shown) - most} more"] if len(shown) > most else []
-    return "  ".join(shown[:most] + more)
+    more = [f"and {len(shown) - MOST_SHOWN} more"] if len(shown) > MOST_SHOWN else []
+    return "  ".join(shown[:MOST_SHOWN] + more)
 
 
 def duration(seconds: float) -> str:

@@ -18,7 +18,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     """One panel per model; a curve is the mean of a cell's seeds, which lie faintly behind it."""
     panels = defaultdict(dict)
     for name, cell in table.cells.items():
-        done = [r for r in rows if (r.table, r.cell) == cell.home and r.status == "done"]
+        done = [r for r in rows if r.home == cell.home and r.status == "done"]
         curves = [curve(row) for row in done]
         curves = [values for values in curves if len(values)]
         if curves:

@@ -44,7 +44,7 @@ def figure_files(
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
     here = sorted(
         (row for row in rows if row.deviations == deviations),
-        key=lambda row: (order[row.table, row.cell], row.seed),
+        key=lambda row: (order[row.home], row.seed),
     )
     done = [row for row in here if row.status == "done"]
     drawn = _available(here) if available else done
@@ -61,9 +61,9 @@ def figure_files(
 
 def _available(rows: Sequence[Row]) -> list[Row]:
     """A mean with a run that has just begun would end where that one does, so none has both."""
-    finished = {(row.table, row.cell) for row in rows if row.status == "done" and row.folder}
+    finished = {row.home for row in rows if row.status == "done" and row.folder}
     wanted = {True: "done", False: "partial"}
-    return [r for r in rows if r.folder and r.status == wanted[(r.table, r.cell) in finished]]
+    return [r for r in rows if r.folder and r.status == wanted[r.home in finished]]
 
 
 def _remarks(table: Table, deviations: str, drawn: Sequence[Row], done: Sequence[Row]) -> list[str]:

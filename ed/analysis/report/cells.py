@@ -1,13 +1,11 @@
 """What stands behind a cell: its settings, its runs, their learning curves and surroundings."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, read_sessions
 from ed.analysis.report.charts import key, line_chart
 from ed.analysis.report.markup import Html, code, join, plural, tag
-from ed.analysis.report.records import Record, read_record, series
-from ed.analysis.report.sortable import Field, number, sortable
+from ed.analysis.report.sortable import Field, sortable
 from ed.analysis.spec import Cell, Table
 
 SIGNIFICANT = 6
@@ -17,7 +15,7 @@ def anchor(home: tuple[str, str]) -> str:
     return "--".join(home)
 
 
-def cell_details(table: Table, cell: Cell, rows: Sequence[Row], records: Path) -> Html:
+def cell_details(table: Table, cell: Cell, rows: Sequence[Row]) -> Html:
     """A fold with everything about one cell; `rows` are its own runs, reduced ones included."""
     begun = [row for row in rows if row.status != "pending"]
     done = sum(row.status == "done" and not row.deviations for row in begun)
@@ -25,7 +23,7 @@ def cell_details(table: Table, cell: Cell, rows: Sequence[Row], records: Path) -
     parts = [tag("summary", cell.label, " ", tag("span", count, class_="quiet"))]
     parts.append(_settings(table, cell))
     if begun:
-        parts += [_runs_table(table, begun), *_recorded(table, begun, records)]
+        parts += [_runs_table(table, begun), *_recorded(table, begun)]
     return tag("details", *parts, class_="cell", id=anchor(cell.home))
 
 
@@ -54,12 +52,12 @@ def _run_fields(row: Row, metrics: Sequence[str]) -> list[Field]:
         steps += f" of {row.total_steps:,}"
     commit = join(code(row.commit[:8]), " + changes" if row.dirty else "") if row.commit else ""
     return [
-        number(row.seed, str(row.seed)),
+        (str(row.seed), row.seed),
         (row.status, row.status),
-        *(number(row.last.get(metric), _value(row.last.get(metric))) for metric in metrics),
-        number(row.best, _value(row.best)),
-        number(row.steps, steps),
-        number(row.seconds, _value(row.seconds)),
+        *((_value(row.last.get(metric)), row.last.get(metric)) for metric in metrics),
+        (_value(row.best), row.best),
+        (steps, row.steps),
+        (_value(row.seconds), row.seconds),
         (row.device, row.device),
         (row.torch, row.torch),
         (commit, row.commit),
@@ -72,21 +70,26 @@ def _value(value: float | None) -> str:
     return "" if value is None else f"{value:.{SIGNIFICANT}g}"
 
 
-def _recorded(table: Table, rows: Sequence[Row], root: Path) -> list[Html]:
+def _recorded(table: Table, rows: Sequence[Row]) -> list[Html]:
     """Curves of all recorded runs together, then each run's complete settings and versions."""
-    found = {_name(row): read_record(row, root) for row in rows}
-    records = {name: record for name, record in found.items() if record is not None}
-    if not records:
+    recorded = {_name(row): row for row in rows if row.folder is not None}
+    histories = {name: row.history() for name, row in recorded.items()}
+    if not recorded:
         return [tag("p", "No learning curves were kept for these runs.", class_="quiet")]
     charts = [
-        line_chart(metric, {n: series(r, metric) for n, r in records.items()}, log=log)
+        line_chart(metric, {n: _series(h, metric) for n, h in histories.items()}, log=log)
         for metric, log in _charted(table)
     ]
     drawn = [chart for chart in charts if chart is not None]
     parts = [tag("div", *drawn, class_="charts")] if drawn else []
-    if drawn and len(records) > 1:
-        parts.append(key(list(records)))
-    return parts + [_surroundings(name, record) for name, record in records.items()]
+    if drawn and len(recorded) > 1:
+        parts.append(key(list(recorded)))
+    return parts + [_surroundings(name, row) for name, row in recorded.items()]
+
+
+def _series(history: Sequence[dict], metric: str) -> list[tuple[float, float]]:
+    """(step, value) of one metric."""
+    return [(entry["step"], entry[metric]) for entry in history if metric in entry]
 
 
 def _charted(table: Table) -> list[tuple[str, bool]]:
@@ -99,10 +102,11 @@ def _name(row: Row) -> str:
     return f"seed {row.seed}" + (f" ({row.deviations})" if row.deviations else "")
 
 
-def _surroundings(name: str, record: Record) -> Html:
-    sessions = [_session(session) for session in record.sessions]
+def _surroundings(name: str, row: Row) -> Html:
+    sessions = [_session(session) for session in read_sessions(row.folder)]
+    config = (row.folder / "config.yaml").read_text()
     summary = tag("summary", f"{name}: complete settings, hardware, versions")
-    return tag("details", summary, *sessions, tag("pre", record.config, tabindex="0"))
+    return tag("details", summary, *sessions, tag("pre", config, tabindex="0"))
 
 
 def _session(session: dict) -> Html:

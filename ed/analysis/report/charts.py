@@ -42,10 +42,10 @@ class Axis:
         return math.log10(value) if self.log else value
 
 
-def nice_step(extent: float, count: int = 4) -> float:
-    """The 1-2-5 step that cuts `extent` into about `count` parts."""
-    power = 10.0 ** math.floor(math.log10(extent / count))
-    return next(power * m for m in (1, 2, 5, 10) if power * m >= extent / count * 0.999)
+def nice_step(extent: float) -> float:
+    """The 1-2-5 step that cuts `extent` into about four parts."""
+    power = 10.0 ** math.floor(math.log10(extent / 4))
+    return next(power * m for m in (1, 2, 5, 10) if power * m >= extent / 4 * 0.999)
 
 
 def line_chart(title: str, lines: dict[str, Points], *, log: bool = False) -> Html | None:

@@ -10,10 +10,10 @@ HEADING = re.compile(r"(#{1,6}) +(.*)")
 RULE = re.compile(r"\|?[\s:|-]*-[\s:|-]*\|?")
 
 
-def render_markdown(text: str, top: int = 2) -> Html:
-    """Blocks are what blank lines separate; a level-1 heading becomes <h{top}>."""
+def render_markdown(text: str) -> Html:
+    """Blocks are what blank lines separate; a level-1 heading becomes <h2>."""
     blocks = [block.splitlines() for block in re.split(r"\n\s*\n", text.strip())]
-    return join(*(_block(lines, top) for lines in blocks))
+    return join(*map(_block, blocks))
 
 
 def inline(text: str) -> Html:
@@ -39,11 +39,11 @@ def _inline_element(match: re.Match) -> Html:
     return join(label)
 
 
-def _block(lines: list[str], top: int) -> Html:
+def _block(lines: list[str]) -> Html:
     heading = HEADING.fullmatch(lines[0])
     if heading:
-        level = min(6, len(heading[1]) + top - 1)
-        rest = _block(lines[1:], top) if lines[1:] else None
+        level = min(6, len(heading[1]) + 1)
+        rest = _block(lines[1:]) if lines[1:] else None
         return join(tag(f"h{level}", inline(heading[2])), rest)
     if lines[0].startswith("|") and len(lines) > 1 and RULE.fullmatch(lines[1]):
         return _table(lines)

@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ed.analysis.collect import STATUSES, CollectError, Row
+from ed.analysis.collect import STATUSES, Row, read_json
 from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, code, join, plural, tag
-from ed.analysis.report.sortable import number, sortable
+from ed.analysis.report.sortable import sortable
 from ed.analysis.report.tables import (
     Experiment,
     figure,
@@ -173,8 +173,8 @@ def _overview(experiments: Sequence[Experiment]) -> Html:
                 (tag("a", table.title, href=f"#{section_id(table)}"), table.title),
                 *([(state, state)] if unfinished else []),
                 (_progress(done, planned), done / planned),
-                number(len(words), str(len(words))),
-                *(number(words.count(w), str(words.count(w))) for w in ("match", "differs")),
+                (str(len(words)), len(words)),
+                *((str(words.count(w)), words.count(w)) for w in ("match", "differs")),
             ]
         )
     header = [
@@ -250,8 +250,8 @@ def _provenance(pool: dict[tuple, Row]) -> Html:
                 (device, device),
                 (torch, torch),
                 (shown, commit),
-                number(len(rows), str(len(rows))),
-                number(hours, f"{hours:.2f}"),
+                (str(len(rows)), len(rows)),
+                (f"{hours:.2f}", hours),
             ]
         )
     header = ["device", "torch", "commit", "runs", "hours"]
@@ -263,12 +263,9 @@ def _provenance(pool: dict[tuple, Row]) -> Html:
 
 def _explorer(path: Path) -> Html | None:
     """The explorer's frame; its script fills it from the samples that stand beside it."""
-    if not path.exists():
+    samples = read_json(path)
+    if samples is None:
         return None
-    try:
-        samples = json.loads(path.read_text())
-    except ValueError as error:
-        raise CollectError(f"{path} is not JSON ({error})") from None
     data = json.dumps(samples, separators=(",", ":")).replace("<", "\\u003c")
     script = Html(f'<script type="application/json" id="samples">{data}</script>')
     intro = (

@@ -7,7 +7,7 @@ from ed.analysis.correlation import cell_means, correlations
 from ed.analysis.render import CORRELATION_MEANING
 from ed.analysis.report.cells import anchor
 from ed.analysis.report.markup import Html, join, tag
-from ed.analysis.report.sortable import Field, number, sortable
+from ed.analysis.report.sortable import Field, sortable
 from ed.analysis.spec import Table
 
 
@@ -31,9 +31,9 @@ def _correlations(table: Table, rows: Sequence[Row]) -> Html:
             [
                 (name, name),
                 (variant, variant),
-                number(found.r, f"{found.r:+.2f}" if known else ""),
+                (f"{found.r:+.2f}" if known else "", found.r),
                 (interval, found.low),
-                number(len(found.cells), f"{len(found.cells)} of {len(table.cells)}"),
+                (f"{len(found.cells)} of {len(table.cells)}", len(found.cells)),
                 (tag("strong", chosen) if chosen else "", chosen),
             ]
         )
@@ -47,6 +47,6 @@ def _points(table: Table, rows: Sequence[Row]) -> Html:
     for name, cell in table.cells.items():
         link = tag("a", cell.label, href=f"#{anchor(cell.home)}")
         values = [own.get(name) for own in means]
-        fields = [number(value, "" if value is None else f"{value:.4g}") for value in values]
+        fields = [("" if value is None else f"{value:.4g}", value) for value in values]
         body.append([(link, cell.label), *fields])
     return sortable(["cell", *table.metrics.values()], body)

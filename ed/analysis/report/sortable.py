@@ -7,20 +7,16 @@ from ed.analysis.report.markup import Html, join, tag
 Field = tuple[Html | str, float | str | None]  # what is shown, and what it is sorted by
 
 
-def sortable(header: Sequence[str], rows: Sequence[Sequence[Field]], **attributes: str) -> Html:
+def sortable(header: Sequence[str], rows: Sequence[Sequence[Field]]) -> Html:
     """A table of (shown, key) fields. Columns of numbers are set to the right; None sorts last."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(header)
     # the first column names the row, so it stays on the left
     numeric = [place > 0 and _is_numeric(column) for place, column in enumerate(columns)]
     head = [_head_field(name, right) for name, right in zip(header, numeric, strict=True)]
     body = [tag("tr", *map(_field, row, numeric, range(len(row)))) for row in rows]
-    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), **attributes)
+    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body))
     # focusable, so that the keyboard can scroll it
     return tag("div", table, class_="wide", tabindex="0", role="region", aria_label="table")
-
-
-def number(value: float | None, shown: str) -> Field:
-    return shown, value
 
 
 def _is_numeric(column: Sequence[Field]) -> bool:

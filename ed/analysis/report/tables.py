@@ -29,7 +29,7 @@ from ed.analysis.report.charts import interval_strip
 from ed.analysis.report.markdown import inline
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.pools import pool as pool_table
-from ed.analysis.report.sortable import Field, number, sortable
+from ed.analysis.report.sortable import Field, sortable
 from ed.analysis.spec import Cell, Paper, Table, expand
 from ed.analysis.stats import Ours, difference
 
@@ -101,7 +101,7 @@ def _glance(table: Table, lines: Sequence[Line]) -> Html | None:
     body = []
     for label, own in glance(lines).items():
         found = [own.get(metric) for metric in metrics]
-        numbers = [number(line and line.ours.mean, both(line, table)) for line in found]
+        numbers = [(both(line, table), line and line.ours.mean) for line in found]
         body.append([(label, label), *numbers])
     return sortable(list(header.values()), body) if body else None
 
@@ -140,10 +140,10 @@ def _line_fields(
     if extent is not None and (paper.mean is not None or ours.mean is not None):
         strip = interval_strip((paper.mean, paper.std), (ours.mean, ours.std), extent)
     return [
-        number(paper.mean, _mean_std(paper, table)),
-        number(ours.mean, _mean_std(ours, table)),
-        number(ours.count or None, str(ours.count or "")),
-        number(apart, "" if apart is None else _difference(apart, paper, table)),
+        (_mean_std(paper, table), paper.mean),
+        (_mean_std(ours, table), ours.mean),
+        (str(ours.count or ""), ours.count or None),
+        ("" if apart is None else _difference(apart, paper, table), apart),
         (verdict_mark(line.verdict), line.verdict),
         (strip, ours.mean if ours.mean is not None else paper.mean),
         (_references(table, line.remarks, footnotes), None),
@@ -313,11 +313,10 @@ def _all_cells(table: Table, pool: dict[tuple, Row]) -> Html | None:
         return None
     by_home: dict[tuple[str, str], list[Row]] = {}
     for row in pool.values():
-        by_home.setdefault((row.table, row.cell), []).append(row)
-    records = table.path.parent / "results" / "runs"
+        by_home.setdefault(row.home, []).append(row)
     entries = []
     for cell in own:
         rows = sorted(by_home.get(cell.home, []), key=lambda row: (row.deviations, row.seed))
-        entries.append(cell_details(table, cell, rows, records))
+        entries.append(cell_details(table, cell, rows))
     title = tag("summary", f"Settings and runs of {plural(len(own), 'cell')}")
     return tag("details", title, join(*entries), class_="cells")
