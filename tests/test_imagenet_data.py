@@ -81,15 +81,15 @@ def test_a_model_that_is_perfect_on_the_mapped_classes_scores_all(name):
     logits[:, wrong] = 2.0
     place = iter(logits.split(64))
     how = {"view": Views(size=8).evaluate, "normalise": lambda x: x, "device": "cpu", "workers": 0}
-    score = accuracy(
+    score, _ = accuracy(
         lambda x: next(place), EvaluationSet(name, source, groups), batch_size=64, **how
     )
-    assert (score.accuracy, score.count) == (100.0, len(labels))
+    assert score == 100.0
     place = iter(logits.split(64))  # without the restriction the loud class wins every time
-    unrestricted = accuracy(
+    unrestricted, _ = accuracy(
         lambda x: next(place), EvaluationSet(name, source), batch_size=64, **how
     )
-    assert unrestricted.accuracy == 0.0
+    assert unrestricted == 0.0
 
 
 def test_two_processes_score_what_one_scores(monkeypatch):
@@ -106,8 +106,7 @@ def test_two_processes_score_what_one_scores(monkeypatch):
     for rank in range(2):
         as_one_of_two(monkeypatch, rank)
         parts.append(score())
-    assert sum(part.accuracy for part in parts) == pytest.approx(whole.accuracy)
-    assert sum(part.loss for part in parts) == pytest.approx(whole.loss)
+    assert torch.tensor(parts).sum(0).tolist() == pytest.approx(whole)
 
 
 # ---- folders
@@ -199,8 +198,6 @@ def test_missing_validation_folder_and_missing_shift(tmp_path, few_classes):
         open_training(str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"ImageNet-R: no class folders.*task.shift_names"):
         open_shift("r", tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="no shift 'x'; there are v2, r, a, sketch, objectnet"):
-        open_shift("x", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no such folder\. Give a folder with train/"):
         open_split("./nowhere", "train")
 

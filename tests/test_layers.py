@@ -15,7 +15,7 @@ ALLOWED = {
     "measures": ("core",),
     "figures": ("core", "analysis"),
     "envs": (),
-    "tasks": ("core", "models", "envs", "hub"),
+    "tasks": ("core", "models", "envs", "files", "hub"),
     "engine": ("core", "files", "tasks.base", "regularizers.base", "measures.base"),
     "analysis": ("files",),
 }

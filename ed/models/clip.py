@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ed.hub import hub_or_cache
 from ed.models.prompts import captions
-from ed.models.weights import read_weights
+from ed.models.weights import load_weights, read_weights
 
 LARGEST_SCALE = 100.0  # of the logits, CLIP's own bound
 TEXT_BATCH = 2048  # captions per pass of the text tower
@@ -119,6 +119,7 @@ def classifier(
         raise ValueError(
             f"model.prompts={prompts} names {len(texts)} classes, but task.classes={classes}"
         )
+    given = f"model.weights={weights}"
     state = {} if weights == "random" else _weights(architecture, weights)
     clip = build(architecture)
     random_rows = F.normalize(torch.randn(classes, clip.visual.output_dim), dim=-1)
@@ -126,8 +127,8 @@ def classifier(
     if weights == "random":
         return untrained
     if "head.weight" in state:
-        return _load(untrained, state, weights)
-    _load(clip, {name.removeprefix("clip."): value for name, value in state.items()}, weights)
+        return load_weights(untrained, state, given)
+    load_weights(clip, {name.removeprefix("clip."): value for name, value in state.items()}, given)
     tokens = tokenise(texts, clip.context_length).to(device)
     return ClipClassifier(clip.visual, zero_shot_rows(clip.to(device), tokens))
 
@@ -212,17 +213,6 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
             f"model.weights=openai: the weights of {architecture} could not be had ({reason}). Get "
             f"open_clip_model.safetensors of the hub's {known['hf_hub'].strip('/')} elsewhere and "
             "give model.weights=FILE; model.weights=random tries the pipeline without them"
-        ) from error
-
-
-def _load(model: nn.Module, state: dict[str, Tensor], weights: str) -> nn.Module:
-    try:
-        model.load_state_dict(state)
-        return model
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"model.weights={weights}: does not fit model.architecture ({reason} ...)"
         ) from error
 
 

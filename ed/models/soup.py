@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ed.models.clip import ClipClassifier, build
-from ed.models.weights import read_weights
+from ed.models.weights import load_weights, read_weights
 
 NAMES = {"model.visual.": "visual.", "classification_head.": "head."}  # theirs: ours
 RECIPES = "hparam_info.json"  # of their repository: {"model_1": {"lr": ..., "mix": ...}, ...}
@@ -35,11 +35,7 @@ def soup_member(
             state[NAMES[prefix] + name.removeprefix(prefix)] = value
     visual = build(architecture).visual
     model = ClipClassifier(visual, torch.zeros(classes, visual.output_dim))
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{given}: does not fit model.architecture ({reason} ...)") from error
+    load_weights(model, state, given)
     model.recipe = read_recipe(path.parent / RECIPES, path.stem, given)
     return model
 

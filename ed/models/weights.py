@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ed.files import SEAL, unseal
 
@@ -36,6 +36,16 @@ def read_weights(path: Path, given: str) -> dict[str, Tensor]:
     while wrapped := [name for name in WRAPPERS if isinstance(state.get(name), dict)]:
         state = state[wrapped[0]]
     return {PREFIXES.sub("", name): value for name, value in state.items()}
+
+
+def load_weights(model: nn.Module, state: dict[str, Tensor], given: str) -> nn.Module:
+    """The model with these weights; what does not fit is told in one line."""
+    try:
+        model.load_state_dict(state)
+        return model
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{given}: does not fit model.architecture ({reason} ...)") from error
 
 
 def _read(path: Path) -> dict:

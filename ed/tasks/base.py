@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ed.core.field import Field
 from ed.core.modes import evaluating
@@ -50,8 +51,10 @@ class Task:
         raise NotImplementedError
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss, and what to log."""
-        raise NotImplementedError
+        """The mean loss, and what to log; of classes the cross-entropy, and the accuracy."""
+        loss = F.cross_entropy(outputs.float(), batch["label"])
+        accuracy = (outputs.argmax(-1) == batch["label"]).float().mean()
+        return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
 
     def evaluation_steps(self) -> Sequence[int]:
         """The steps after which the model is evaluated, rising; beside them always the last."""

@@ -18,7 +18,7 @@ from ed.tasks.corruptions import corrupt
 from ed.tasks.imagenet_data import CLIP, ImageNetTask, Source, open_shift
 from ed.tasks.imagenet_data import shifts as known_shifts
 from ed.tasks.images import PictureTask
-from ed.tasks.pictures import Pictures, load_pictures
+from ed.tasks.pictures import Pictures
 
 
 class FineTuning(PictureTask):
@@ -88,9 +88,6 @@ class StandIn(FineTuning):
         super().__init__(data, **settings)  # which refuses settings that it does not know
         self.corruptions = dict(corruptions)
 
-    def load(self, split: str) -> Pictures:
-        return load_pictures(self.data, split, classes=self.classes, size=self.image_size)
-
     def prepare(self, device: torch.device, seed: int) -> None:
         super().prepare(device, seed)
         clean = self.test.to("cpu")  # a GPU rounds otherwise, and all should see the same pictures
@@ -119,7 +116,7 @@ class StandInPretraining(PictureTask):
         self.part = part
 
     def load(self, split: str) -> Pictures:
-        pictures = load_pictures(self.data, split, classes=self.classes, size=self.image_size)
+        pictures = super().load(split)
         if split == "test":
             return pictures
         count = round(self.part * len(pictures))

@@ -171,11 +171,6 @@ class Glue(Task):
             module=model,
         )
 
-    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = F.cross_entropy(outputs.float(), batch["label"])
-        accuracy = (outputs.argmax(-1) == batch["label"]).float().mean()
-        return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
-
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         outputs, labels = [], self.validation.labels
         ours = processes.part(len(labels))

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ed.core.field import Field
 from ed.core.streams import generator
@@ -127,11 +126,6 @@ class ModularArithmetic(Task):
 
     def field(self, model: nn.Module, batch: Batch) -> Field:
         return Field.of(model, model.embed(batch["ids"]))
-
-    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = F.cross_entropy(outputs.float(), batch["label"])
-        accuracy = (outputs.argmax(-1) == batch["label"]).float().mean()
-        return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         values = {}

@@ -26,36 +26,14 @@ PAIRING_SEED = 0  # not the run's: all runs share one data set
 class MnistCifar(PictureTask):
     """Digit above object, 3 x 64 x 32 in [0, 1] without normalisation, cross-entropy."""
 
-    def __init__(
-        self,
-        data: str,
-        mnist: str,
-        *,
-        epochs: int,
-        warmup_epochs: float,
-        batch_size: int,
-        augment: bool,
-        space: str,
-        eval_every: int,
-        classes: int,
-        image_size: list[int],
-    ):
-        super().__init__(
-            data,
-            epochs=epochs,
-            warmup_epochs=warmup_epochs,
-            batch_size=batch_size,
-            augment=augment,
-            space=space,
-            eval_every=eval_every,
-            classes=classes,
-            image_size=image_size,
-        )
+    def __init__(self, data: str, mnist: str, **settings):
+        super().__init__(data, **settings)  # which refuses settings that it does not know
         self.mnist = mnist
-        if self.image_size != STACKED_SIZE or classes != len(DIGITS):
+        if self.image_size != STACKED_SIZE or self.classes != len(DIGITS):
             raise ValueError(
-                f"task.image_size={list(image_size)}, task.classes={classes}: a digit above an "
-                f"object is {list(STACKED_SIZE)}, in {len(DIGITS)} classes; leave both as they are"
+                f"task.image_size={list(self.image_size)}, task.classes={self.classes}: a digit "
+                f"above an object is {list(STACKED_SIZE)}, in {len(DIGITS)} classes; leave both as "
+                "they are"
             )
 
     def load(self, split: str) -> Pictures:

@@ -1,6 +1,8 @@
 """Small pictures with their labels: read from the hub or a folder, decoded once and kept."""
 
+import contextlib
 import hashlib
+import io
 import os
 import sys
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ed.files import write_atomic
 from ed.hub import hub_or_cache
 
 EMBEDDED = Path(__file__).parents[1] / "data" / "cifar10_mini"
@@ -127,12 +130,9 @@ def _read_cache(path: Path):
 
 
 def _write_cache(path: Path, arrays) -> None:
-    """Atomic, and optional: without room for a cache the next run decodes again."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    """Optional: without room for a cache the next run decodes again."""
+    file = io.BytesIO()
+    np.savez(file, pixels=arrays[0], labels=arrays[1])
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            np.savez(file, pixels=arrays[0], labels=arrays[1])
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+        write_atomic(path, file.getvalue())

@@ -4,7 +4,8 @@
     shift = open_shift("objectnet", "/data/objectnet-1.0")  # v2, r, a, sketch, objectnet
     batches = training_batches(train, CLIP.train, batch_size=512, steps=range(start, total),
                                seed=seed, device=device)    # {"x": uint8 (B, 3, H, W), "label"}
-    score = accuracy(model, shift, view=CLIP.evaluate, normalise=task.normalise, device=device)
+    percent, loss = accuracy(model, shift, view=CLIP.evaluate, normalise=task.normalise,
+                             device=device)
 
 One idea per module: `classes` (names and index maps), `sources` (where pictures lie and what is
 wrong there), `views` (from a picture to uint8 pixels), `loading` (worker processes, order, copies
@@ -14,7 +15,6 @@ task: a subclass says which views it takes and which sets it is evaluated on).
 
 from ed.tasks.imagenet_data.evaluation import (
     EvaluationSet,
-    Score,
     accuracy,
     open_shift,
     restrict,
@@ -30,7 +30,6 @@ __all__ = [
     "EvaluationSet",
     "ImageNetTask",
     "PictureError",
-    "Score",
     "Source",
     "Views",
     "accuracy",

@@ -97,15 +97,6 @@ class EvaluationSet:
         return logits if self.groups is None else restrict(logits, self.groups)
 
 
-@dataclass(frozen=True)
-class Score:
-    """Accuracy in percent and mean cross-entropy, over `count` pictures."""
-
-    accuracy: float
-    loss: float
-    count: int
-
-
 def locate(root: Path, name: str) -> Path:
     """The class folders of shift `name`: in a collection `root`, or `root` itself."""
     shift = shifts()[name]
@@ -119,20 +110,18 @@ def locate(root: Path, name: str) -> Path:
     )
 
 
-def open_shift(name: str, root: str | Path, *, key: str = "task.shifts") -> EvaluationSet:
+def open_shift(name: str, root: str | Path) -> EvaluationSet:
     """One of the five shifts, from the folder it was unpacked to or a collection of them."""
-    if name not in shifts():
-        raise ValueError(f"{key}: no shift {name!r}; there are {', '.join(shifts())}")
     shift = shifts()[name]
     try:
         folder = locate(Path(root).expanduser(), name)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{key}={root}: {shift.title}: {error}, or leave it out: task.shift_names lists those "
-            "to evaluate on, and task.shifts=null is none"
+            f"task.shifts={root}: {shift.title}: {error}, or leave it out: task.shift_names lists "
+            "those to evaluate on, and task.shifts=null is none"
         ) from None
     source = open_folders(
-        folder, shift.labels, what=f"{key}={root}", ignored=shift.ignored, border=shift.border
+        folder, shift.labels, what=f"task.shifts={root}", ignored=shift.ignored, border=shift.border
     )
     expect(source, shift.pictures, shift.title)
     return EvaluationSet(name, source, shift.groups)
@@ -163,11 +152,9 @@ def accuracy(
     device: torch.device | str,
     batch_size: int = 256,
     workers: int | None = None,
-) -> Score:
-    """Scores a model (in eval mode, which is the caller's to set) on all pictures of a set.
-
-    Of several processes each scores a part of them.
-    """
+) -> tuple[float, float]:
+    """Accuracy in percent and mean cross-entropy of a model (in eval mode, which is the caller's to
+    set) on all pictures of a set; of several processes each scores a part of them."""
     from tqdm import tqdm
 
     source, correct, loss = pictures.pictures, *torch.zeros(2, device=device)
@@ -182,6 +169,5 @@ def accuracy(
             logits = pictures.restrict(model(normalise(batch["x"]))).float()
             correct = correct + (logits.argmax(-1) == batch["label"]).sum()
             loss = loss + F.cross_entropy(logits, batch["label"], reduction="sum")
-    count = len(source)
     correct, loss = (float(processes.total(value)) for value in (correct, loss))
-    return Score(100 * correct / count, loss / count, count)
+    return 100 * correct / len(source), loss / len(source)

@@ -235,13 +235,11 @@ def has_class_folders(root: Path) -> bool:
     return bool(folders) and not any(any(folder.glob("*.parquet")) for folder in folders)
 
 
-def open_training(
-    data: str, *, validation: str = "validation", key: str = "task.data"
-) -> tuple[Source, Source]:
+def open_training(data: str, *, validation: str = "validation") -> tuple[Source, Source]:
     """(training, validation) pictures; `validation` names the split that is evaluated on."""
-    train = open_split(data, "train", key=key)
+    train = open_split(data, "train")
     try:
-        held_out = open_split(data, validation, key=key)
+        held_out = open_split(data, validation)
     except (ValueError, FileNotFoundError) as error:
         if (Path(data).expanduser() / FOLDER_OF.get(validation, validation)).is_dir():
             raise  # it is there, and the error says what is wrong in it

@@ -88,7 +88,7 @@ class ImageNetTask(PictureTask):
 
     def score(self, model: nn.Module, pictures: EvaluationSet) -> tuple[float, float]:
         """Accuracy in percent and mean loss."""
-        score = accuracy(
+        return accuracy(
             model,
             pictures,
             view=self.views.evaluate,
@@ -96,4 +96,3 @@ class ImageNetTask(PictureTask):
             device=self.device,
             workers=self.workers,
         )
-        return score.accuracy, score.loss
