@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ed.analysis.sweeps import aligned
 from ed.core.streams import generator
 from ed.engine.errors import explain
 from ed.tasks.imagenet_data import PictureError, Source, open_split, shifts
@@ -110,14 +111,7 @@ def table(reports: list[Report]) -> str:
         verdict = "incomplete" if report.problems else "ok"
         counts = (report.found_classes, report.classes, report.found_pictures, report.pictures)
         rows.append((report.name, *(f"{count:,}" for count in counts), verdict, report.place))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    aligned = "<>>>><<"
-    return "\n".join(
-        "  ".join(
-            f"{cell:{a}{w}}" for cell, a, w in zip(row, aligned, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    return aligned(rows, "<>>>><<")
 
 
 def main(arguments: list[str] | None = None) -> int:

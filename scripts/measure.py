@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from ed.core.estimator import Estimate, estimate
 from ed.core.field import Field
-from ed.core.modes import evaluating
 from ed.engine.errors import explain
 from ed.engine.main import choose_device, trained_model
 from ed.figures.paths import Portrait, draw_portraits, picture_file
@@ -42,13 +41,12 @@ class Subject:
     """What is measured.
 
     Attributes:
-        field: the model at the examples between which paths run.
+        field: the model, in eval mode, at the examples between which paths run.
         picture: of an example, (3, H, W) in [0, 1]; None where they are no pictures.
         titles: one per example.
     """
 
     name: str
-    model: nn.Module
     field: Field
     picture: Callable[[int], Tensor] | None
     titles: list[str]
@@ -70,18 +68,17 @@ def main(arguments: list[str] | None = None) -> None:
     device = choose_device(options.device, "--device ")
     subject = of_run(options, measure, device) if options.run else of_name(options, device)
     softmax = measure.outputs == "softmax"
-    with evaluating(subject.model):
-        result = estimate(
-            subject.field,
-            pairs=measure.pairs,
-            representation=measure.representation,
-            softmax=softmax,
-            memory_gib=measure.memory_gib,
-            seed=measure.seed,
-            progress=sys.stderr.isatty(),
-        )
-        report(subject, result)
-        draw(subject, result, options.out, softmax=softmax, memory_gib=measure.memory_gib)
+    result = estimate(
+        subject.field,
+        pairs=measure.pairs,
+        representation=measure.representation,
+        softmax=softmax,
+        memory_gib=measure.memory_gib,
+        seed=measure.seed,
+        progress=sys.stderr.isatty(),
+    )
+    report(subject, result)
+    draw(subject, result, options.out, softmax=softmax, memory_gib=measure.memory_gib)
     print(f"picture: {options.out}")
 
 
@@ -147,7 +144,7 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
         return x.clamp(0, 1).cpu()
 
     shown = picture if hasattr(task, "scale") else None
-    return Subject(str(options.run), model, field, shown, titles)
+    return Subject(str(options.run), field, shown, titles)
 
 
 def of_name(options: argparse.Namespace, device) -> Subject:
@@ -173,7 +170,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     def picture(index: int) -> Tensor:
         return (inputs[index] * scale + shift).clamp(0, 1)
 
-    return Subject(name, model, field, picture, titles)
+    return Subject(name, field, picture, titles)
 
 
 def list_pictures(source: str, split: str) -> list[Callable]:
@@ -258,7 +255,7 @@ def transformers_model(options: argparse.Namespace):
     def transform(picture) -> Tensor:
         return processor(picture, return_tensors="pt")["pixel_values"][0]
 
-    return Logits(model), transform, (processor.image_mean, processor.image_std)
+    return model, transform, (processor.image_mean, processor.image_std)
 
 
 def classifier_of(name: str, options: argparse.Namespace) -> tuple[nn.Module, list[str]]:
@@ -271,17 +268,6 @@ def classifier_of(name: str, options: argparse.Namespace) -> tuple[nn.Module, li
         return AutoModelForImageClassification.from_config(config), []
     model, loaded = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
     return model, sorted(loaded["missing_keys"])
-
-
-class Logits(nn.Module):
-    """A transformers classifier as an ordinary module: pixels -> logits."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(pixel_values=x).logits
 
 
 OTHER_WEIGHTS = "give --weights FILE, or --random-weights to measure the untrained model"
@@ -299,9 +285,8 @@ def nearest(names: list[str]) -> str:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     state = read_weights(path, f"--weights {path}")
-    inner = model.model if isinstance(model, Logits) else model
     try:
-        inner.load_state_dict(state)
+        model.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(

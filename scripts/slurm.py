@@ -107,7 +107,6 @@ def submit(
         settings: partition, time, gres, ...: for sbatch where given. Where they ask for several
             tasks, these are the processes of one run, and end together.
     """
-    require_slurm()
     if not commands:
         return None
     folder = runs / ".slurm" / f"{name}-{time.time_ns()}"

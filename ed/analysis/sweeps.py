@@ -112,7 +112,10 @@ def _number(values: Sequence[float]) -> str:
     return f"{ours.mean:.{DIGITS}g}{spread}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]], sides: str | None = None) -> str:
+    """Columns of text; `sides` has < or > for each, to the left or to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(field.ljust(w) for field, w in zip(r, widths, strict=True)) for r in rows]
+    sides = sides or "<" * len(widths)
+    places = [f"{side}{width}" for side, width in zip(sides, widths, strict=True)]
+    lines = ["  ".join(map(format, row, places)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

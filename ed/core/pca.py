@@ -175,13 +175,8 @@ def _round_robin(size: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def _floor(eigenvalues: Tensor) -> Tensor:
-    """Below this an eigenvalue, or a gap between two, is rounding: (..., r) -> (..., 1)."""
-    info = torch.finfo(eigenvalues.dtype)
-    return eigenvalues[..., :1] * (eigenvalues.shape[-1] * info.eps) + info.tiny
-
-
 def _inverse_root(eigenvalues: Tensor) -> Tensor:
     """1 / sqrt(l), and 0 where l is rounding: a direction without variance pulls nothing."""
-    floor = _floor(eigenvalues)
+    info = torch.finfo(eigenvalues.dtype)
+    floor = eigenvalues[..., :1] * (eigenvalues.shape[-1] * info.eps) + info.tiny
     return torch.where(eigenvalues > floor, eigenvalues.clamp_min(floor).rsqrt(), 0.0)

@@ -89,8 +89,7 @@ def train(
                 values = step.means()
                 check_finite(values, checked, done, run.path)
                 checked = done
-                pace = (time.monotonic() - began) / (done - start)
-                metrics.log(done, values | {"time/step_s": pace})
+                metrics.log(done, values | {"time/step_s": metrics.pace(done)})
             if done in evaluations or last:
                 values = session.evaluate()
                 # of what the last step did nothing else tells
@@ -217,8 +216,6 @@ class _Session:
 
 def _agree(late: bool, due: bool, stop: Sequence[int]) -> tuple[bool, bool, Sequence[int]]:
     """What any process wants, so that all save and stop after the same step."""
-    if processes.world_size() == 1:
-        return late, due, stop
     late, due, *asked = processes.anyone(late, due, *(number in stop for number in STOP_SIGNALS))
     return late, due, [number for number, yes in zip(STOP_SIGNALS, asked, strict=True) if yes]
 

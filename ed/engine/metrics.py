@@ -52,9 +52,12 @@ class Metrics:
         if self.bar is not None:
             self.bar.update(step - self.bar.n)
 
+    def pace(self, step: int) -> float:
+        """Seconds per step, since this session began."""
+        return (time.monotonic() - self.began) / max(1, step - self.start)
+
     def eta(self, step: int) -> str:
-        pace = (time.monotonic() - self.began) / max(1, step - self.start)
-        return duration(pace * (self.total - step))
+        return duration(self.pace(step) * (self.total - step))
 
     def evaluated(self, step: int) -> bool:
         rows = (row for row in self.rows if row["step"] == step)
