@@ -7,6 +7,7 @@ On a CPU the same table at small sizes.
 
 import argparse
 import gc
+import itertools
 import platform
 import statistics
 import sys
@@ -61,21 +62,27 @@ def measure(advance: Callable[[], None]) -> tuple[float, float]:
     return statistics.median(seconds), memory
 
 
-def our_step(case: Case, batch_size: int, regularizer: Regularizer) -> tuple[float, float]:
-    """A step of the engine, with everything that a run on this machine has by default."""
+def our_step(
+    case: Case, batch_size: int, regularizer: Regularizer, *, build=None, **how
+) -> Callable[[], None]:
+    """A step of the engine, with everything that a run on this machine has by default.
+
+    Args:
+        build: makes another model than the case's own.
+        how: other settings of the step.
+    """
     clear()
-    task, model = Synthetic(case, batch_size), case.build().to(DEVICE)
+    task, model = Synthetic(case, batch_size), (build or case.build)().to(DEVICE)
     if wants_channels_last(model, DEVICE, "auto"):
         model.to(memory_format=torch.channels_last)
-    step = TrainStep(
-        task, model, regularizer, AdamW(lr=1e-4, weight_decay=0.1), device=DEVICE, seed=0,
-        bf16=CUDA, compile_model=CUDA, capture=CUDA,
-    )  # fmt: skip
-    counter = iter(range(10**6))
-    return measure(lambda: step(task.batch, next(counter)))
+    how = {"bf16": CUDA and case.bf16, "compile_model": CUDA, "capture": CUDA} | how
+    recipe = AdamW(lr=1e-4, weight_decay=0.1)
+    step = TrainStep(task, model, regularizer, recipe, device=DEVICE, seed=0, **how)
+    counter = itertools.count()
+    return lambda: step(task.batch, next(counter))
 
 
-def ordinary_loop(case: Case) -> tuple[float, float]:
+def ordinary_loop(case: Case) -> Callable[[], None]:
     """The peer: what most training scripts do. Eager, autocast, AdamW as it comes."""
     clear()
     task, model = Synthetic(case, case.batch), case.build().to(DEVICE)
@@ -88,7 +95,7 @@ def ordinary_loop(case: Case) -> tuple[float, float]:
         loss.backward()
         optimizer.step()
 
-    return measure(advance)
+    return advance
 
 
 def flops_per_input(case: Case) -> float:
@@ -135,7 +142,8 @@ def bench_case(case: Case, peak: float) -> list[str]:
     spent: dict[tuple[str, int], float] = {}
     rows = []
     for label, batch_size, inputs, regularizer in timed:
-        seconds, memory = (
+        # no name for the step: it would keep its memory while the next one is measured
+        seconds, memory = measure(
             ordinary_loop(case) if regularizer is None else our_step(case, batch_size, regularizer)
         )
         spent[label, batch_size] = seconds
@@ -234,7 +242,7 @@ def bench_fit(case: Case) -> list[str]:
         )
         logits = torch.randn(len(paths.field.x), case.classes, device=DEVICE, requires_grad=True)
         fit, _ = measure(lambda p=paths, x=logits: p.degrees(x).mean().backward())
-        step, _ = our_step(case, case.batch, regularizer)
+        step, _ = measure(our_step(case, case.batch, regularizer))
         lines.append(
             f"Fit of {case.name}{' with PCA 3' if components else ''}: {1000 * fit:.2f} ms of a "
             f"step of {1000 * step:.1f} ms, {100 * fit / step:.1f} %."

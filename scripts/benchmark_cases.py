@@ -10,6 +10,9 @@ from torch.nn import functional as F
 
 import ed
 from ed.core.field import Field
+from ed.models.impala import Impala
+from ed.models.resnet import cifar_resnet18
+from ed.models.vit import ViT
 from ed.regularizers.base import Regularizer
 from ed.regularizers.ed import EffectiveDegree
 from ed.regularizers.jacobian import Jacobian
@@ -74,11 +77,10 @@ class Synthetic(Task):
 class Bert(nn.Module):
     """BERT with random weights, from word embeddings (N, L, D) to class logits."""
 
-    def __init__(self, *, layers: int, width: int, length: int):
+    def __init__(self, *, layers: int, width: int):
         super().__init__()
         from transformers import BertConfig, BertForSequenceClassification
 
-        self.length = length
         self.model = BertForSequenceClassification(
             BertConfig(
                 hidden_size=width,
@@ -99,25 +101,14 @@ class Bert(nn.Module):
         return self.model(inputs_embeds=embeddings, attention_mask=mask).logits
 
 
-def vit(size: int, patch: int, width: int, depth: int, classes: int) -> nn.Module:
-    from ed.models.vit import ViT
-
+def vit(size: int, patch: int, width: int, depth: int, classes: int, **changes) -> nn.Module:
     shape = {"image_size": [size, size], "patch": patch, "width": width, "depth": depth}
-    return ViT(
-        **shape, heads=width // 64, classes=classes, pool="token", dropout=0.0, activation="gelu"
-    )
+    rest = {"heads": width // 64, "pool": "token", "dropout": 0.0, "activation": "gelu"}
+    return ViT(classes=classes, **(shape | rest | changes))
 
 
-def resnet(classes: int) -> nn.Module:
-    from ed.models.resnet import cifar_resnet18
-
-    return cifar_resnet18(classes=classes)
-
-
-def impala(channels: list[int]) -> nn.Module:
-    from ed.models.impala import Impala
-
-    return Impala(actions=15, channels=channels, hidden=256, image_size=[64, 64])
+def impala(channels: list[int]) -> Callable[[], nn.Module]:
+    return partial(Impala, actions=15, channels=channels, hidden=256, image_size=[64, 64])
 
 
 def pictures(size: int) -> Callable[[int], Tensor]:
@@ -135,18 +126,19 @@ GPU_CASES = {
         epoch=50000, rivals=ALL_RIVALS,
     ),
     "resnet18": Case(
-        "ResNet18, 32x32", partial(resnet, 10), pictures(32), 10, 256, 128, epoch=50000
+        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), pictures(32), 10, 256, 128,
+        epoch=50000,
     ),
     "vit_b32": Case(
         "ViT-B/32, 224x224, 1000 classes", partial(vit, 224, 32, 768, 12, 1000), pictures(224),
         1000, 512, 256, components=3,
     ),
     "bert": Case(
-        "BERT-base, length 128", partial(Bert, layers=12, width=768, length=128), tokens(128),
+        "BERT-base, length 128", partial(Bert, layers=12, width=768), tokens(128),
         2, 32, 16,
     ),
     "procgen": Case(
-        "Procgen update, IMPALA", partial(impala, [16, 32, 32]), pictures(64), 15, 4096, 2048,
+        "Procgen update, IMPALA", impala([16, 32, 32]), pictures(64), 15, 4096, 2048,
         components=3, anchored=False, value_head=True,
     ),
 }  # fmt: skip
@@ -155,16 +147,18 @@ CPU_CASES = {
         "micro ViT, 32x32", partial(vit, 32, 8, 64, 4, 10), pictures(32), 10, 100, 50,
         epoch=2000, rivals=ALL_RIVALS,
     ),
-    "resnet18": Case("ResNet18, 32x32", partial(resnet, 10), pictures(32), 10, 8, 4),
+    "resnet18": Case(
+        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), pictures(32), 10, 8, 4
+    ),
     "vit_b32": Case(
         "small ViT, 64x64, 1000 classes", partial(vit, 64, 32, 192, 2, 1000), pictures(64),
         1000, 32, 16, components=3,
     ),
     "bert": Case(
-        "small BERT, length 32", partial(Bert, layers=2, width=128, length=32), tokens(32), 2, 8, 4
+        "small BERT, length 32", partial(Bert, layers=2, width=128), tokens(32), 2, 8, 4
     ),
     "procgen": Case(
-        "Procgen update, small IMPALA", partial(impala, [4, 8, 8]), pictures(64), 15, 32, 16,
+        "Procgen update, small IMPALA", impala([4, 8, 8]), pictures(64), 15, 32, 16,
         components=3, anchored=False, value_head=True,
     ),
 }  # fmt: skip

@@ -22,27 +22,17 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from benchmark import clear, machine, measure
+from benchmark import clear, machine, measure, our_step
 from benchmark_cases import CUDA, DEVICE, GPU_CASES, Case, Synthetic
 from torch import nn
 from torch._inductor.utils import fresh_cache
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ed.engine.errors import explain
-from ed.engine.main import wants_channels_last
-from ed.engine.optimizer import AdamW
-from ed.engine.step import TrainStep
 from ed.files import write_atomic
 from ed.models import narrow
-from ed.models.grokking import SPECIAL_TOKENS
-from ed.models.vit import ViT
+from ed.models.grokking import SPECIAL_TOKENS, GrokkingTransformer
 from ed.regularizers.base import COMPILATION, Regularizer
-
-
-def grokking() -> nn.Module:
-    from ed.models.grokking import GrokkingTransformer
-
-    return GrokkingTransformer(numbers=97, length=4, depth=2, width=128, heads=4)
 
 
 def equations(count: int) -> torch.Tensor:
@@ -53,7 +43,7 @@ VIT = GPU_CASES["vit_tiny"]
 CASES = GPU_CASES | {
     "grokking": Case(
         "Grokking, 2 layers, float32",
-        grokking,
+        partial(GrokkingTransformer, numbers=97, length=4, depth=2, width=128, heads=4),
         equations,
         97 + SPECIAL_TOKENS,
         512,
@@ -72,28 +62,12 @@ KINDS = {  # of kernels, by what their names contain; the first that fits
 }
 
 
-def plain_step(
-    case: Case, build: Callable[[], nn.Module] | None = None, **how
-) -> tuple[TrainStep, Synthetic]:
-    task, model = Synthetic(case, case.batch), (build or case.build)().to(DEVICE)
-    if wants_channels_last(model, DEVICE, "auto"):
-        model.to(memory_format=torch.channels_last)
-    how = {"bf16": case.bf16, "compile_model": True, "capture": True} | how
-    recipe = AdamW(lr=1e-4, weight_decay=0.1)
-    return TrainStep(task, model, Regularizer(), recipe, device=DEVICE, seed=0, **how), task
+def plain_step(case: Case, **how) -> Callable[[], None]:
+    return our_step(case, case.batch, Regularizer(), **how)
 
 
-def milliseconds(case: Case, build: Callable[[], nn.Module] | None = None, **how) -> float:
-    clear()
-    step, task = plain_step(case, build, **how)
-    counter = iter(range(10**6))
-    return 1000 * measure(lambda: step(task.batch, next(counter)))[0]
-
-
-def vit(**changes) -> ViT:
-    shape = {"image_size": [32, 32], "patch": 4, "width": 192, "depth": 12, "heads": 3}
-    rest = {"classes": 10, "pool": "token", "dropout": 0.0, "activation": "gelu"}
-    return ViT(**(shape | rest | changes))
+def milliseconds(case: Case, **how) -> float:
+    return 1000 * measure(plain_step(case, **how))[0]
 
 
 # --- where the time goes ---------------------------------------------------------------------
@@ -101,14 +75,13 @@ def vit(**changes) -> ViT:
 
 def kernels(case: Case, shown: int, steps: int = 10) -> list[str]:
     """Kernels of one captured step by kind: how many, their milliseconds; the slowest by name."""
-    clear()
-    step, task = plain_step(case)
-    for number in range(8):
-        step(task.batch, number)
+    advance = plain_step(case)
+    for _ in range(8):
+        advance()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for number in range(steps):
-            step(task.batch, number)
+        for _ in range(steps):
+            advance()
         torch.cuda.synchronize()
     count, spent, names = defaultdict(int), defaultdict(float), defaultdict(float)
     for event in profile.events():
@@ -246,8 +219,8 @@ VARIANTS: dict[str, Callable[[Case], float]] = {
     "as it is": milliseconds,
     "captured, not compiled": partial(milliseconds, compile_model=False),
     "compiled, not captured": partial(milliseconds, capture=False),
-    "64 tokens, mean pooling": partial(milliseconds, build=partial(vit, pool="avg")),
-    "GELU by tanh": partial(milliseconds, build=partial(vit, activation="gelu_tanh")),
+    "64 tokens, mean pooling": partial(milliseconds, build=partial(VIT.build, pool="avg")),
+    "GELU by tanh": partial(milliseconds, build=partial(VIT.build, activation="gelu_tanh")),
     "max-autotune": partial(with_inductor, max_autotune=True),
     "coordinate descent tuning": partial(with_inductor, coordinate_descent_tuning=True),
     "without combo kernels": partial(with_inductor, combo_kernels=False),
@@ -284,18 +257,17 @@ def variants(case: Case, names: list[str]) -> list[str]:
 
 def by_streams(case: Case, seeds: int) -> float:
     """Milliseconds for one step of each of `seeds` runs in one process, each on its own stream."""
-    clear()
-    made = [plain_step(case) for _ in range(seeds)]
-    streams = [torch.cuda.Stream() for _ in made]
-    for number in range(6):
-        for step, task in made:
-            step(task.batch, number)
+    runs = [plain_step(case) for _ in range(seeds)]
+    streams = [torch.cuda.Stream() for _ in runs]
+    for _ in range(6):
+        for run in runs:
+            run()
     torch.cuda.synchronize()
 
     def advance() -> None:
-        for (step, task), stream in zip(made, streams, strict=True):
+        for run, stream in zip(runs, streams, strict=True):
             with torch.cuda.stream(stream):
-                step(task.batch, 7)
+                run()
 
     return 1000 * measure(advance)[0]
 
@@ -340,15 +312,15 @@ def by_stacking(case: Case, seeds: int) -> float:
 
 
 def worker(name: str, barrier, results, seconds: float) -> None:
-    step, task = plain_step(CASES[name])
-    for number in range(8):
-        step(task.batch, number)
+    advance = plain_step(CASES[name])
+    for _ in range(8):
+        advance()
     torch.cuda.synchronize()
     barrier.wait()
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         for _ in range(20):
-            step(task.batch, 9)
+            advance()
         torch.cuda.synchronize()
         done += 20
     results.put((time.perf_counter() - began) / done)

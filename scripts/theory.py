@@ -13,12 +13,15 @@ import argparse
 import sys
 from pathlib import Path
 
+import matplotlib
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import ed
 from ed.core.field import Field
 from ed.engine.errors import explain
+from ed.figures.files import STYLE
 from ed.figures.paths import picture_file
 from ed.tasks.pnn import target_map, uniform_inputs
 
@@ -68,21 +71,16 @@ def leading_parts(inputs: Tensor) -> dict[int, Tensor]:
     return {number: torch.stack(parts[number], -1).abs() * scales[number] for number in MAPS}
 
 
+@matplotlib.rc_context(STYLE)
 def draw(coefficients: dict[int, Tensor], leading: dict[int, Tensor], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(2, 3, figsize=(12, 7), layout="constrained")
+    figure = Figure(figsize=(12, 7))
+    axes = figure.subplots(2, 3)
     draw_convergence(axes[0, 0], axes[0, 1], coefficients)
     draw_distribution(axes[0, 2], coefficients)
     draw_spectra(axes[1, 0], coefficients)
     draw_leading(axes[1, 1], coefficients, leading)
     draw_least(axes[1, 2], leading)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def draw_convergence(mean_axis, error_axis, coefficients: dict[int, Tensor]) -> None:
@@ -98,10 +96,10 @@ def draw_convergence(mean_axis, error_axis, coefficients: dict[int, Tensor]) -> 
         error_axis.plot(counts, errors, ".", color=color, markersize=4)
         error_axis.plot(counts, values.std() / counts**0.5, color=color, linewidth=1)
     mean_axis.set(xscale="log", xlabel="paths", ylabel="ED ± standard error", ylim=(0, None))
-    mean_axis.set_title("ED settles", fontsize=9)
-    mean_axis.legend(frameon=False, fontsize=8)
+    mean_axis.set_title("ED settles")
+    mean_axis.legend(fontsize=8)
     error_axis.set(xscale="log", yscale="log", xlabel="paths", ylabel="standard error of ED")
-    error_axis.set_title(r"its error (dots) falls as $1/\sqrt{\mathrm{paths}}$ (lines)", fontsize=9)
+    error_axis.set_title(r"its error (dots) falls as $1/\sqrt{\mathrm{paths}}$ (lines)")
 
 
 def draw_distribution(axis, coefficients: dict[int, Tensor]) -> None:
@@ -111,7 +109,7 @@ def draw_distribution(axis, coefficients: dict[int, Tensor]) -> None:
                   color=f"C{number - 1}")  # fmt: skip
         axis.axvline(values.mean(), color=f"C{number - 1}", linewidth=0.8, linestyle=":")
     axis.set(xlabel="ED of a single path", ylabel="density", xlim=(0, 12))
-    axis.set_title("single paths differ; their means (dotted) are ordered", fontsize=9)
+    axis.set_title("single paths differ; their means (dotted) are ordered")
 
 
 def draw_spectra(axis, coefficients: dict[int, Tensor]) -> None:
@@ -121,8 +119,8 @@ def draw_spectra(axis, coefficients: dict[int, Tensor]) -> None:
         degrees = torch.arange(len(spectrum)).numpy() + 0.27 * (place - 1)
         axis.bar(degrees, spectrum, width=0.27, color=f"C{number - 1}", label=MAPS[number])
     axis.set(yscale="log", xlabel="degree k", ylabel="mean $|c_k|$", ylim=(1e-18, 1e5))
-    axis.set_title("nothing but rounding above the degree of a map", fontsize=9)
-    axis.legend(frameon=False, fontsize=8, loc="upper right")
+    axis.set_title("nothing but rounding above the degree of a map")
+    axis.legend(fontsize=8, loc="upper right")
 
 
 def draw_leading(axis, coefficients: dict[int, Tensor], leading: dict[int, Tensor]) -> None:
@@ -130,18 +128,15 @@ def draw_leading(axis, coefficients: dict[int, Tensor], leading: dict[int, Tenso
     for number, found in coefficients.items():
         index = torch.tensor(DEGREES[number]).view(1, 3, 1).expand(len(found), 3, 1)
         fitted = found.gather(-1, index).squeeze(-1).abs()[:300]
-        size, color = (
-            10 - 3 * number,
-            f"C{number - 1}",
-        )  # those drawn later leave the others visible
+        color, size = f"C{number - 1}", 10 - 3 * number  # later ones leave the others visible
         expected = leading[number][:300].flatten()
         axis.plot(expected, fitted.flatten(), ".", markersize=size, color=color, label=MAPS[number])
     axis.axline((1e-3, 1e-3), (1, 1), color="grey", linewidth=0.6, zorder=0)
     axis.set(xscale="log", yscale="log", xlim=(1e-5, 10), ylim=(1e-5, 10))
     axis.set_xlabel(r"lemma: $2\,|P_D(x_1 - x_2)| / 4^D$")
     axis.set_ylabel("fitted $|c_D|$")
-    axis.set_title("the leading coefficient is that of the lemma", fontsize=9)
-    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    axis.set_title("the leading coefficient is that of the lemma")
+    axis.legend(fontsize=8, loc="lower right")
 
 
 def draw_least(axis, leading: dict[int, Tensor]) -> None:
@@ -151,7 +146,7 @@ def draw_least(axis, leading: dict[int, Tensor]) -> None:
         part = torch.stack([(values < bound).double().mean() for bound in bounds])
         axis.plot(bounds, part.where(part > 0, torch.nan), color=f"C{number - 1}")
     axis.set(xscale="log", yscale="log", xlabel="bound", ylabel="part of the paths")
-    axis.set_title("paths with $|c_D|$ below a bound: ever fewer towards zero", fontsize=9)
+    axis.set_title("paths with $|c_D|$ below a bound: ever fewer towards zero")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Pictures for people, drawn from what `ed.core` computes."""
+"""Pictures for people, drawn of models and of the rows of tables."""

@@ -1,16 +1,12 @@
 """Grokking, like the paper's figure: what moves when validation accuracy at last does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-if TYPE_CHECKING:
-    from ed.analysis.collect import Row
-    from ed.analysis.spec import Table
+from ed.analysis.collect import Row
+from ed.analysis.spec import Table
 
 MEASURES = {  # panels below that of the loss
     "measure/ed": "ED",
@@ -36,7 +32,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     cells = list(dict.fromkeys(row.cell for row, _ in runs))
     if not cells:
         return None
-    figure = Figure(figsize=(0.6 + 4.4 * len(cells), 7.2), layout="constrained")
+    figure = Figure(figsize=(0.6 + 4.4 * len(cells), 7.2))
     ratios = [1.5] + [1] * len(MEASURES)
     axes = figure.subplots(
         1 + len(MEASURES), len(cells), sharex="col", squeeze=False, height_ratios=ratios

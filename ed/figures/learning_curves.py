@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from ed.analysis.collect import Row
 from ed.analysis.returns import (
@@ -131,8 +132,6 @@ def _all_games(axis, curves: Sequence[Curves], games: str) -> None:
 
 
 def _legend(figure: Figure, curves: Sequence[Curves]) -> None:
-    from matplotlib.lines import Line2D
-
     colours = {METHODS.get(found.runs.method, OTHER[0]): found.colour for found in curves}
     handles = [
         Line2D([], [], color=colour, linewidth=1.6, label=label)

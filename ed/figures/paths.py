@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import matplotlib
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from ed.core.bases import BASES
 from ed.core.estimator import Estimate, outputs_on_paths, points_per_chunk
 from ed.core.field import Field
 from ed.core.pca import principal_scores
+from ed.figures.files import STYLE
 
 CURVES = 3  # outputs drawn on a path: those that come highest
 SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
@@ -67,6 +70,7 @@ class Portrait:
         return cls(title, values.cpu(), nodes.cpu(), coefficients.cpu(), estimate, quantity)
 
 
+@matplotlib.rc_context(STYLE)
 def draw_portraits(
     path: Path,
     portraits: Sequence[Portrait],
@@ -80,14 +84,8 @@ def draw_portraits(
         name: of an output.
         ends: (picture (3, H, W), title) of every path's x2, x1 in turn; None: nothing to show.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     paths, rows = len(portraits[0].values), len(portraits)
-    figure = plt.figure(figsize=(13, 1.2 + 2.5 * rows), layout="constrained")
+    figure = Figure(figsize=(13, 1.2 + 2.5 * rows))
     grid = figure.add_gridspec(
         rows + 1,
         2 * paths + 2,
@@ -106,7 +104,6 @@ def draw_portraits(
     if rows == 1:
         figure.suptitle(portraits[0].title, fontsize=10)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def picture_file(given: str) -> Path:
@@ -122,7 +119,7 @@ def picture_file(given: str) -> Path:
 def draw_end(axis, picture: Tensor, title: str) -> None:
     """One end of a path; x2 (alpha = 0) stands on the left."""
     axis.imshow(picture.permute(1, 2, 0).numpy(), interpolation="bilinear")
-    axis.set_title(title, fontsize=9)
+    axis.set_title(title)
     axis.axis("off")
 
 
@@ -148,10 +145,10 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
         low, high = axis.get_ylim()
         axis.set_ylim(*((-0.05, 1.05) if unit else (low, high + 0.15 * (high - low))))
         axis.ticklabel_format(useOffset=False)
-        axis.set_title(f"{portrait.estimate.symbol} {number(degree.item(), 2)}", fontsize=9)
+        axis.set_title(f"{portrait.estimate.symbol} {number(degree.item(), 2)}")
         # narrow enough for three classes of a thousand
         tight = {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8}
-        axis.legend(fontsize=7, frameon=False, loc="upper center", ncols=3, **tight)
+        axis.legend(fontsize=7, loc="upper center", ncols=3, **tight)
         axis.set_xlabel(r"$\alpha$" if last else "")
 
 
@@ -171,9 +168,9 @@ def draw_spectra(axis, portraits: Sequence[Portrait]) -> None:
     axis.set_ylabel(f"mean $|c_k|$ over {paths} paths and {outputs} outputs")
     axis.set_xticks(range(0, len(estimate.spectrum), 4 if len(estimate.spectrum) > 12 else 1))
     single = f", {estimate.symbol} {number(estimate.mean, 3)}" if len(portraits) == 1 else ""
-    axis.set_title(f"coefficients of the fitted polynomials{single}", fontsize=9)
+    axis.set_title(f"coefficients of the fitted polynomials{single}")
     if not single:
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(fontsize=8)
 
 
 def number(value: float, digits: int) -> str:

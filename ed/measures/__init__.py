@@ -1,1 +1,1 @@
-"""What is read off a trained model: effective degree, sharpness, parameter norm."""
+"""What is read off a trained model: effective degree, sharpness, gap, and more."""
