@@ -13,7 +13,7 @@ SWITCHES = ("compile", "capture", "channels_last")  # of `system`
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
     if cfg.precision not in PRECISIONS:
         raise ValueError(f"precision={cfg.precision}: use {' or '.join(PRECISIONS)}")
-    whole = isinstance(cfg.accumulate, int) and cfg.accumulate >= 1
+    whole = type(cfg.accumulate) is int and cfg.accumulate >= 1
     if not whole or task.batch_size % cfg.accumulate:
         raise ValueError(
             f"accumulate={cfg.accumulate}: must divide task.batch_size={task.batch_size}"

@@ -63,6 +63,8 @@ def _constructors(path: str) -> Iterator[dict]:
 
 
 def _fits(value, kind: type) -> bool:
-    if isinstance(value, bool) or kind in (bool, str, NoneType):
+    if isinstance(value, bool):  # to Python also the numbers 0 and 1
+        return kind is bool
+    if kind in (bool, str, NoneType):
         return isinstance(value, kind)
     return isinstance(value, (int, float))  # 1e6 is a float to Hydra: whoever counts looks again
