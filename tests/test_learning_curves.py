@@ -1,8 +1,6 @@
 """Aggregates of returns against closed forms, and the figure of learning curves."""
 
 import itertools
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -243,8 +241,3 @@ def test_one_game_needs_no_aggregate_and_no_run_gives_no_figure():
     figure = draw(table, runs)
     assert [axis.get_title() for axis in figure.axes] == ["Jumper (n = 1)"]
     assert draw(table, []) is None
-
-
-def test_drawing_loads_no_torch():
-    code = "import sys, ed.figures.learning_curves; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from ed.core import processes
 from ed.core.field import Field
-from ed.core.modes import frozen_statistics
 from ed.core.nodes import ChebyshevNodes, UniformNodes
 from ed.engine.compose import compose_config
 from ed.engine.optimizer import SGD, AdamW
@@ -50,7 +49,7 @@ class Toy(Task):
             yield {"x": x, "label": torch.randint(CLASSES, (BATCH,), generator=draw)}
 
     def field(self, model, batch):
-        return Field.of(model, batch["x"], aside=functools.partial(frozen_statistics, model))
+        return Field.of(model, batch["x"])
 
     def loss(self, outputs, batch):
         loss = F.cross_entropy(outputs, batch["label"])

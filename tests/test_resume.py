@@ -39,6 +39,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 # runs of ten steps; with dropout, which draws from the global stream, or measured on their way
 TEN_STEPS = {name: [*SMALL, f"regularizer={name}", "model.dropout=0.1"] for name in REGULARIZERS}
+TEN_STEPS["ed_without_anchors"] = [*TEN_STEPS["ed"], "regularizer.anchored=false"]
 TEN_STEPS["grokking"] = [*SMALL_GROKKING, "measures=norm", "system.measure_every=2"]
 
 
@@ -54,13 +55,6 @@ def test_interrupted_equals_uninterrupted(kind, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "pieces")
     steps = [r["step"] for r in rows_without_time(tmp_path / "pieces") if "train/loss" in r]
     assert steps == list(range(1, 11))  # nothing twice, nothing missing
-
-
-@pytest.mark.parametrize("regularizer", REGULARIZERS)
-def test_two_runs_with_one_seed_are_identical(regularizer, tmp_path):
-    small_run(tmp_path / "a", f"regularizer={regularizer}")
-    small_run(tmp_path / "b", f"regularizer={regularizer}")
-    assert_same_run(tmp_path / "a", tmp_path / "b")
 
 
 def test_another_regularizer_changes_neither_weights_nor_batches(tmp_path):
@@ -116,15 +110,8 @@ def start_training(folder: Path, *extra: str) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 
 
-# the seven methods of Table 1
-METHODS = {name: [f"regularizer={name}"] for name in ("none", "mixup", "sam", "asam", "jacobian")}
-METHODS |= {"ed_without_anchors": ["regularizer=ed", "regularizer.anchored=false"]}
-METHODS |= {"ed": ["regularizer=ed"]}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path):
-    folder, extra = tmp_path / "killed", ["task.epochs=4", *METHODS[method]]
+def test_kill_9_loses_only_what_came_after_the_last_checkpoint(tmp_path):
+    folder, extra = tmp_path / "killed", ["task.epochs=4", "regularizer=ed"]
     process = start_training(folder, *extra, "system.save_seconds=0")
     deadline = time.monotonic() + 120
     while len(_lines(folder / "metrics.jsonl")) < 9 and time.monotonic() < deadline:
