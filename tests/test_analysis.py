@@ -1,6 +1,5 @@
 """From experiment files and run folders to tables, on fabricated folders: no training, no torch."""
 
-import importlib.util
 import json
 import math
 from dataclasses import replace
@@ -23,8 +22,8 @@ from ed.analysis.render import (
 )
 from ed.analysis.spec import Paper, SpecError, Table, expand
 from ed.analysis.stats import Ours, summarise, tolerance, verdict
+from scripts.table import main
 
-ROOT = Path(__file__).parents[1]
 SPEC = {
     "title": "A table",
     "place": "Nowhere",
@@ -61,13 +60,6 @@ def write_table(folder: Path, name: str = "mini", **changes) -> Table:
 @pytest.fixture
 def table(tmp_path) -> Table:
     return write_table(tmp_path)
-
-
-def table_script():
-    spec = importlib.util.spec_from_file_location("table_script", ROOT / "scripts" / "table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
 
 
 def fabricate(run, accuracy: float = 80.0, *, done: bool = True, tail: str = "") -> None:
@@ -467,7 +459,6 @@ def test_the_same_rows_in_any_order_give_the_same_text(table):
 
 
 def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, capsys):
-    main = table_script()
     runs, results = expand(table, root=tmp_path / "runs"), tmp_path / "results"
     fabricate(runs[0], 79.0)
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
@@ -494,7 +485,7 @@ def test_reduced_runs_are_found_by_what_the_launcher_noted(table, tmp_path):
     run = expand(table, sets=["task.epochs=2"], root=tmp_path / "runs")[0]
     fabricate(run, 60.0)
     (run.folder.parents[1] / "deviations.json").write_text('["task.epochs=2"]')
-    assert table_script()([str(table.path), "--runs", str(tmp_path / "runs")]) == 0
+    assert main([str(table.path), "--runs", str(tmp_path / "runs")]) == 0
     text = (tmp_path / "results" / "mini.md").read_text()
     assert "## Reduced: task.epochs=2" in text
     assert "60.00 (1)" in text
@@ -502,7 +493,6 @@ def test_reduced_runs_are_found_by_what_the_launcher_noted(table, tmp_path):
 
 
 def test_lines_of_another_file_are_added(table, tmp_path):
-    main = table_script()
     fabricate(expand(table, root=tmp_path / "far")[0], 79.0)
     main([str(table.path), "--runs", str(tmp_path / "far")])
     far = tmp_path / "far.csv"
@@ -528,7 +518,6 @@ def test_lines_of_another_file_are_added(table, tmp_path):
     ],
 )
 def test_a_damaged_results_file_is_an_error_and_stays(table, tmp_path, damage, complaint, capsys):
-    main = table_script()
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
     main(here)
@@ -551,7 +540,7 @@ def test_a_damaged_results_file_is_an_error_and_stays(table, tmp_path, damage, c
     ],
 )
 def test_mistakes_of_the_command_are_one_line(arguments, complaint, capsys):
-    assert table_script()(arguments) == 1
+    assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
@@ -559,7 +548,6 @@ def test_mistakes_of_the_command_are_one_line(arguments, complaint, capsys):
 
 
 def test_check_notices_an_edited_table(table, tmp_path, capsys):
-    main = table_script()
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     main([str(table.path), "--runs", str(tmp_path / "runs")])
     path = tmp_path / "results" / "mini.md"
@@ -569,7 +557,7 @@ def test_check_notices_an_edited_table(table, tmp_path, capsys):
 
 
 def test_committed_tables_equal_regenerated_ones():
-    assert table_script()(["all", "--check"]) == 0
+    assert main(["all", "--check"]) == 0
 
 
 # --- figures
@@ -600,7 +588,7 @@ def drawn(tmp_path, monkeypatch) -> Table:
 
 
 def test_a_figure_is_drawn_once_runs_are_done_the_same_every_time(drawn, tmp_path):
-    main, results = table_script(), tmp_path / "results"
+    results = tmp_path / "results"
     runs = expand(drawn, root=tmp_path / "runs")
     here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
     fabricate(runs[0])
@@ -625,7 +613,7 @@ def test_a_figure_is_not_replaced_by_one_of_fewer_runs_unless_asked(drawn, tmp_p
     """The CSV file knows four runs; the folder of one of them is on another machine."""
     import little_figure
 
-    main, picture = table_script(), tmp_path / "results" / "mini.png"
+    picture = tmp_path / "results" / "mini.png"
     here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
     for run in expand(drawn, cells=["baseline", "ed"], root=tmp_path / "runs"):
         fabricate(run)
@@ -652,7 +640,7 @@ def test_runs_under_way_are_drawn_when_asked_where_none_is_done(drawn, tmp_path)
     """A mean over a finished run and one that has just begun would end with the latter."""
     import little_figure
 
-    main, picture = table_script(), tmp_path / "results" / "mini.png"
+    picture = tmp_path / "results" / "mini.png"
     here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
     for run in expand(drawn, cells=["baseline", "ed"], root=tmp_path / "runs"):
         fabricate(run, done=False)
@@ -672,7 +660,7 @@ def test_reduced_runs_are_drawn_apart(drawn, tmp_path):
     for run in expand(drawn, sets=["task.epochs=2"], cells=["ed"], root=tmp_path / "runs"):
         fabricate(run)
     (run.folder.parents[1] / "deviations.json").write_text('["task.epochs=2"]')
-    assert table_script()([str(drawn.path), "--runs", str(tmp_path / "runs")]) == 0
+    assert main([str(drawn.path), "--runs", str(tmp_path / "runs")]) == 0
     (picture,) = (tmp_path / "results").glob("*.png")
     assert picture.stem == run.folder.parents[1].name
     assert picture.stem.startswith("mini@epochs2")
@@ -684,7 +672,7 @@ def test_a_figure_that_cannot_be_found_is_one_line(drawn, tmp_path, name, capsys
         fabricate(run)
     text = drawn.path.read_text().replace("little_figure:draw", name)
     drawn.path.write_text(text)
-    assert table_script()([str(drawn.path), "--runs", str(tmp_path / "runs")]) == 1
+    assert main([str(drawn.path), "--runs", str(tmp_path / "runs")]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"figure: {name}" in error

@@ -1,7 +1,6 @@
 """The launcher: a table killed in the middle ends like an undisturbed one; nothing runs twice."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from ed.analysis.collect import collect, columns, merge
 from ed.analysis.experiments import load_table
 from ed.analysis.render import to_csv, to_markdown
 from ed.analysis.spec import expand
+from scripts import launch
 
 ROOT = Path(__file__).parents[1]
 STEPS = 8
@@ -50,15 +50,6 @@ def write_table(folder: Path, **changes) -> str:
     path = folder / "six.yaml"
     path.write_text(yaml.safe_dump(SPEC | changes, sort_keys=False))
     return str(path)
-
-
-@pytest.fixture
-def launch():
-    """The launcher as a module, so that its parts can be called and replaced."""
-    spec = importlib.util.spec_from_file_location("launch", ROOT / "scripts" / "launch.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def wait_for(condition, what: str, seconds: float = 240.0):
@@ -106,7 +97,7 @@ def rendered(table, root: Path) -> tuple[str, list[str]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
-def test_killed_launcher_and_runs_end_like_undisturbed_ones(tmp_path, launch, capsys, monkeypatch):
+def test_killed_launcher_and_runs_end_like_undisturbed_ones(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the same sums in the same order
     path, root = write_table(tmp_path), tmp_path / "runs"
     table = load_table(path)
@@ -157,9 +148,7 @@ def finishing(run) -> list[str]:
     return [*stand_in(code)(run), json.dumps(summary)]
 
 
-def test_failures_keep_their_last_line_and_run_again_only_when_asked(
-    tmp_path, launch, capsys, monkeypatch
-):
+def test_failures_keep_their_last_line_and_run_again_only_when_asked(tmp_path, capsys, monkeypatch):
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
     monkeypatch.setattr(launch, "command", stand_in("import sys; sys.exit('error: too bad')"))
     assert launch.main(arguments) == 1
@@ -174,7 +163,7 @@ def test_failures_keep_their_last_line_and_run_again_only_when_asked(
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(75)", "import os; os.kill(os.getpid(), 9)"])
-def test_interrupted_runs_are_not_failures(tmp_path, launch, capsys, monkeypatch, code):
+def test_interrupted_runs_are_not_failures(tmp_path, capsys, monkeypatch, code):
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
     monkeypatch.setattr(launch, "command", stand_in(code))
     for _ in range(2):  # and are started again by the same command
@@ -184,7 +173,7 @@ def test_interrupted_runs_are_not_failures(tmp_path, launch, capsys, monkeypatch
         assert "1 runs: 1 pending" in output
 
 
-def test_stopping_the_launcher_lets_its_runs_save(tmp_path, launch, capsys, monkeypatch):
+def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch):
     code = (
         "import signal, sys, time, pathlib\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
@@ -206,7 +195,7 @@ def test_stopping_the_launcher_lets_its_runs_save(tmp_path, launch, capsys, monk
     assert "6 runs: 6 pending" in output
 
 
-def test_one_gpu_each_where_there_are_several(tmp_path, launch, monkeypatch):
+def test_one_gpu_each_where_there_are_several(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     code = (
         "import os, sys; open(sys.argv[1] + '/gpu', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
@@ -217,7 +206,7 @@ def test_one_gpu_each_where_there_are_several(tmp_path, launch, monkeypatch):
     assert [(tmp_path / f"six/ed/seed{k}/gpu").read_text() for k in (0, 1)] == ["3", "5"]
 
 
-def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, launch, monkeypatch):
+def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, monkeypatch):
     """Each waits until all three are there, which only runs at the same time can see."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     code = (
@@ -249,14 +238,12 @@ def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, launch, monkeypat
         (3, 0, False, None),  # no GPU: they share cores
     ],
 )
-def test_runs_that_share_a_gpu_get_a_hint_of_mps(launch, jobs, gpus, has_mps, told):
+def test_runs_that_share_a_gpu_get_a_hint_of_mps(jobs, gpus, has_mps, told):
     hint = launch.sharing_hint(jobs, gpus, has_mps=has_mps)
     assert hint is None if told is None else told in hint
 
 
-def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(
-    tmp_path, launch, capsys, monkeypatch
-):
+def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
@@ -272,9 +259,7 @@ def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(
     assert capsys.readouterr().err == ""
 
 
-def test_configs_are_frozen_at_launch_and_disagreement_is_refused(
-    tmp_path, launch, capsys, monkeypatch
-):
+def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = ["--runs", str(tmp_path / "runs"), "--cells", "ed", "--seeds", "0"]
     launch.main([write_table(tmp_path), *arguments])
@@ -291,7 +276,7 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_refused(
 
 
 def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
-    tmp_path, launch, capsys, monkeypatch
+    tmp_path, capsys, monkeypatch
 ):
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
@@ -309,7 +294,7 @@ def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
     assert "1 runs: 1 running" in output.out
 
 
-def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, launch, capsys, monkeypatch):
+def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, capsys, monkeypatch):
     """A run that never began holds no one to its settings; a finished one is as good as any."""
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: no such folder')"))
@@ -323,7 +308,7 @@ def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, launch, capsys, mo
     assert capsys.readouterr().err == ""
 
 
-def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, launch, monkeypatch):
+def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
     launch.main([*arguments, "--set", "task.epochs=1", "system.log_every=2"])
@@ -347,7 +332,7 @@ def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, launch, monkey
     ],
 )
 def test_mistakes_get_one_line_and_leave_nothing(
-    tmp_path, launch, capsys, monkeypatch, arguments, complaint
+    tmp_path, capsys, monkeypatch, arguments, complaint
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     root = tmp_path / "runs"
@@ -359,7 +344,7 @@ def test_mistakes_get_one_line_and_leave_nothing(
     assert not root.exists()
 
 
-def test_print_shows_commands_and_runs_nothing(tmp_path, launch, capsys):
+def test_print_shows_commands_and_runs_nothing(tmp_path, capsys):
     assert (
         launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", str(tmp_path)]) == 0
     )
@@ -380,9 +365,7 @@ def fake(folder: Path, name: str, body: str) -> None:
     path.chmod(0o755)
 
 
-def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(
-    tmp_path, launch, capsys, monkeypatch
-):
+def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(tmp_path, capsys, monkeypatch):
     binaries = tmp_path / "bin"
     binaries.mkdir()
     monkeypatch.setenv("PATH", f"{binaries}:{os.environ['PATH']}")
@@ -468,9 +451,7 @@ def test_a_task_that_crashes_is_marked_and_not_requeued(tmp_path, monkeypatch, s
     assert (tmp_path / "requeued").exists() == (mark is None)
 
 
-def test_an_unknown_partition_is_refused_before_anything_is_written(
-    tmp_path, launch, capsys, monkeypatch
-):
+def test_an_unknown_partition_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fake(tmp_path, "sinfo", "printf 'ci\\nlong\\n'")
     fake(tmp_path, "sbatch", f"touch {tmp_path}/submitted")
@@ -482,7 +463,7 @@ def test_an_unknown_partition_is_refused_before_anything_is_written(
     assert not (tmp_path / "submitted").exists()
 
 
-def test_several_gpus_are_a_process_each(tmp_path, launch, capsys, monkeypatch):
+def test_several_gpus_are_a_process_each(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name, answer in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "")):
         fake(tmp_path, name, f"echo {answer}")
@@ -510,14 +491,14 @@ def test_several_gpus_are_a_process_each(tmp_path, launch, capsys, monkeypatch):
         "--cpus 8",
     ],
 )
-def test_what_only_slurm_heeds_is_refused_elsewhere(setting, where, launch, capsys):
+def test_what_only_slurm_heeds_is_refused_elsewhere(setting, where, capsys):
     with pytest.raises(SystemExit) as ended:
         launch.main(["table1", *where, *setting.split()])
     assert ended.value.code == 2
     assert f"error: {setting}: only with --where slurm" in capsys.readouterr().err
 
 
-def test_what_slurm_says_is_shown_in_one_line(tmp_path, launch, capsys, monkeypatch):
+def test_what_slurm_says_is_shown_in_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fake(tmp_path, "sinfo", "echo ci")
     fake(
@@ -531,7 +512,7 @@ def test_what_slurm_says_is_shown_in_one_line(tmp_path, launch, capsys, monkeypa
     assert not list((tmp_path / "runs/.slurm").iterdir())
 
 
-def test_a_run_counts_as_free_only_if_slurm_says_so(tmp_path, launch, capsys, monkeypatch):
+def test_a_run_counts_as_free_only_if_slurm_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--status", "--cells", "ed"]
     folder = tmp_path / "six/ed/seed0"

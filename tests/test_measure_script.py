@@ -1,6 +1,5 @@
 """scripts/measure.py and scripts/theory.py: what they print, what they draw, what they refuse."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -12,21 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from scripts import measure, theory
 from tests.small import small_run
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["--pairs", "6", "--resolution", "20", "--degree", "6", "--device", "cpu"]
-
-
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-measure = script("measure")
 
 
 @pytest.fixture
@@ -249,7 +238,7 @@ def test_a_picture_that_cannot_be_written_is_noticed_at_once(out, message, tmp_p
         measure.main(["--timm", "test_vit", "--data", "embedded", "--out", str(tmp_path / out)])
     assert message in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        script("theory").main(["--paths", "100", "--out", str(tmp_path / out)])
+        theory.main(["--paths", "100", "--out", str(tmp_path / out)])
     assert message in capsys.readouterr().err
 
 
@@ -277,7 +266,7 @@ def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
 
 
 def test_theory_draws_its_picture(tmp_path, capsys):
-    script("theory").main(["--paths", "1000", "--out", str(tmp_path / "theory.png")])
+    theory.main(["--paths", "1000", "--out", str(tmp_path / "theory.png")])
     printed = capsys.readouterr().out
     degrees = [float(value) for value in re.findall(r"ED ([\d.]+)", printed)]
     assert degrees == pytest.approx([0.667, 1.187, 2.972], rel=0.15)
