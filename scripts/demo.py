@@ -38,7 +38,7 @@ def train_and_measure(name: str) -> dict:
     print(f"\n{MODELS[name]} (regularizer={name})")
     folder = FOLDER / name
     summary = run(compose_config([f"regularizer={name}", f"system.run_dir={folder}"]), [name])
-    _, task, model = trained_model(folder)
+    task, model = trained_model(folder)
     inputs = task.normalise(task.train.pixels)
     estimate = ed.estimate(model, inputs, pairs=200, representation=MEASURE)
     return {"summary": summary, "estimate": estimate, "task": task, "model": model}

@@ -18,10 +18,9 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.core.field import Field
 from ed.engine.errors import explain
 from ed.files import write_atomic
-from scripts.demo import CLASSES, MEASURE, MODELS, PATHS, train_and_measure
+from scripts.demo import CLASSES, MEASURE, MODELS, PATHS, field_of_tests, train_and_measure
 
 OUT = ROOT / "experiments" / "results" / "explorer.json"
 MORE_PATHS = ((1, 12), (30, 77), (5, 90), (110, 64), (140, 201))  # beside those the demo draws
@@ -61,10 +60,10 @@ def samples(results: dict[str, dict], paths: tuple[tuple[int, int], ...]) -> dic
 @torch.no_grad()
 def outputs_on(result: dict, paths: tuple[tuple[int, int], ...]) -> torch.Tensor:
     """Probabilities at the nodes of each path: (paths, nodes, classes)."""
-    task, model = result["task"], result["model"]
-    first, second = (torch.tensor(ends, device=task.device) for ends in zip(*paths, strict=True))
-    nodes = MEASURE.nodes(len(paths), device=task.device)
-    field = Field.of(model, task.normalise(task.test.pixels)).between(first, second, nodes)
+    field = field_of_tests(result)
+    device = field.x.device
+    first, second = (torch.tensor(ends, device=device) for ends in zip(*paths, strict=True))
+    field = field.between(first, second, MEASURE.nodes(len(paths), device=device))
     return field().softmax(-1).unflatten(0, (len(paths), -1)).double().cpu()
 
 

@@ -128,7 +128,7 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
         )
     if options.data:
         raise ValueError("--data: a run is measured on its own training set; leave it out")
-    _, task, model = trained_model(options.run, str(device))
+    task, model = trained_model(options.run, str(device))
     if not task.num_examples:
         raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
     if options.weights:

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise FileNotFoundError(f"{options.run} is no run folder: it holds no config.yaml")
     stem = options.out or options.run / "play"
     stem.parent.mkdir(parents=True, exist_ok=True)  # now, not after all episodes
-    _, task, model = trained_model(options.run, options.device)
+    task, model = trained_model(options.run, options.device)
     if not isinstance(task, ProcgenPPO):
         raise ValueError(f"{options.run} is a run of {type(task).__name__}, not of task=procgen")
     warn_of_engine(options.run, task)

@@ -170,7 +170,7 @@ def test_shared_evaluation_counts_every_picture_once(folder, seen):
     first, second = (rank["scores"] for rank in seen)
     assert (first.pop("rows"), second.pop("rows")) == (249, 250)
     assert first == second
-    _, task, model = trained_model(folder / "plain", "cpu")
+    task, model = trained_model(folder / "plain", "cpu")
     count = together.UNEVEN
     pictures = Pictures(task.test.pixels[:count], task.test.labels[:count])
     with torch.no_grad():

@@ -422,7 +422,7 @@ def test_samples_are_the_outputs_on_the_paths(tmp_path):
     from tests.small import small_run
 
     summary = small_run(tmp_path / "run")
-    _, task, model = trained_model(tmp_path / "run")
+    task, model = trained_model(tmp_path / "run")
     estimate = ed.estimate(model, task.normalise(task.train.pixels[:20]), pairs=2)
     result = {"summary": summary, "estimate": estimate, "task": task, "model": model}
     content = json.loads(to_text(samples({"none": result}, ((3, 17), (8, 40)))))

@@ -96,7 +96,7 @@ def trained_fingerprints(folder: Path) -> dict[str, str]:
 
 def scores(folder: Path) -> dict[str, float]:
     """Of a number of pictures that the processes cannot share evenly."""
-    _, task, model = main.trained_model(folder, "cpu")
+    task, model = main.trained_model(folder, "cpu")
     pictures = Pictures(task.test.pixels[:UNEVEN], task.test.labels[:UNEVEN])
     with torch.no_grad():
         accuracy, loss = task.score(model, pictures)

@@ -62,11 +62,11 @@ def train(
     step: TrainStep,
     run: RunFolder,
     cadence: Cadence,
-    tracker=None,
-    measures: dict | None = None,
+    tracker,
+    measures: dict,
 ) -> dict:
     """Trains to the end, or raises `Interrupted` once saved. Returns the summary of the run."""
-    session = _Session(task, model, step, run, measures or {})
+    session = _Session(task, model, step, run, measures)
     start = session.resume()
     metrics = Metrics(
         run.path, total=task.total_steps, start=start, tracker=tracker, writes=run.writes

@@ -21,6 +21,7 @@ from ed.engine.loop import Cadence, Interrupted, describe, train
 from ed.engine.metrics import TerminalHandler, Wandb
 from ed.engine.run import RunFolder, default_folder, digest
 from ed.engine.step import TrainStep
+from ed.tasks.base import Task
 
 logger = logging.getLogger("ed")
 
@@ -165,7 +166,7 @@ def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
 
 
 def train_in(
-    folder: RunFolder, cfg: DictConfig, task, model, step: TrainStep, measures: dict | None = None
+    folder: RunFolder, cfg: DictConfig, task, model, step: TrainStep, measures: dict
 ) -> dict:
     """Trains in an open folder, and notes there what ran and how it ended."""
     minutes = cfg.system.max_minutes
@@ -196,8 +197,8 @@ def train_in(
     return summary
 
 
-def trained_model(folder: Path, device: str = "auto"):
-    """The task and the model, in eval mode, of a run: (config, task, model)."""
+def trained_model(folder: Path, device: str = "auto") -> tuple[Task, nn.Module]:
+    """The task of a run, and its model in eval mode."""
     cfg = OmegaConf.load(folder / "config.yaml")
     state = load_checkpoint(folder, logger.warning)
     if state is None:
@@ -208,7 +209,7 @@ def trained_model(folder: Path, device: str = "auto"):
     task.prepare(where, cfg.seed)
     model = build_model(cfg, where)
     model.load_state_dict(state["training"]["model"])
-    return cfg, task, model.eval()
+    return task, model.eval()
 
 
 def choose_device(name: str, option: str = "system.device=") -> torch.device:

@@ -112,12 +112,7 @@ class RunFolder:
         write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(stored))
 
     def open_session(
-        self,
-        device: str,
-        steps: int | None = None,
-        *,
-        processes: int = 1,
-        provenance: dict[str, str] | None = None,
+        self, device: str, steps: int, *, processes: int, provenance: dict[str, str]
     ) -> None:
         """Notes this session in meta.json: what ran, where, with which code, `steps` to its end."""
         if not self.writes:
@@ -140,7 +135,7 @@ class RunFolder:
             "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "steps": steps,
             "versions": {name: _version(name) for name in PACKAGES},
-            **(provenance or {}),
+            **provenance,
         }
         write_json(path, {"sessions": [*sessions, session]})
 

@@ -160,10 +160,10 @@ def worst_case(surface: Surface, rho: float, steps: int) -> float:
     slope = best_slope = surface.slope
     ups, last_check, highest_then, halved = 0, 0, loss, False
     for step in range(1, steps + 1):
-        ahead = _into_ball(_sum(point, _of_length(slope, length)), rho)
+        ahead = _into_ball(torch._foreach_add(point, _of_length(slope, length)), rho)
         if step > 1:
             drift = torch._foreach_sub(point, before)
-            ahead = torch._foreach_lerp(_sum(point, drift), ahead, MOMENTUM)
+            ahead = torch._foreach_lerp(torch._foreach_add(point, drift), ahead, MOMENTUM)
             ahead = _into_ball(ahead, rho)
         before, point = point, ahead
         earlier, (loss, slope) = loss, surface.gradient(point)
@@ -196,7 +196,3 @@ def _of_length(direction: Tensors, length: float) -> Tensors:
 def _into_ball(u: Tensors, rho: float) -> Tensors:
     norm = nn.utils.get_total_norm(u)
     return torch._foreach_mul(u, (rho / (norm + TINY)).clamp(max=1))
-
-
-def _sum(first: Tensors, second: Tensors) -> Tensors:
-    return torch._foreach_add(first, second)

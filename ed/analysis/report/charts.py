@@ -77,9 +77,7 @@ def line_chart(title: str, lines: dict[str, Points], *, log: bool = False) -> Ht
 
 def key(names: Sequence[str]) -> Html:
     """Which line is which."""
-    items = [
-        tag("span", _key_line(i), name, class_="key-item") for i, name in enumerate(names)
-    ]  # fmt: skip
+    items = [tag("span", _key_line(i), name, class_="key-item") for i, name in enumerate(names)]
     return tag("p", *items, class_="key")
 
 

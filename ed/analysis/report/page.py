@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ed.analysis.collect import STATUSES, Row, read_json
+from ed.analysis.collect import STATUSES, Row, committed, read_json
 from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, code, join, plural, tag
@@ -53,7 +53,8 @@ FORMULA = tag("span", "ED = Σ", tag("sub", "k"), " k |c", tag("sub", "k"), "|",
 def build_page(folder: Path = EXPERIMENTS) -> str:
     """The page of the experiment files in `folder` and of what lies in its results/."""
     names = sorted(table_names(folder), key=lambda name: (not name.startswith(FIRST), name))
-    experiments = [Experiment.read(load_table(name, folder)) for name in names]
+    tables = [load_table(name, folder) for name in names]
+    experiments = [Experiment(table, committed(table)) for table in tables]
     results = folder / "results"
     pool = _pool(experiments)
     body = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
-from ed.analysis.collect import Row, committed
+from ed.analysis.collect import Row
 from ed.analysis.render import (
     AGGREGATE,
     AGGREGATE_MEANING,
@@ -42,10 +42,6 @@ class Experiment:
 
     table: Table
     rows: list[Row]
-
-    @classmethod
-    def read(cls, table: Table) -> "Experiment":
-        return cls(table, committed(table))
 
     @property
     def planned(self) -> set[tuple]:
