@@ -14,7 +14,7 @@ class Measure:
     """A frozen set of settings that turns a model into numbers.
 
     Tasks are known by what measures ask of them: `num_examples`, `examples(index)` (training
-    examples without augmentation), `field`, `loss`, `noise_like`.
+    examples without augmentation), `field`, `loss`, `noise_like`; of some also `evaluate`.
     """
 
     reads_examples = True  # false where the weights alone are looked at
