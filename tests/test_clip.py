@@ -20,8 +20,8 @@ from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted, _Session
 from ed.engine.main import build_model, run
-from ed.engine.metrics import read_rows
 from ed.figures import ensembling
+from ed.files import read_rows
 from ed.measures.ensembling import Ensembling, interpolate
 from ed.models.clip import ClipClassifier, Towers, build, classifier, tokenise, zero_shot_rows
 from ed.models.prompts import captions

@@ -18,7 +18,7 @@ from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.distributed import first_host
 from ed.engine.main import trained_model
-from ed.engine.metrics import read_rows
+from ed.files import read_rows
 from ed.tasks.pictures import Pictures
 from tests import together
 from tests.small import SMALL, small_run, weights

@@ -19,8 +19,8 @@ from ed.core.pca import gram_eigen, principal_scores
 from ed.core.penalty import Paths
 from ed.core.representation import Representation
 from ed.engine.compose import compose_config
-from ed.engine.metrics import read_rows
 from ed.engine.step import TrainStep
+from ed.files import read_rows
 from ed.tasks.imagenet_data.loading import IN_FLIGHT
 
 pytestmark = pytest.mark.gpu

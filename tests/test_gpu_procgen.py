@@ -9,10 +9,10 @@ from hydra.utils import instantiate
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
 from ed.engine.main import run
-from ed.engine.metrics import read_rows
 from ed.engine.step import TrainStep
 from ed.envs.play import Player, Policy, play
 from ed.envs.procgen import ACTIONS, make_games
+from ed.files import read_rows
 from ed.models.impala import Impala
 from tests.games import ED, SMALL, Bandit, needs_envpool
 

@@ -12,9 +12,9 @@ from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
 from ed.engine.main import make_step, run
-from ed.engine.metrics import read_rows
 from ed.envs.play import Player, Policy, play
 from ed.envs.procgen import ACTIONS
+from ed.files import read_rows
 from ed.models.impala import Impala
 from ed.tasks.procgen import (
     RewardNormaliser,

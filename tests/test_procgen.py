@@ -17,8 +17,8 @@ from ed.analysis.experiments import load_table
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.main import run
-from ed.engine.metrics import read_rows
 from ed.envs.procgen import ACTIONS, LEVELS, EngineError, make_games
+from ed.files import read_rows
 from ed.tasks.procgen import LevelRecord
 from tests.games import ED, SMALL, make_task, needs_envpool, pretend_procgen
 

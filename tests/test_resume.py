@@ -15,8 +15,8 @@ import torch
 from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.loop import Interrupted
 from ed.engine.main import trained_model
-from ed.engine.metrics import read_rows
 from ed.engine.run import RunError, RunFolder, changed_files
+from ed.files import read_rows
 from tests.small import SMALL, SMALL_GROKKING, small_config, small_run, weights
 
 ROOT = Path(__file__).parents[1]
@@ -110,8 +110,15 @@ def start_training(folder: Path, *extra: str) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 
 
-def test_kill_9_loses_only_what_came_after_the_last_checkpoint(tmp_path):
-    folder, extra = tmp_path / "killed", ["task.epochs=4", "regularizer=ed"]
+# the seven methods of Table 1
+METHODS = {name: [f"regularizer={name}"] for name in ("none", "mixup", "sam", "asam", "jacobian")}
+METHODS |= {"ed_without_anchors": ["regularizer=ed", "regularizer.anchored=false"]}
+METHODS |= {"ed": ["regularizer=ed"]}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path):
+    folder, extra = tmp_path / "killed", ["task.epochs=4", *METHODS[method]]
     process = start_training(folder, *extra, "system.save_seconds=0")
     deadline = time.monotonic() + 120
     while len(_lines(folder / "metrics.jsonl")) < 9 and time.monotonic() < deadline:
