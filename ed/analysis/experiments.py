@@ -3,7 +3,6 @@
 Keys of a file:
 
     title, place     what it is, and where it stands in the paper
-    status           `planned` while its task is not there yet (default: ready)
     metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step,
                      best/x the best evaluation of it (where x is the task's own metric)
     seeds            seeds of every cell; paper_seeds: how many the paper averages over
@@ -36,11 +35,10 @@ from ed.analysis.spec import Cell, Grid, Paper, SpecError, Study, Table, nearest
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REQUIRED = ("title", "place", "seeds", "fixed", "cells")
-OPTIONAL = ("metric", "metrics", "status", "paper_seeds", "digits", "comparable", "notes", "figure")
+OPTIONAL = ("metric", "metrics", "paper_seeds", "digits", "comparable", "notes", "figure")
 OPTIONAL += ("correlation", "aggregate", "tuning")
 CELL_KEYS = ("label", "paper", "note", "overrides", "grid", "same_as", "best_of")
 GRID_KEYS = ("overrides", "grid", "rule")
-STATUSES = ("ready", "planned")
 
 
 def load_table(name: str, folder: Path = EXPERIMENTS) -> Table:
@@ -90,9 +88,6 @@ class _Reader:
     def table(self) -> Table:
         raw = self.raw
         self.check_keys(raw, "the table", required=REQUIRED, optional=OPTIONAL)
-        status = raw.get("status", "ready")
-        if status not in STATUSES:
-            self.fail(f"status: {status!r}; use {' or '.join(STATUSES)}")
         self.metrics = self.read_metrics()
         self.fixed = self.strings(raw["fixed"], "fixed")
         cells = self.read_cells()
@@ -109,7 +104,6 @@ class _Reader:
             path=self.path,
             title=raw["title"],
             place=raw["place"],
-            status=status,
             metrics=self.metrics,
             seeds=self.read_seeds(),
             paper_seeds=raw.get("paper_seeds"),

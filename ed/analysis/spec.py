@@ -70,7 +70,6 @@ class Table:
     path: Path
     title: str
     place: str
-    status: str
     metrics: dict[str, str]
     seeds: tuple[int, ...]
     paper_seeds: int | None

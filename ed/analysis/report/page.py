@@ -163,29 +163,20 @@ def _headline(experiments: Sequence[Experiment]) -> Html:
 
 
 def _overview(experiments: Sequence[Experiment]) -> Html:
-    rows, unfinished = [], any(e.table.status == "planned" for e in experiments)
+    rows = []
     for experiment in experiments:
         table, lines = experiment.table, experiment.lines
         done, planned = len(experiment.done), len(experiment.planned)
         words = [line.verdict.split()[0] for line in lines if line.paper.mean is not None]
-        state = "planned" if table.status == "planned" else "ready"
         rows.append(
             [
                 (tag("a", table.title, href=f"#{section_id(table)}"), table.title),
-                *([(state, state)] if unfinished else []),
                 (_progress(done, planned), done / planned),
                 (str(len(words)), len(words)),
                 *((str(words.count(w)), words.count(w)) for w in ("match", "differs")),
             ]
         )
-    header = [
-        "experiment",
-        *(["code"] if unfinished else []),
-        "runs done",
-        "numbers",
-        "match",
-        "differ",
-    ]
+    header = ["experiment", "runs done", "numbers", "match", "differ"]
     intro = (
         "One row per table or data figure of the paper. Cells lead to their runs: settings, "
         "learning curves, hardware. Click a column's head to sort by it."

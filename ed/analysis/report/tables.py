@@ -247,9 +247,7 @@ def _notes(table: Table) -> Html | None:
 def _pending(experiment: Experiment) -> Html:
     """What is done, what is left, what it costs."""
     done, planned = len(experiment.done), len(experiment.planned)
-    if experiment.table.status == "planned":
-        state = "Planned"
-    elif done == planned:
+    if done == planned:
         state = f"Complete: {plural(done, 'run')}"
     else:
         state = f"Pending: {planned - done:,} of {plural(planned, 'run')}"
