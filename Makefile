@@ -1,12 +1,15 @@
-# make demo        effective degree at work on real pictures, in three minutes on two CPU cores
-# make test        all checks: lint, format, tests
-# make test-slurm  the launcher and sweeps on a real SLURM, which it installs and starts; 3 minutes
+# make demo          effective degree at work on real pictures, in three minutes on two CPU cores
+# make test          all checks: lint, format, tests
+# make test-slurm    the launcher and sweeps on a real SLURM, which it installs and starts; 3 minutes
+# make test-browser  the report page in a real browser, which it installs
+# make benchmark     how fast this machine trains and measures
+# make report        every table, run and figure of the committed results: report/index.html
 # All set up what they need in .venv by themselves.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slurm benchmark format clean
+.PHONY: demo test test-slurm test-browser benchmark report format clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -20,8 +23,15 @@ test-slurm: .venv/ready
 	bash scripts/install_slurm.sh
 	$(BIN)/python -m pytest -m slurm tests/test_slurm.py
 
+test-browser: .venv/ready
+	bash scripts/setup_browser.sh
+	$(BIN)/python -m pytest tests/test_report.py -m browser
+
 benchmark: .venv/ready
 	$(BIN)/python scripts/benchmark.py
+
+report: .venv/ready
+	$(BIN)/python scripts/report.py
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .
@@ -32,12 +42,3 @@ format: .venv/ready
 
 clean:
 	rm -rf .venv demo .pytest_cache .ruff_cache .hypothesis
-
-# the page with every table, run and figure of the committed results: report/index.html
-.PHONY: report test-browser
-report: .venv/ready
-	$(BIN)/python scripts/report.py
-
-test-browser: .venv/ready
-	bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest tests/test_report.py -m browser
