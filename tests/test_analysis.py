@@ -22,6 +22,7 @@ from ed.analysis.render import (
 )
 from ed.analysis.spec import Paper, SpecError, Table, expand
 from ed.analysis.stats import Ours, summarise, tolerance, verdict
+from ed.engine.metrics import check_finite
 from scripts.table import main
 
 SPEC = {
@@ -431,6 +432,19 @@ def test_a_grid_is_pending_until_all_its_points_are_done(table):
     assert line.verdict == "pending 3 of 4"
     assert line.ours.mean == 2.0
     assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points"]
+
+
+def test_a_grid_does_not_wait_for_what_diverged(table, tmp_path):
+    *rows, last = full_rows(table)
+    with pytest.raises(FloatingPointError) as error:
+        check_finite({"train/loss": math.nan}, 0, 1, tmp_path)
+    failed = replace(last, status="failed", last={}, error=f"exit 1: error: {error.value}")
+    line = table_lines(table, [*rows, failed])[-1]
+    assert not line.verdict.startswith("pending")
+    assert line.ours.mean == 2.0
+    assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points (rho-0.5 diverged)"]
+    accident = replace(failed, error="exit 1: error: no such folder")
+    assert table_lines(table, [*rows, accident])[-1].verdict == "pending 3 of 4"
 
 
 def test_reduced_runs_are_shown_apart_and_never_judged(table):

@@ -189,7 +189,7 @@ def test_only_the_first_process_writes(seen):
 def test_all_stop_together_out_of_time_and_on_a_wild_loss(seen):
     for rank in seen:
         assert rank["late"] == "Interrupted: stopped and saved at step 1 of 40"
-        assert rank["wild"].startswith("FloatingPointError: train/loss = nan between steps")
+        assert rank["wild"].startswith("FloatingPointError: diverged: train/loss = nan between")
     assert seen[0]["wild"] == seen[1]["wild"]
 
 

@@ -21,6 +21,7 @@ from ed.files import read_rows
 
 STATUSES = ("done", "partial", "failed", "pending")
 COLUMNS = ("table", "cell", "seed", "deviations", "status", "steps", "total_steps")
+DIVERGED = "diverged: "  # how the engine's error of a run that left the numbers begins
 PROVENANCE = ("seconds", "device", "torch", "commit", "dirty", "error")
 
 
@@ -69,6 +70,11 @@ class Row:
     @property
     def key(self) -> tuple[str, str, int, str]:
         return self.table, self.cell, self.seed, self.deviations
+
+    @property
+    def diverged(self) -> bool:
+        """An outcome, unlike an accident: it would end so again."""
+        return self.status == "failed" and DIVERGED in self.error
 
     def history(self) -> list[dict]:
         """Every row of metrics the run wrote, each with its `step`; NoHistory without a folder."""

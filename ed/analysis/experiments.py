@@ -19,7 +19,8 @@ Keys of a file:
                        overrides + grid: {key: [values]}   one cell per combination
                        same_as: table/cell           the very runs of another table
                        best_of: grid                 the best point of a grid under `tuning`,
-                                                     by the first metric that `paper` names
+                                                     by the first metric that `paper` names; one
+                                                     that diverged is not waited for
     tuning           name: {overrides, grid, rule}; `rule` says how the best point is chosen
 """
 

@@ -109,6 +109,8 @@ def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list
         for metric in cell.metrics:
             values = _values(chosen, metric)
             done = len(_values(own, metric))
+            if cell.best_of is not None and chosen:  # a grid does not wait for what will not come
+                done += sum(row.diverged for row in own)
             ours, paper = summarise(values), cell.paper.get(metric, Paper())
             judged = verdict(
                 ours,
@@ -307,7 +309,7 @@ def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], 
     remarks = [cell.note] if cell.note else []
     if cell.best_of is not None:
         chosen, how = _best_point(table, cell.best_of, rows)
-        return chosen, remarks + how
+        return chosen, remarks + how + _unfinished(chosen)
     chosen = [row for row in rows if row.home == cell.home]
     if cell.home[0] != table.name:
         remarks.append(f"the runs of {'/'.join(cell.home)}")
@@ -326,7 +328,11 @@ def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row]
     if not complete:
         return [], []
     best = max(complete, key=lambda p: summarise(_values(complete[p], metric)).mean)
-    return complete[best], [f"{best}: the best of {len(complete)} of {len(points)} grid points"]
+    wild = {row.home for row in rows if row.diverged}
+    lost = [point.name for point in points if point.home in wild]
+    without = f" ({', '.join(lost)} diverged)" if lost else ""
+    found = f"{best}: the best of {len(complete)} of {len(points)} grid points{without}"
+    return complete[best], [found]
 
 
 def _unfinished(rows: Sequence[Row]) -> list[str]:

@@ -83,8 +83,9 @@ def check_finite(values: dict[str, float], after: int, step: int, folder: Path) 
     bad = [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise FloatingPointError(
-            f"{', '.join(bad)} between steps {after + 1} and {step} of {folder}: nothing of this "
-            "was saved. Try a smaller optimizer.lr, optimizer.clip=1, or a weaker regularizer"
+            f"diverged: {', '.join(bad)} between steps {after + 1} and {step} of {folder}: "
+            "nothing of this was saved. Try a smaller optimizer.lr, optimizer.clip=1, or a weaker "
+            "regularizer"
         )
 
 
