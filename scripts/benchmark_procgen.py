@@ -110,12 +110,12 @@ def heading(task) -> str:
 def compare(speeds: dict[str, dict[str, float]]) -> str:
     """Our share of the engine's speed, and of all games the share of their seconds together."""
     ours = {game: of["our loop"] for game, of in speeds.items()}
-    engine = {
+    limit = {
         game: max(speed for name, speed in of.items() if name.startswith("engine"))
         for game, of in speeds.items()
     }
-    shares = ", ".join(f"{game} {ours[game] / engine[game]:.0%}" for game in speeds)
-    share = sum(1 / speed for speed in engine.values()) / sum(1 / speed for speed in ours.values())
+    shares = ", ".join(f"{game} {ours[game] / limit[game]:.0%}" for game in speeds)
+    share = sum(1 / speed for speed in limit.values()) / sum(1 / speed for speed in ours.values())
     first, of = next(iter(speeds.items()))
     return (
         f"our loop: {share:.0%} of the engine over all games ({shares}); on {first} "

@@ -27,7 +27,7 @@ from ed.figures.paths import Portrait, draw_portraits, picture_file
 from ed.hub import hub_or_cache
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
-from ed.models.weights import read_weights
+from ed.models.weights import load_weights, read_weights
 from ed.tasks.pictures import EMBEDDED, load_table
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
@@ -132,7 +132,7 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     if not task.num_examples:
         raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
     if options.weights:
-        load_weights(model, options.weights)
+        read_into(model, options.weights)
     with torch.no_grad():
         field = measure.field(model, task)
     batch = task.examples(fixed_subset(task.num_examples, 2 * measure.pairs, measure.seed))
@@ -155,7 +155,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     build = timm_model if options.timm else transformers_model
     model, transform, (mean, std) = build(options)
     if options.weights:
-        load_weights(model, options.weights)
+        read_into(model, options.weights)
     # files often hold half-precision weights; their rounding would count as roughness
     model = model.to(device, torch.float32).eval()
     chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
@@ -283,16 +283,9 @@ def nearest(names: list[str]) -> str:
     return f"did you mean {', '.join(names)}?" if names else "see timm.list_models()"
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    state = read_weights(path, f"--weights {path}")
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"--weights {path}: does not fit the model ({reason} ...); --classes N for another "
-            "number of classes"
-        ) from error
+def read_into(model: nn.Module, path: Path) -> None:
+    given, into = f"--weights {path}", "the model; --classes N for another number of classes"
+    load_weights(model, read_weights(path, given), given, into=into)
 
 
 def report(subject: Subject, result: Estimate) -> None:

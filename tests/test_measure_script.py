@@ -187,14 +187,14 @@ def test_weights_in_half_precision_are_measured_in_single(tmp_path, pictures, ca
 def test_weights_of_a_compiled_model(tmp_path):
     model, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
     torch.save({"model": torch.compile(model).state_dict()}, tmp_path / "own.pt")
-    measure.load_weights(other, tmp_path / "own.pt")
+    measure.read_into(other, tmp_path / "own.pt")
     assert torch.equal(other.weight, model.weight)
 
 
 def test_a_whole_model_in_a_file_is_refused_with_the_remedy(tmp_path):
     torch.save(torch.nn.Linear(2, 3), tmp_path / "own.pt")
     with pytest.raises(ValueError, match=r"holds a torch\.nn.*Linear, .*\bmodel\.state_dict\(\)"):
-        measure.load_weights(torch.nn.Linear(2, 3), tmp_path / "own.pt")
+        measure.read_into(torch.nn.Linear(2, 3), tmp_path / "own.pt")
 
 
 def test_a_model_without_a_head_is_refused(tmp_path, pictures):

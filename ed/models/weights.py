@@ -38,14 +38,16 @@ def read_weights(path: Path, given: str) -> dict[str, Tensor]:
     return {PREFIXES.sub("", name): value for name, value in state.items()}
 
 
-def load_weights(model: nn.Module, state: dict[str, Tensor], given: str) -> nn.Module:
-    """The model with these weights; what does not fit is told in one line."""
+def load_weights(
+    model: nn.Module, state: dict[str, Tensor], given: str, *, into: str = "model.architecture"
+) -> nn.Module:
+    """The model with these weights; what does not fit into what is told in one line."""
     try:
         model.load_state_dict(state)
         return model
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{given}: does not fit model.architecture ({reason} ...)") from error
+        raise ValueError(f"{given}: does not fit {into} ({reason} ...)") from error
 
 
 def _read(path: Path) -> dict:
