@@ -119,6 +119,17 @@ def make_step(*overrides: str, model=None, **how) -> TrainStep:
     return TrainStep(task, model, regularizer, recipe, device=torch.device("cpu"), seed=0, **how)
 
 
+def test_path_points_leave_batch_norm_statistics_alone():
+    """One ED step and one plain step see the same batch, so the statistics agree bitwise."""
+    statistics = {}
+    for name in ("none", "ed"):
+        step = make_step("model=resnet18", "task.batch_size=8", f"regularizer={name}")
+        step(next(iter(step.task.batches(step.model, 0))), 0)
+        statistics[name] = {k: v for k, v in step.model.state_dict().items() if "running" in k}
+    for key, value in statistics["none"].items():
+        assert torch.equal(value, statistics["ed"][key]), key
+
+
 def test_optional_compile_gives_the_same_losses():
     eager, compiled = (make_step("model.depth=1", compile_model=c) for c in (False, True))
     for number, batch in zip(range(2), eager.task.batches(eager.model, 0), strict=False):
@@ -161,6 +172,13 @@ def test_memory_format_changes_no_result():
             assert state["momentum_buffer"].stride() == weight.stride()
         features = step.model[:3](batch["x"])  # from a batch that lies as it always did
         assert features.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_clipping_bounds_the_gradient():
+    step = make_step("optimizer.clip=1e-3")
+    step(next(iter(step.task.batches(step.model, 0))), 0)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in step.model.parameters()])
+    assert norm.item() == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_pairs_are_shared_by_the_parts_of_a_batch():
