@@ -211,6 +211,24 @@ def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
 
 
 @needs_envpool
+def test_copies_that_take_the_place_of_finished_ones_lose_no_step():
+    """In one level by the same actions all copies show the same, more finished than are spare."""
+    games = make_games("starpilot", mode="hard", count=12, levels=range(1), seed=3, threads=2)
+    first = games.reset().frames[0].copy()
+    rng, ends, together = np.random.default_rng(0), 0, set()
+    for _ in range(300):
+        step = games.step(np.full(12, rng.integers(ACTIONS)))
+        assert (step.frames == step.frames[:1]).all()
+        assert len(set(step.rewards)) == len(set(step.dones)) == len(set(step.levels)) == 1
+        if step.dones[0]:
+            ends += 1
+            assert np.array_equal(step.frames[0], first)
+            together.add(frozenset(games._playing.tolist()))
+    assert ends > 3
+    assert len(together) > 1  # others did play
+
+
+@needs_envpool
 def test_wrong_actions_are_refused():
     env = make_games("jumper", mode="easy", count=2, levels=range(5), seed=0, threads=1)
     env.reset()

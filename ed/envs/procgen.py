@@ -3,14 +3,14 @@
 `envpool` ships the games for today's Pythons; `procgen` is the original package (through gym3),
 whose wheels end with Python 3.10. EnvPool resets a finished copy one step later than the original,
 whose users expect the first frame of the next episode together with the reward that ended the last
-one. `EnvPoolGames` restores that: after a step it resets the finished copies at once and puts their
-first frames in place.
+one. `EnvPoolGames` restores that, with first frames that are ready before they are needed.
 """
 
 import importlib
 import os
 import sys
 import types
+from collections import deque
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -22,6 +22,7 @@ MODES = ("easy", "hard")
 ACTIONS = 15
 FRAME = (3, 64, 64)
 LEVELS = 2**31 - 1  # level seeds are below this
+PLAYING_PER_SPARE = 8  # one to three of 64 copies finish in a step
 
 
 class EngineError(ImportError):
@@ -84,34 +85,58 @@ class Games:
 
 
 class EnvPoolGames(Games):
-    """Stepped by EnvPool's C++ threads."""
+    """Stepped by EnvPool's C++ threads.
+
+    A few copies more than play wait at the first frame of an episode. One of them takes the place
+    of a copy that has finished, which is reset among the steps of the others: making a level takes
+    as long as many steps, and all copies would have to wait for it.
+    """
 
     def __init__(self, game: str, mode: str, count: int, levels: range, seed: int, threads: int):
         super().__init__(count)
         self._pool = load_envpool().make(
             f"{game.capitalize()}{mode.capitalize()}-v0",
             env_type="gymnasium",
-            num_envs=count,
+            num_envs=count + -(-count // PLAYING_PER_SPARE),
             num_levels=len(levels),
             start_level=levels.start,
             seed=seed,
             num_threads=threads,
         )
+        self._playing = np.arange(count, dtype=np.int32)
+        self._finished = self._playing[:0]  # the pool resets these when they are stepped next
+        self._waiting: deque[tuple[int, np.ndarray, int]] = deque()  # copy, first frame, level
 
     def _reset(self):
         frames, info = self._pool.reset()
-        return frames, info["level_seed"].copy()
+        first, levels = np.split(frames, [self.count]), np.split(info["level_seed"], [self.count])
+        self._wait(range(self.count, len(frames)), first[1], levels[1])
+        return first[0], levels[0].copy()
 
     def _step(self, actions):
-        frames, rewards, terminated, truncated, info = self._pool.step(actions)
-        dones, levels = terminated | truncated, info["level_seed"].copy()
-        if dones.any():
-            ended = np.flatnonzero(dones).astype(np.int32)
-            first, first_info = self._pool.reset(ended)
-            order = first_info["env_id"]  # the pool answers in any order
-            frames = np.require(frames, requirements="W")  # ours alone; a copy only where it must
-            frames[order], levels[order] = first, first_info["level_seed"]
+        late = len(self._finished)
+        copies = np.concatenate([self._finished, self._playing])  # what takes longest comes first
+        padded = np.concatenate([np.zeros(late, np.int32), actions])
+        frames, rewards, terminated, truncated, info = self._pool.step(padded, copies)
+        frames, levels = np.require(frames, requirements="W"), info["level_seed"].copy()
+        self._wait(copies[:late], frames, levels)
+        dones = terminated | truncated
+        frames, rewards, dones, levels = (part[late:] for part in (frames, rewards, dones, levels))
+        places = np.flatnonzero(dones)
+        self._finished = self._playing[places]
+        missing = max(0, len(places) - len(self._waiting))
+        if missing:
+            first, info = self._pool.reset(self._finished[:missing])
+            self._wait(self._finished[:missing], first, info["level_seed"])
+            self._finished = self._finished[missing:]
+        for place in places:
+            self._playing[place], frames[place], levels[place] = self._waiting.popleft()
         return frames, rewards, dones, levels
+
+    def _wait(self, copies, frames: np.ndarray, levels: np.ndarray) -> None:
+        """Without a hold on the pool's memory: it has a buffer per step."""
+        for copy, frame, level in zip(copies, frames, levels, strict=False):
+            self._waiting.append((copy, frame.copy(), level))
 
 
 class Gym3Games(Games):
