@@ -41,8 +41,8 @@ CUDA = torch.cuda.is_available()
 BASE = ["task=procgen", "model=impala", "optimizer=ppo"]
 ED = ["regularizer=ed", "regularizer.anchored=false", "regularizer.weight=0.01"]
 ED += ["regularizer.resolution=4", "regularizer.degree=3", "regularizer.components=3"]
-SMALL = ["task.envs=8", "task.test_envs=2", "task.rollout=8", "task.minibatches=2"]
-SMALL += ["task.epochs=1", "model.channels=[4,8,8]", "model.hidden=32"]
+SMALL = ["task.envs=8", "task.test_envs=2", "task.rollout=8", "task.test_rollout=8"]
+SMALL += ["task.minibatches=2", "task.epochs=1", "model.channels=[4,8,8]", "model.hidden=32"]
 WARM_UP = 3 if CUDA else 1  # rollouts before the timed ones: compilation and capture
 PAPER = ["starpilot", "dodgeball", "fruitbot", "jumper"]
 PLAIN_THREADS = 4  # what the original package starts unless told otherwise
@@ -102,7 +102,8 @@ def heading(task) -> str:
     cores = available_cores()
     return (
         f"{task.mode} levels: {task.envs} training copies (lanes: {task.lanes}), "
-        f"{task.test_envs} test copies, rollouts of {task.rollout} steps; {name}, "
+        f"rollouts of {task.rollout} steps; {task.test_envs} test copies, {task.test_rollout} "
+        f"steps; {name}, "
         f"{cores} cores, torch {torch.__version__}, {engine_version(task.engine)}"
     )
 
@@ -162,19 +163,17 @@ def summary(frames: int, times: list[tuple[float, float]]) -> tuple[float, str]:
 
 
 def engine(task) -> Rollout:
-    """Random actions in all copies that training steps, all lanes at once."""
+    """Random actions in all copies that training steps: of a side all lanes at once."""
     if task.lanes == 1:
         task.threads = 0  # all cores, whatever each of several lanes was given
-    games = [
-        task.make_games(side, count, seed)
-        for side, counts in task.lane_counts().items()
-        for seed, count in enumerate(counts)
-    ]
-    for part in games:
-        part.reset()
-    rng = np.random.default_rng(0)
-    actions = [rng.integers(0, ACTIONS, (task.rollout, part.count)) for part in games]
-    threads = ThreadPoolExecutor(len(games))
+    rng, sides = np.random.default_rng(0), []
+    for side, steps in task.sides().items():
+        games = task.make_lanes(side, 0)
+        for part in games:
+            part.reset()
+        actions = [rng.integers(0, ACTIONS, (steps, part.count)) for part in games]
+        sides.append((games, actions))
+    threads = ThreadPoolExecutor(max(len(games) for games, _ in sides))
 
     def step(part, rows: np.ndarray) -> None:
         for row in rows:
@@ -182,7 +181,8 @@ def engine(task) -> Rollout:
 
     def rollout() -> tuple[float, float]:
         began = time.perf_counter()
-        list(threads.map(step, games, actions))
+        for games, actions in sides:
+            list(threads.map(step, games, actions))
         return time.perf_counter() - began, 0.0
 
     return rollout

@@ -11,8 +11,8 @@ from ed.envs.procgen import Step, load_envpool
 from ed.tasks.procgen import ProcgenPPO
 
 SMALL = ["task=procgen", "model=impala", "model.channels=[4,4]", "model.hidden=16"]
-SMALL += ["task.envs=4", "task.test_envs=2", "task.rollout=8", "task.minibatches=2"]
-SMALL += ["task.epochs=2", "task.eval_every=1", "optimizer.schedule=constant"]
+SMALL += ["task.envs=4", "task.test_envs=2", "task.rollout=8", "task.test_rollout=8"]
+SMALL += ["task.minibatches=2", "task.epochs=2", "task.eval_every=1", "optimizer.schedule=constant"]
 SMALL += ["optimizer.weight_decay=0", "system.device=cpu", "system.log_every=1"]
 ED = ["regularizer=ed", "regularizer.anchored=false", "regularizer.components=3"]
 

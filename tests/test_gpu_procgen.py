@@ -33,7 +33,7 @@ def rollouts(games, *, capture: bool, bf16: bool, count: int = 2) -> list[dict[s
     generator, seen = torch.Generator(CUDA).manual_seed(1), []
     for _ in range(count):
         player.draw(generator)
-        play([player])
+        play(player)
         seen.append({name: value.clone() for name, value in player.memory.items()})
     return seen
 
@@ -114,7 +114,7 @@ def test_advantages_and_minibatches_never_wait_for_the_device(bandit):
     task = instantiate(compose_config([*overrides, "task.frames=640"]).task)
     task.prepare(CUDA, seed=0)
     player = task.make_players(0, Policy(impala(), device=CUDA, bf16=True))["train"]
-    play([player])
+    play(player)
     task._advantages(player.memory, task.normaliser)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -27,7 +27,7 @@ def test_interpreted():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "20 passed" in done.stdout
+    assert "30 passed" in done.stdout
 
 
 @pytest.fixture
@@ -82,9 +82,13 @@ def plain_pool(x):
     return F.max_pool2d(x, 3, stride=2, padding=1)
 
 
+@pytest.mark.parametrize("parts", [1, 3], ids=["many", "few"])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs", "height", "width"), SHAPES)
-def test_convolution_and_its_gradients(everywhere, inputs, outputs, height, width, relu):
+def test_convolution_and_its_gradients(
+    everywhere, monkeypatch, inputs, outputs, height, width, relu, parts
+):
+    monkeypatch.setattr(narrow, "PARTS", parts)
     torch.manual_seed(0)
     layer = nn.Conv2d(inputs, outputs, 3, padding=1).to(DEVICE)
     x = torch.randn(3, inputs, height, width, device=DEVICE, requires_grad=True)
@@ -154,10 +158,12 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
     both = {"RELU": True}
     for inputs in (4, 16, 32):
         x = torch.empty(2, inputs, 8, 8)
-        flags = {"BIAS": True, "MASK": True, "RESIDUAL": True, "ROWS": 2}
+        flags = both | {"BIAS": True, "MASK": True, "RESIDUAL": True}
         shape, _ = narrow._shape(x, 16, "convolve")
         pointers = "x bands bias:f mask residual y"
-        compiled_for_hopper(kernels.convolve, pointers, shape | both | flags, "number")
+        compiled_for_hopper(kernels.convolve, pointers, shape | flags, "number")
+        shape, _ = narrow._shape(x, 16, "convolve_few")
+        compiled_for_hopper(kernels.convolve_few, pointers, shape | flags, "number")
         shape, _ = narrow._shape(x, 16, "weight_gradient")
         pointers = "x gradient bands:f biases:f"
         compiled_for_hopper(kernels.weight_gradient, pointers, shape | both, "number blocks")

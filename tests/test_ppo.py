@@ -167,7 +167,7 @@ def test_rollout_keeps_what_was_played(bandit):
     model = Impala(actions=ACTIONS, channels=[4, 4], hidden=16, image_size=[64, 64])
     player = Player([Bandit(4, 0)], Policy(model, device=torch.device("cpu")), steps=12)
     player.draw(torch.Generator().manual_seed(0))
-    play([player])
+    play(player)
     played = player.memory
     assert played["rewards"].equal((played["actions"][:-1] == 3).float())
     assert played["dones"].sum(0).tolist() == [2, 2, 2, 2]  # after steps 5 and 10
@@ -188,7 +188,7 @@ def test_episodes_that_end_inside_a_rollout(bandit):
     model = Impala(actions=ACTIONS, channels=[], hidden=16, image_size=[64, 64])
     player = task.make_players(0, Policy(model, device=torch.device("cpu")))["train"]
     player.draw(torch.Generator().manual_seed(0))
-    play([player])
+    play(player)
     found = task._advantages(player.memory, lambda rewards, dones: rewards)
     data = {name: value.unflatten(0, (12, 3)) for name, value in found.items()}
     paid, values = (data["actions"] == 3).float(), player.memory["values"]
@@ -217,7 +217,7 @@ def test_lanes_do_not_change_a_rollout():
         games = [Bandit(count, 0, first=sum(shares[:i])) for i, count in enumerate(shares)]
         player = Player(games, Policy(model, device=torch.device("cpu")), steps=12)
         player.draw(torch.Generator().manual_seed(0))
-        play([player])
+        play(player)
         played.append(player.memory)
         returns.append(player.returns)
     for name in ("frames", "actions", "rewards", "dones"):
@@ -270,8 +270,20 @@ def test_two_rollouts_move_the_weights_as_a_plain_loop_does(bandit):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
 
 
+def test_test_copies_have_played_their_steps_when_a_rollout_has_been_learnt(bandit):
+    task = make_task(envs=4, rollout=8, minibatches=2, epochs=1, test_envs=3, test_rollout=15)
+    task.prepare(torch.device("cpu"), seed=0)
+    batches = task.batches(Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64]), 0)
+    seen = []
+    for _ in range(4):  # two of a rollout
+        next(batches)
+        seen.append((len(task.returns["train"]), len(task.returns["test"])))
+    assert seen == [(4, 0), (4, 9), (12, 9), (12, 18)]  # episodes of five steps
+
+
 def test_a_run_without_a_finished_episode_claims_no_best(bandit, tmp_path, capsys):
-    overrides = [*SMALL, "model.channels=[]", "task.rollout=4", "task.frames=16"]
+    overrides = [*SMALL, "model.channels=[]", "task.rollout=4", "task.test_rollout=4"]
+    overrides += ["task.frames=16"]
     run(compose_config([*overrides, f"system.run_dir={tmp_path}"]), ["procgen"])
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(f"done: {tmp_path}  ")
@@ -326,7 +338,8 @@ def test_frames_to_measure_are_those_that_are_learnt_from(bandit):
 
 def test_a_stopped_run_equals_one_that_was_not_where_games_end_with_the_rollout(bandit, tmp_path):
     """Then new episodes are the ones that come next anyway, and nothing else may have moved."""
-    overrides = [*SMALL, "model.channels=[]", "task.rollout=10", "task.frames=120"]
+    overrides = [*SMALL, "model.channels=[]", "task.rollout=10", "task.test_rollout=10"]
+    overrides += ["task.frames=120"]
     stopped, whole = ([*overrides, f"system.run_dir={tmp_path / n}"] for n in ("stopped", "whole"))
     with pytest.raises(Interrupted):
         run(compose_config([*stopped, "system.max_minutes=0"]), ["procgen"])

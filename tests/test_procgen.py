@@ -50,7 +50,8 @@ def test_cells_have_the_published_settings(name):
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match=r"task\.minibatches=7: must divide the 32768 frames"):
         make_task(minibatches=7)
-    for key in ("envs", "rollout", "minibatches", "epochs", "eval_every", "frames", "levels"):
+    counts = ("envs", "rollout", "minibatches", "epochs", "eval_every", "frames", "levels")
+    for key in (*counts, "test_rollout"):
         with pytest.raises(ValueError, match=rf"task\.{key}=0: must be .* at least 1"):
             make_task(**{key: 0})
     for key in ("start_level", "test_envs", "threads", "clip", "value_weight", "entropy_weight"):

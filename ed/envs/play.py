@@ -10,7 +10,7 @@ the order of lanes nor capture can move a draw: a rollout is a function of seed 
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -68,7 +68,8 @@ class Lane:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream, self.decided = None, None
         if self.device.type == "cuda":
-            self.stream = torch.cuda.Stream(self.device)
+            # decisions first: an engine waits for them, also while the model learns
+            self.stream = torch.cuda.Stream(self.device, priority=-1)
             # sleeping costs as much as it saves alone, and leaves the cores to other runs
             self.decided = torch.cuda.Event(blocking=True)
         if capture:
@@ -187,15 +188,29 @@ class Player:
         return levels
 
 
-def play(players: Sequence[Player]) -> None:
-    """One rollout of each player; on a GPU all their lanes at once, in threads."""
-    lanes = [lane for player in players for lane in player.lanes]
-    if lanes[0].stream is None:
-        for lane in lanes:
+def play(player: Player) -> None:
+    """One rollout."""
+    begin(player)()
+
+
+def begin(player: Player) -> Callable[[], None]:
+    """Begins a rollout, and returns what waits for its end.
+
+    On a GPU all lanes play at once, in threads, and we may train the model meanwhile. On a CPU they
+    have played by then: the policy is the model itself, which must not change under a rollout.
+    """
+    if player.device.type != "cuda":
+        for lane in player.lanes:
             lane.play()
-        return
-    for lane in lanes:  # weights and noise are on their way on our stream
+        return lambda: None
+    for lane in player.lanes:  # weights and noise are on their way on our stream
         lane.stream.wait_stream(torch.cuda.current_stream())
-    with ThreadPoolExecutor(len(lanes)) as threads:
-        for _ in threads.map(Lane.play, lanes):
-            pass  # but errors in them become ours
+    threads = ThreadPoolExecutor(len(player.lanes))
+    playing = [threads.submit(lane.play) for lane in player.lanes]
+
+    def wait() -> None:
+        with threads:
+            for lane in playing:
+                lane.result()  # or its error
+
+    return wait

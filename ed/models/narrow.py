@@ -20,6 +20,11 @@ LAUNCH = {  # by input channels, the best of five or six on an H200
         16: {"FOLD": 2, "BLOCK": 64, "num_warps": 4},
         32: {"FOLD": 2, "BLOCK": 64, "num_warps": 4},
     },
+    "convolve_few": {  # the best of eleven for 64 pictures, as a decision has them
+        4: {"FOLD": 4, "BLOCK": 32, "num_warps": 2},
+        16: {"FOLD": 2, "BLOCK": 32, "num_warps": 2},
+        32: {"FOLD": 1, "BLOCK": 32, "num_warps": 2},
+    },
     "weight_gradient": {
         4: {"FOLD": 4, "BLOCK": 64, "num_warps": 4},
         16: {"FOLD": 2, "BLOCK": 128, "num_warps": 8},
@@ -27,7 +32,7 @@ LAUNCH = {  # by input channels, the best of five or six on an H200
     },
 }
 POOL = {"BLOCK": 64, "num_warps": 4}
-PARTS = 2 * 132  # programs among which the sums of a weight gradient are split
+PARTS = 2 * 132  # programs that keep a GPU busy
 HALVES = (torch.bfloat16, torch.float16)
 LAST = torch.channels_last
 TRITON = find_spec("triton") is not None  # torch brings it on Linux
@@ -95,30 +100,23 @@ def _convolve(
     Args:
         transposed: the weight of the layer whose input gradient this is, (CI, CO, 3, 3).
     """
-    from ed.models.narrow_kernels import convolve as kernel
+    from ed.models.narrow_kernels import convolve, convolve_few
 
     x, bias = x.contiguous(memory_format=LAST), None if bias is None else bias.contiguous()
     mask, residual = (
         None if t is None else t.contiguous(memory_format=LAST) for t in (mask, residual)
     )
     outputs = weight.shape[1 if transposed else 0]
-    y, shape, strands = _empty(x, outputs, *x.shape[2:]), *_shape(x, outputs, "convolve")
+    y = _empty(x, outputs, *x.shape[2:])
+    kernel, (shape, number) = convolve, _shape(x, outputs, "convolve")
+    if number <= (PARTS - 1) * shape["BLOCK"]:  # whole strands would leave most of a GPU idle
+        kernel, (shape, number) = convolve_few, _shape(x, outputs, "convolve_few")
+        number *= shape["H"]
     flags = {"RELU": relu, "BIAS": bias is not None, "MASK": mask is not None}
     flags["RESIDUAL"] = residual is not None
-    bands = _bands(weight, x.dtype, shape, transposed)
-    blocks = -(-strands // shape["BLOCK"])
-    rows = _rows(shape["H"], blocks)
-    grid = (blocks, -(-shape["H"] // rows))
-    kernel[grid](x, bands, bias, mask, residual, y, strands, **shape, **flags, ROWS=rows)
+    bands, grid = _bands(weight, x.dtype, shape, transposed), (-(-number // shape["BLOCK"]),)
+    kernel[grid](x, bands, bias, mask, residual, y, number, **shape, **flags)
     return y
-
-
-def _rows(height: int, blocks: int) -> int:
-    """How far a program walks: to the end, or less where so few would leave most of a GPU idle."""
-    rows = height
-    while rows > 2 and blocks * (height // rows) < PARTS:
-        rows = (rows + 1) // 2
-    return rows
 
 
 def _bands(weight: Tensor, dtype: torch.dtype, shape: dict[str, int], transposed: bool) -> Tensor:

@@ -90,34 +90,53 @@ def convolve(
     x, bands, bias, mask, residual, y, number,
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr,
     K: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
-    RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = [mask > 0] (relu(x) * weight + bias) + residual, of ROWS rows of a block of strands."""
+    """y = [mask > 0] (relu(x) * weight + bias) + residual, of a block of strands."""
     N: tl.constexpr = FOLD * CO
     picture, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)
     source, inside = around(picture, column, here, H, W, CI, FOLD, K)
-    place = outputs(picture, column, H, W, CO, N)
+    place = outputs(picture, column, H, W, CO, N) - W * CO
     band = bands + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
     upper, middle, lower = tl.load(band), tl.load(band + K * N), tl.load(band + 2 * K * N)
     offset = tl.load(bias + tl.arange(0, N) % CO).to(tl.float32)[None, :] if BIAS else 0.0
-    start = tl.program_id(1) * ROWS if ROWS < H else 0  # a constant saves registers
-    first = tl.maximum(start - 1, 0)
-    source += first * (W * CI)
-    place += (first - 1) * (W * CO)
     above = tl.zeros((BLOCK, N), tl.float32)  # outputs of the row before, which lack this one
     level = tl.zeros((BLOCK, N), tl.float32)  # and of this row, which lack this one and the next
-    for row in range(first, tl.minimum(start + ROWS + 1, H)):
+    for row in range(H):
         values = tl.load(x + source, mask=inside, other=0.0)
         values = rectified(values) if RELU else values
         done = tl.dot(values, lower, above)
         above = tl.dot(values, middle, level)
         level = tl.dot(values, upper)
-        wanted = here[:, None] & (row > start)
+        wanted = here[:, None] & (row > 0)
         finish(done, offset, mask, residual, y, place, wanted, BIAS, MASK, RESIDUAL)
         source += W * CI
         place += W * CO
-    wanted = here[:, None] & (start + ROWS >= H)
-    finish(above, offset, mask, residual, y, place, wanted, BIAS, MASK, RESIDUAL)
+    finish(above, offset, mask, residual, y, place, here[:, None], BIAS, MASK, RESIDUAL)
+
+
+@triton.jit
+def convolve_few(
+    x, bands, bias, mask, residual, y, number,
+    H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr,
+    K: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
+    RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same of a block of groups, for pictures so few that walking down would take longest."""
+    N: tl.constexpr = FOLD * CO
+    line, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)  # rows of all pictures
+    source, inside = around(line, column, here, 1, W, CI, FOLD, K)
+    place = outputs(line, column, 1, W, CO, N)
+    band = bands + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
+    offset = tl.load(bias + tl.arange(0, N) % CO).to(tl.float32)[None, :] if BIAS else 0.0
+    total = tl.zeros((BLOCK, N), tl.float32)
+    for tap in tl.static_range(3):
+        row = line % H + (tap - 1)
+        exists = inside & ((row >= 0) & (row < H))[:, None]
+        values = tl.load(x + source + (tap - 1) * (W * CI), mask=exists, other=0.0)
+        values = rectified(values) if RELU else values
+        total = tl.dot(values, tl.load(band + tap * (K * N)), total)
+    finish(total, offset, mask, residual, y, place, here[:, None], BIAS, MASK, RESIDUAL)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from ed.core.field import Field
 from ed.core.processes import available_cores
 from ed.core.streams import reseed, stream_seed
-from ed.envs.play import Player, Policy, play, scaled
+from ed.envs.play import Player, Policy, begin, play, scaled
 from ed.envs.procgen import (
     ACTIONS,
     FRAME,
@@ -66,13 +67,15 @@ class ProcgenPPO(Task):
         value_weight: float,
         entropy_weight: float,
         test_envs: int,
+        test_rollout: int,
         eval_every: int,
         threads: int,
         precision: str,
     ):
         check_settings(game, mode=mode, engine=engine)
         sizes = {"envs": envs, "rollout": rollout, "minibatches": minibatches, "epochs": epochs}
-        check_counts(frames=frames, levels=levels, eval_every=eval_every, **sizes)
+        sizes |= {"test_rollout": test_rollout, "eval_every": eval_every}
+        check_counts(frames=frames, levels=levels, **sizes)
         check_counts(least=0, start_level=start_level, test_envs=test_envs, threads=threads)
         weights = {"value_weight": value_weight, "entropy_weight": entropy_weight}
         _check_factors({"gamma": gamma, "gae_lambda": gae_lambda}, weights | {"clip": clip})
@@ -98,7 +101,8 @@ class ProcgenPPO(Task):
         self.envs, self.rollout, self.minibatches, self.epochs = envs, rollout, minibatches, epochs
         self.gamma, self.gae_lambda, self.clip = gamma, gae_lambda, clip
         self.value_weight, self.entropy_weight = value_weight, entropy_weight
-        self.test_envs, self.precision, self.lanes = test_envs, precision, 1
+        self.test_envs, self.test_rollout = test_envs, test_rollout
+        self.precision, self.lanes = precision, 1
         self.num_examples = envs * rollout
         self.batch_size = self.num_examples // minibatches
         self.steps_per_rollout = epochs * minibatches
@@ -127,29 +131,32 @@ class ProcgenPPO(Task):
 
     def make_games(self, side: str, count: int, seed: int) -> Games:
         # lanes share the cores: as many threads as cores in each lost 8 % on 16 of them
+        lanes = self.lanes if side == "train" else 1
         return make_games(
             self.game,
             mode=self.mode,
             count=count,
             levels=self.levels[side],
             seed=seed,
-            threads=self.threads or max(1, available_cores() // self.lanes),
+            threads=self.threads or max(1, available_cores() // lanes),
             engine=self.engine,
         )
 
-    def lane_counts(self) -> dict[str, list[int]]:
-        """Copies in each lane of each side that plays."""
-        sides = {"train": _shares(self.envs, self.lanes)}
-        return sides | ({"test": [self.test_envs]} if self.test_envs else {})
+    def sides(self) -> dict[str, int]:
+        """Those that play, one after the other, and the steps of their rollouts."""
+        return {"train": self.rollout} | ({"test": self.test_rollout} if self.test_envs else {})
+
+    def make_lanes(self, side: str, rollout: int) -> list[Games]:
+        """Seeded by where training stands, as the state of games is not saved."""
+        counts = _shares(self.envs, self.lanes) if side == "train" else [self.test_envs]
+        seed = stream_seed(self.seed, f"environment {side}", rollout)
+        return [self.make_games(side, count, seed + lane) for lane, count in enumerate(counts)]
 
     def make_players(self, rollout: int, policy: Policy) -> dict[str, Player]:
-        """Both sides; seeded by where training stands, as the state of games is not saved."""
-        players = {}
-        for side, counts in self.lane_counts().items():
-            seed = stream_seed(self.seed, f"environment {side}", rollout)
-            games = [self.make_games(side, count, seed + lane) for lane, count in enumerate(counts)]
-            players[side] = Player(games, policy, steps=self.rollout)
-        return players
+        return {
+            side: Player(self.make_lanes(side, rollout), policy, steps=steps)
+            for side, steps in self.sides().items()
+        }
 
     def make_policy(self, model: nn.Module) -> Policy:
         bf16 = self.precision == "bf16" and self.device.type == "cuda"
@@ -170,12 +177,24 @@ class ProcgenPPO(Task):
             policy.refresh()
             for player in players.values():
                 player.draw(self.generator)
-            play(list(players.values()))
-            for side, player in players.items():
-                self._note(side, player)
+            play(players["train"])
+            self._note("train", players["train"])
             self.played += self.envs * self.rollout
             self.latest = self._advantages(players["train"].memory, self.normaliser)
-            yield from self._minibatches(self.latest, rollout)
+            minibatches = self._minibatches(self.latest, rollout)
+            if "test" in players:  # by the weights that the training copies had
+                minibatches = self._beside(players["test"], minibatches)
+            yield from minibatches
+
+    def _beside(self, player: Player, minibatches: Iterator[Batch]) -> Iterator[Batch]:
+        """The minibatches, while the test copies play; they end before the last, to be logged."""
+        wait = begin(player)
+        try:
+            yield from islice(minibatches, self.steps_per_rollout - 1)
+        finally:
+            wait()
+        self._note("test", player)
+        yield from minibatches
 
     def _note(self, side: str, player: Player) -> None:
         self.returns[side].extend(player.returns)
@@ -198,7 +217,7 @@ class ProcgenPPO(Task):
         player = self.make_players(self.rollouts, policy)["train"]
         reseed(self.generator, self.seed, "actions", self.rollouts)
         player.draw(self.generator)
-        play([player])
+        play(player)
         return self._advantages(player.memory, copy.deepcopy(self.normaliser))
 
     def _advantages(self, memory: dict[str, Tensor], normaliser: "RewardNormaliser") -> Batch:
