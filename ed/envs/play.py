@@ -91,8 +91,9 @@ class Lane:
                 seen = self.games.step(actions)
                 np.copyto(frames, seen.frames)
                 rewards[step], dones[step] = seen.rewards, seen.dones
-                self.returns += [(step, value) for value in seen.returns]
-                self.levels += seen.levels[seen.dones].tolist()
+                if seen.returns:
+                    self.returns += [(step, value) for value in seen.returns]
+                    self.levels += seen.levels[seen.dones].tolist()
             self._wait_for_decision()
 
     def _wait_for_decision(self) -> None:
