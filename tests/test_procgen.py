@@ -119,9 +119,10 @@ def test_lanes_share_the_cores_of_the_process(monkeypatch):
     pretend_procgen(monkeypatch)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(9))
     task = make_task(engine="procgen", game="jumper", threads=0)
-    for lanes, threads in ((1, 9), (2, 4), (16, 1)):
+    for lanes, threads in ((1, 9), (2, 6), (3, 4), (16, 1)):
         task.lanes = lanes
         assert task.make_games("train", 2, seed=5)._env.settings["num_threads"] == threads
+        assert task.make_games("test", 2, seed=5)._env.settings["num_threads"] == 9
 
 
 @pytest.fixture

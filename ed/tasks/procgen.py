@@ -34,7 +34,7 @@ RECENT = 100  # episodes in the mean return of a curve
 REWARD_BOUND = 10.0
 LEVELS_LOGGED = {"train": ("distinct", "lowest", "highest"), "test": ("lowest",)}
 PRECISIONS = ("bf16", "float32")  # of playing
-GPU_LANES = 2  # halves of the training copies: one is stepped while the GPU decides for the other
+GPU_LANES = 3  # parts of the training copies: some are stepped while the GPU decides for another
 
 
 class ProcgenPPO(Task):
@@ -130,15 +130,16 @@ class ProcgenPPO(Task):
         return {"engine": engine_version(self.engine)}
 
     def make_games(self, side: str, count: int, seed: int) -> Games:
-        # lanes share the cores: as many threads as cores in each lost 8 % on 16 of them
-        lanes = self.lanes if side == "train" else 1
+        # lanes share the cores, and one that is decided for has no use for its share
+        lanes, cores = self.lanes if side == "train" else 1, available_cores()
+        each = cores if lanes == 1 else max(1, 3 * cores // (2 * lanes))
         return make_games(
             self.game,
             mode=self.mode,
             count=count,
             levels=self.levels[side],
             seed=seed,
-            threads=self.threads or max(1, available_cores() // lanes),
+            threads=self.threads or each,
             engine=self.engine,
         )
 
