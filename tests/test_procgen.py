@@ -231,6 +231,24 @@ def test_copies_that_take_the_place_of_finished_ones_lose_no_step():
 
 
 @needs_envpool
+def test_a_place_keeps_its_level_until_its_episode_ends():
+    """Whoever plays there; and a new one begins with the first frame of its level."""
+    games = make_games("starpilot", mode="hard", count=24, levels=range(40), seed=0, threads=2)
+    seen = games.reset()
+    levels, first = seen.levels.copy(), dict(zip(seen.levels, seen.frames.copy(), strict=True))
+    rng, changes = np.random.default_rng(0), 0
+    for _ in range(400):
+        seen = games.step(rng.integers(0, ACTIONS, 24))
+        assert (seen.levels == levels)[~seen.dones].all()
+        for place in np.flatnonzero(seen.dones):
+            level, frame = seen.levels[place], seen.frames[place]
+            assert np.array_equal(first.setdefault(level, frame.copy()), frame)
+            changes += level != levels[place]
+        levels = seen.levels.copy()
+    assert changes > 40
+
+
+@needs_envpool
 def test_wrong_actions_are_refused():
     env = make_games("jumper", mode="easy", count=2, levels=range(5), seed=0, threads=1)
     env.reset()

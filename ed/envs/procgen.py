@@ -126,7 +126,7 @@ class EnvPoolGames(Games):
         missing = max(0, len(places) - len(self._waiting))
         if missing:
             first, info = self._pool.reset(self._finished[:missing])
-            self._wait(self._finished[:missing], first, info["level_seed"])
+            self._wait(info["env_id"], first, info["level_seed"])
             self._finished = self._finished[missing:]
         for place in places:
             self._playing[place], frames[place], levels[place] = self._waiting.popleft()
