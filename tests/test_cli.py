@@ -12,7 +12,8 @@ import pytest
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
 from ed.engine.compose import compose_config
-from ed.engine.main import start_tracker
+from ed.engine.errors import explain
+from ed.engine.main import start_tracker, trained_model
 from scripts.launch import command
 from tests.small import SMALL, small_run
 
@@ -314,3 +315,16 @@ def test_a_stop_on_request_is_said_once_and_is_no_error(tmp_path):
     assert len(said) == 1
     assert re.fullmatch(r"stopped and saved at step 1 of \d+; the same command goes on", said[0])
     assert "stopped" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_a_run_older_than_a_setting_is_refused_by_its_name(tmp_path, capsys):
+    small_run(tmp_path)
+    config = tmp_path / "config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "warmup_epochs" not in line))
+    with pytest.raises(Exception, match="warmup_epochs") as error:
+        trained_model(tmp_path, "cpu")
+    assert explain(error.value) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: task.warmup_epochs is not among the settings: a run older")
+    assert printed.count("\n") == 1

@@ -76,6 +76,12 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
     if stray is not None:
         tiny = "; debug=tiny is for tasks on pictures" if "debug=tiny" in overrides else ""
         return "{1}.{0}: there is no such setting here, leave it out".format(*stray.groups()) + tiny
+    absent = re.search(r"missing \d+ required .*?'(\w+)'.*full_key: (\S+)", message, re.DOTALL)
+    if absent is not None:
+        return (
+            "{1}.{0} is not among the settings: a run older than it needs a line for it in its "
+            "config.yaml, with a value as in configs/{1}".format(*absent.groups())
+        )
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:
         return re.sub(r"\s+", " ", message)
