@@ -78,9 +78,10 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         return "{1}.{0}: there is no such setting here, leave it out".format(*stray.groups()) + tiny
     absent = re.search(r"missing \d+ required .*?'(\w+)'.*full_key: (\S+)", message, re.DOTALL)
     if absent is not None:
+        name, key = absent.groups()
         return (
-            "{1}.{0} is not among the settings: a run older than it needs a line for it in its "
-            "config.yaml, with a value as in configs/{1}".format(*absent.groups())
+            f"{key}.{name} is not among the settings: a run older than it needs a line for it in "
+            f"its config.yaml, with a value as in configs/{key.split('.')[0]}"
         )
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:

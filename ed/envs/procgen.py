@@ -22,7 +22,7 @@ MODES = ("easy", "hard")
 ACTIONS = 15
 FRAME = (3, 64, 64)
 LEVELS = 2**31 - 1  # level seeds are below this
-PLAYING_PER_SPARE = 8  # one to three of 64 copies finish in a step
+PLAYING_PER_SPARE = 8  # of 64 copies up to two finish in a step, on average
 
 
 class EngineError(ImportError):
@@ -117,7 +117,7 @@ class EnvPoolGames(Games):
     def _step(self, actions):
         late = len(self._finished)
         copies = np.concatenate([self._finished, self._playing])  # what takes longest comes first
-        seen = self._send(copies, np.concatenate([np.zeros(late, np.int32), actions]))
+        seen = self._exchange(copies, np.concatenate([np.zeros(late, np.int32), actions]))
         self._wait(copies[:late], seen["obs"], seen["info:level_seed"])
         names = ("obs", "reward", "done", "info:level_seed")
         frames, rewards, dones, levels = (seen[name][late:] for name in names)
@@ -132,7 +132,7 @@ class EnvPoolGames(Games):
             self._playing[place], frames[place], levels[place] = self._waiting.popleft()
         return frames, rewards, dones, levels
 
-    def _send(self, copies: np.ndarray, actions: np.ndarray) -> dict[str, np.ndarray]:
+    def _exchange(self, copies: np.ndarray, actions: np.ndarray) -> dict[str, np.ndarray]:
         """The pool's `step` without what that does in Python, a seventh of the time of 64 copies.
 
         Lanes share one interpreter, so that each would wait for the others' share of it, too.

@@ -1,6 +1,7 @@
 """PPO on Procgen: the rollout is a batch source, so the ordinary loop trains it.
 
-`batches` plays with the current model, then yields minibatches; `loss` is the clipped objective.
+`batches` plays with the current model, then yields minibatches, while the test copies play by the
+same weights; `loss` is the clipped objective.
 Saves happen between rollouts only. What the engine cannot restore is the state of the games: a
 resumed run starts new episodes, with the reward statistics and the curves where they were.
 """
@@ -88,16 +89,8 @@ class ProcgenPPO(Task):
             )
         if frames < envs * rollout:
             raise ValueError(f"task.frames={frames}: less than one rollout of {envs * rollout}")
-        if start_level + levels >= LEVELS:
-            raise ValueError(
-                f"task.levels={levels} from task.start_level={start_level}: some must be left "
-                f"below {LEVELS} to test on"
-            )
         self.game, self.mode, self.engine, self.threads = game, mode, engine, threads
-        self.levels = {
-            "train": range(start_level, start_level + levels),
-            "test": range(start_level + levels, LEVELS),  # disjoint by construction
-        }
+        self.levels = split_levels(start_level, levels)
         self.envs, self.rollout, self.minibatches, self.epochs = envs, rollout, minibatches, epochs
         self.gamma, self.gae_lambda, self.clip = gamma, gae_lambda, clip
         self.value_weight, self.entropy_weight = value_weight, entropy_weight
@@ -310,6 +303,16 @@ class ProcgenPPO(Task):
         for side in self.levels:
             self.returns[side] = deque(state["returns"][side], maxlen=RECENT)
             self.levels_seen[side].load_state_dict(state["levels"][side])
+
+
+def split_levels(start: int, count: int) -> dict[str, range]:
+    """Those to train on, and all later ones to test on: disjoint by construction."""
+    if start + count >= LEVELS:
+        raise ValueError(
+            f"task.levels={count} from task.start_level={start}: some must be left below {LEVELS} "
+            "to test on"
+        )
+    return {"train": range(start, start + count), "test": range(start + count, LEVELS)}
 
 
 class LevelRecord:
