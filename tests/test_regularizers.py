@@ -9,6 +9,7 @@ import torch
 from hydra.utils import instantiate
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ed.core import processes
 from ed.core.field import Field
@@ -18,7 +19,7 @@ from ed.engine.optimizer import SGD, AdamW
 from ed.engine.step import TrainStep
 from ed.models.vit import ViT
 from ed.regularizers.base import Moment, Regularizer
-from ed.regularizers.jacobian import Jacobian, sphere
+from ed.regularizers.jacobian import Jacobian, plain_attention, sphere
 from ed.regularizers.mixup import Mixup
 from ed.regularizers.sam import Asam, Sam
 from ed.tasks.base import Task
@@ -238,6 +239,19 @@ def two_layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES), nn.Tanh()).double()
 
 
+class Operations(TorchDispatchMode):
+    """Notes every operation and the type of what it gives."""
+
+    def __init__(self, seen: list):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.seen.append((str(func), getattr(out, "dtype", None)))
+        return out
+
+
 def jacobians(function, points):
     return torch.stack([torch.func.jacrev(function)(point) for point in points])  # (B, C, D)
 
@@ -325,6 +339,22 @@ def test_compiled_jacobian_finds_its_width_without_a_draw(monkeypatch):
         torch.manual_seed(1)
         losses.append(penalty.objective(Toy(), Field.of(model, batch["x"]), batch, moment())[0])
     assert torch.equal(*losses)
+
+
+def test_jacobian_attends_in_the_precision_of_the_step():
+    """Rather than in float32 inside a bf16 step; and leaves torch's own choice as it was."""
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
+    q = torch.randn(2, 3, 5, 8, dtype=torch.bfloat16, requires_grad=True)
+    seen, was = [], allowed()
+    with plain_attention(), Operations(seen):
+        out = F.scaled_dot_product_attention(q, q, q)
+        (first,) = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)
+        first.float().square().sum().backward()
+    products = [dtype for name, dtype in seen if name.startswith("aten.bmm")]
+    assert len(products) > 6
+    assert set(products) == {torch.bfloat16}
+    assert allowed() == was
+    assert q.grad.isfinite().all()
 
 
 def test_jacobian_differentiates_attention_twice():

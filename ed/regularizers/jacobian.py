@@ -1,5 +1,6 @@
 """Jacobian regularization with random projections (Hoffman et al., 2019)."""
 
+import contextlib
 import logging
 
 import torch
@@ -47,7 +48,7 @@ class Jacobian(Regularizer):
             self.pull_back = torch.compile(pull_back, **COMPILATION)
 
     def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        with plain_attention():
             if self.pull_back is not None:
                 outputs, penalty = self.compiled_estimate(field, task.penalised, moment.generator)
             else:
@@ -93,6 +94,23 @@ class Jacobian(Regularizer):
                 (projected,) = torch.autograd.grad(outputs, x, v, create_graph=True)
                 total = total + projected.to(outputs.dtype).square().sum()
         return classes * total / (2 * batch_size * self.projections)
+
+
+@contextlib.contextmanager
+def plain_attention():
+    """Attention by its formula, as fused kernels have no second derivative.
+
+    In bf16 where the step is: torch would compute it in float32 otherwise, at twice the memory
+    traffic, for outputs that are rounded to bf16 next.
+    """
+    switch = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    switch(True)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        switch(before)
 
 
 def pull_back(forward, x: Tensor, context: dict, directions: list[Tensor]) -> tuple[Tensor, Tensor]:
