@@ -19,7 +19,7 @@ from ed.engine.optimizer import SGD, AdamW
 from ed.engine.step import TrainStep
 from ed.models.vit import ViT
 from ed.regularizers.base import Moment, Regularizer
-from ed.regularizers.jacobian import Jacobian, plain_attention, sphere
+from ed.regularizers.jacobian import Jacobian, aligned_attention, plain_attention, sphere
 from ed.regularizers.mixup import Mixup
 from ed.regularizers.sam import Asam, Sam
 from ed.tasks.base import Task
@@ -240,7 +240,7 @@ def two_layers() -> nn.Sequential:
 
 
 class Operations(TorchDispatchMode):
-    """Notes every operation and the type of what it gives."""
+    """Notes every operation and what it gives."""
 
     def __init__(self, seen: list):
         super().__init__()
@@ -248,7 +248,7 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.seen.append((str(func), getattr(out, "dtype", None)))
+        self.seen.append((str(func), out))
         return out
 
 
@@ -341,8 +341,8 @@ def test_compiled_jacobian_finds_its_width_without_a_draw(monkeypatch):
     assert torch.equal(*losses)
 
 
-def test_jacobian_attends_in_the_precision_of_the_step():
-    """Rather than in float32 inside a bf16 step; and leaves torch's own choice as it was."""
+def test_jacobian_attends_by_products_for_tensor_cores():
+    """In bf16, among 8 tokens for 5; and leaves torch's own choice of precision as it was."""
     allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
     q = torch.randn(2, 3, 5, 8, dtype=torch.bfloat16, requires_grad=True)
     seen, was = [], allowed()
@@ -350,11 +350,42 @@ def test_jacobian_attends_in_the_precision_of_the_step():
         out = F.scaled_dot_product_attention(q, q, q)
         (first,) = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)
         first.float().square().sum().backward()
-    products = [dtype for name, dtype in seen if name.startswith("aten.bmm")]
+    products = [out for name, out in seen if name.startswith("aten.bmm")]
     assert len(products) > 6
-    assert set(products) == {torch.bfloat16}
+    assert {out.dtype for out in products} == {torch.bfloat16}
+    assert {size for out in products for size in out.shape[1:]} == {8}
     assert allowed() == was
     assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "rows", "one head's"])
+def test_aligned_attention_is_attention(mask):
+    """With 13 queries and 10 keys: outputs and gradients, none of them lost in the added tokens."""
+    torch.manual_seed(0)
+    made = [torch.randn(2, 3, count, 8, dtype=torch.float64) for count in (13, 10, 10)]
+    inputs = [x.requires_grad_() for x in made]
+    keep = torch.rand(2, 1, 1, 10) > 0.3
+    masks = {
+        "none": None,
+        "bool": keep,
+        "float": torch.zeros(2, 1, 1, 10, dtype=torch.float64).masked_fill(~keep, -math.inf),
+        "rows": torch.rand(2, 1, 13, 10) > 0.3,
+        "one head's": torch.randn(13, 10, dtype=torch.float64),
+    }
+    settings = {"attn_mask": masks[mask], "dropout_p": 0.0, "scale": 0.3}
+    found = []
+    for attention in (F.scaled_dot_product_attention, aligned_attention):
+        out = attention(*inputs, **settings)
+        found.append((out, torch.autograd.grad(out.square().sum(), inputs)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_aligned_attention_leaves_what_it_cannot_pad():
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 5, 8)
+    expected = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert torch.equal(aligned_attention(q, q, q, is_causal=True), expected)
+    assert torch.equal(aligned_attention(q, q, q, None, 0.0, True), expected)
 
 
 def test_jacobian_differentiates_attention_twice():
