@@ -358,7 +358,7 @@ def test_jacobian_attends_by_products_for_tensor_cores():
     assert q.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("mask", ["none", "bool", "float", "rows", "one head's"])
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "rows", "columns", "one head's"])
 def test_aligned_attention_is_attention(mask):
     """With 13 queries and 10 keys: outputs and gradients, none of them lost in the added tokens."""
     torch.manual_seed(0)
@@ -370,6 +370,7 @@ def test_aligned_attention_is_attention(mask):
         "bool": keep,
         "float": torch.zeros(2, 1, 1, 10, dtype=torch.float64).masked_fill(~keep, -math.inf),
         "rows": torch.rand(2, 1, 13, 10) > 0.3,
+        "columns": torch.randn(2, 3, 13, 1, dtype=torch.float64),
         "one head's": torch.randn(13, 10, dtype=torch.float64),
     }
     settings = {"attn_mask": masks[mask], "dropout_p": 0.0, "scale": 0.3}

@@ -138,8 +138,8 @@ def aligned_attention(
         attn_mask = query.new_zeros(1, others)
     elif attn_mask.dtype == torch.bool:
         attn_mask = query.new_zeros(()).where(attn_mask, -math.inf)
-    rows = add if attn_mask.shape[-2] == tokens else 0  # one row serves all
-    mask = F.pad(F.pad(attn_mask, [0, hide], value=-math.inf), [0, 0, 0, rows])
+    attn_mask = attn_mask.expand(*attn_mask.shape[:-2], tokens, others)
+    mask = F.pad(F.pad(attn_mask, [0, hide], value=-math.inf), [0, 0, 0, add])
     query, key, value = (
         F.pad(x, [0, 0, 0, more]) for x, more in ((query, add), (key, hide), (value, hide))
     )
