@@ -231,14 +231,13 @@ def test_penalty_compiles_without_a_graph_break():
     nodes = ed.RandomizedCosine()(torch.rand(8, 4), anchored=True)
     values = torch.randn(8, 4, 10, requires_grad=True)
 
-    def degree(values, nodes, components):
-        representation = ed.Representation(components=components)
+    def degree(values, nodes, representation):
         return representation.degrees(representation.coefficients(values, nodes)).mean()
 
-    explanation = torch._dynamo.explain(degree)(values, nodes, None)
-    assert explanation.graph_break_count == 0, explanation.break_reasons
-    explanation = torch._dynamo.explain(degree)(values, nodes, 3)
-    assert explanation.graph_break_count == 0, explanation.break_reasons
+    for components in (None, 3):
+        representation = ed.Representation(components=components)
+        explanation = torch._dynamo.explain(degree)(values, nodes, representation)
+        assert explanation.graph_break_count == 0, explanation.break_reasons
     explanation = torch._dynamo.explain(lambda u: ed.RandomizedCosine()(u, True))(torch.rand(8, 4))
     assert explanation.graph_break_count == 0, explanation.break_reasons
 

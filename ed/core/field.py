@@ -15,7 +15,7 @@ from ed.core.modes import batch_norms, frozen_statistics
 Context = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no one answer to ==; compilers ask for a hash
 class Field:
     """A network from some space on (pixels, token embeddings, features), at a batch of points.
 

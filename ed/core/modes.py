@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 
 @contextlib.contextmanager
@@ -20,8 +21,14 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Batch norm still normalises by the batch, but its running statistics stay as they are.
 
     For passes at points that are no data (paths) or with weights that are not the model's (SAM).
+    Processes that train together do not exchange them either: the pass before, whose gradient is
+    still to come, would find them changed.
     """
-    with _attribute(batch_norms(model), "track_running_stats", False):
+    wrapped = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
+    with (
+        _attribute(batch_norms(model), "track_running_stats", False),
+        _attribute(wrapped, "require_forward_param_sync", False),
+    ):
         yield
 
 
