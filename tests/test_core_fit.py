@@ -91,7 +91,11 @@ def test_uniform_nodes_rise_and_keep_their_ends():
         assert (nodes.diff(dim=-1) >= 0).all()
     assert (anchored[:, 0] == 0).all()
     assert (anchored[:, -1] == 1).all()
-    torch.testing.assert_close(free.sort().values, uniform(100, 8).sort().values)
+    assert torch.equal(free, uniform(100, 8).sort().values)
+    # of r - 2 draws, not the middle ones of r, which keep away from the ends
+    assert torch.equal(anchored[:, 1:-1], uniform(100, 8)[:, 1:-1].sort().values)
+    even = UniformNodes(even=True)(uniform(100, 5))
+    assert even.tolist() == [0, 0.25, 0.5, 0.75, 1]  # shared by all paths
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
