@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ed
+from ed.core.bases import legendre
 from ed.core.estimator import PROTOCOL, _LargestOutput, estimate_each
 from ed.core.field import Field
+from ed.core.fit import fit
+from ed.core.pca import principal_scores
 from ed.core.penalty import Paths
 from ed.core.representation import anchor, distinct_pairs, sample_pairs
 
@@ -97,6 +100,14 @@ def test_paths_run_from_the_second_to_the_first():
     torch.testing.assert_close(along[:, 1], 0.25 * x[first] + 0.75 * x[second])
 
 
+def test_points_between_bf16_features_lie_at_the_nodes_that_are_fitted():
+    """Their own rounding cannot be helped; that of the nodes would come on top."""
+    x, alpha = uniform(2, 50).bfloat16(), uniform(4, seed=1).float()
+    along = Field.of(nn.Identity(), x).between(torch.tensor([0]), torch.tensor([1]), alpha).x
+    exact = torch.lerp(x[1].double(), x[0].double(), alpha.double()[:, None])
+    assert torch.equal(along, exact.bfloat16())
+
+
 def test_context_is_the_union_inside_a_path_and_each_ends_own_there():
     mask = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]])
     field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": mask})
@@ -124,8 +135,9 @@ def test_masks_that_are_added_to_scores_are_merged_alike():
 
 
 def test_joined_field_equals_both_parts():
+    """Each point with its own context, in one pass."""
     model = nn.Linear(4, 3).double()
-    field = Field.of(model, uniform(5, 4))
+    field = Field(lambda p, c: model(p) * c["size"], uniform(5, 4), {"size": uniform(5, 1, seed=1)})
     paths = field.between(torch.tensor([0, 1]), torch.tensor([2, 3]), uniform(2, 6))
     at_batch, on_paths = field.with_paths(paths)
     torch.testing.assert_close(at_batch, field())
@@ -171,6 +183,30 @@ def test_anchoring_puts_the_labels_in_algorithm_ones_order():
     values = anchor(torch.zeros(2, 3, 4), torch.full((2, 4), 1.0), torch.full((2, 4), 2.0))
     assert values[:, 0].unique().tolist() == [2.0]  # y_1 = t2 at alpha = 0
     assert values[:, -1].unique().tolist() == [1.0]  # y_r = t1 at alpha = 1
+
+
+def test_each_end_of_an_anchored_path_has_the_label_of_its_example():
+    """Outputs on the line between the labels: every path is a line of degree 1, or a constant."""
+    field, draw = Field.of(nn.Identity(), torch.eye(3).double()), torch.Generator().manual_seed(0)
+    representation = ed.Representation(damping=0.0)
+    paths = Paths.draw(field, representation, 9, labels=torch.arange(3), generator=draw)
+    first, second = paths.labels
+    assert (first != second).any()
+    degrees = paths.degrees(paths.field(), softmax=False)
+    torch.testing.assert_close(degrees, (first != second).double() / 3, rtol=1e-9, atol=1e-9)
+
+
+def test_paths_are_half_as_many_as_examples():
+    """The paper's rule, of four nodes each; those of labels cost nothing."""
+    seen = []
+
+    def forward(x):
+        seen.append(len(x))
+        return x
+
+    ed.penalty(forward, torch.randn(12, 3))
+    ed.penalty(forward, torch.randn(12, 3), torch.arange(12) % 3)
+    assert seen == [6 * 4, 6 * 2]
 
 
 def test_anchored_paths_cost_two_points_less():
@@ -368,6 +404,18 @@ def test_distinct_pairs_are_distinct(size, count):
     assert len(unordered) == count
 
 
+@pytest.mark.parametrize(("size", "count"), [(6, 5), (12, 5)], ids=["many", "few"])
+def test_every_distinct_pair_is_as_likely(size, count):
+    """Also at either end: a measure sees all examples alike."""
+    seen, draws = torch.zeros(size, size), 600
+    for seed in range(draws):
+        first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(seed))
+        seen[first, second] += 1
+    share = count / (size * (size - 1))  # of ordered pairs
+    expected = draws * share * (1 - torch.eye(size))
+    assert (seen - expected).abs().max() < 5 * math.sqrt(draws * share)
+
+
 def test_bad_numbers_of_pairs_are_refused():
     generator = torch.Generator()
     with pytest.raises(ValueError, match=r"at least 2 examples .* DataLoader\(drop_last=True\)"):
@@ -396,6 +444,17 @@ def test_bad_numbers_of_pairs_are_refused():
 def test_impossible_representations_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         ed.Representation(**settings)
+
+
+def test_a_representation_passes_its_settings_on():
+    nodes, values = ed.RandomizedCosine()(uniform(5, 4)), uniform(5, 4, 6).requires_grad_()
+    settings = {"components": 2, "detach_pca": True, "damping": 0.1, "basis": "legendre"}
+    found = ed.Representation(**settings).coefficients(values, nodes)
+    scores = principal_scores(values, 2, detach=True)
+    expected = fit(scores, nodes, 3, basis=legendre, damping=0.1)
+    assert torch.equal(found, expected)
+    gradients = [torch.autograd.grad(c.square().sum(), values)[0] for c in (found, expected)]
+    assert torch.equal(*gradients)
 
 
 def small_network():
@@ -429,6 +488,15 @@ def test_estimate_is_the_mean_of_its_paths_and_its_spectrum():
     degrees = torch.arange(41, dtype=torch.float32)
     assert (result.spectrum @ degrees).item() == pytest.approx(result.mean, rel=1e-4)
     assert str(result).startswith("ED ")
+
+
+def test_the_seed_of_an_estimate_chooses_its_paths():
+    model, x = small_network(), torch.randn(40, 6)
+    one, again, other = (ed.estimate(model, x, pairs=20, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(one.values, again.values)
+    assert not torch.equal(one.ends, other.ends)
+    generator = torch.Generator().manual_seed(1)
+    assert torch.equal(other.ends, torch.stack(distinct_pairs(40, 20, generator=generator)))
 
 
 def test_standard_error_counts_what_paths_with_a_common_end_share():
