@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ed.core import processes
 from ed.core.field import Field
 from ed.core.nodes import ChebyshevNodes, UniformNodes
+from ed.core.representation import Representation
 from ed.engine.compose import compose_config
 from ed.engine.optimizer import SGD, AdamW
 from ed.engine.step import TrainStep
@@ -160,12 +161,17 @@ def test_step_on_a_quadratic_equals_the_formula(method, scale):
     perturbation = 0.3 * scale**2 * gradient / torch.linalg.vector_norm(scale * gradient)
     expected = theta - learning_rate * model.A @ (theta + perturbation)
 
+    passes = []
+
     def closure(sync=True, update_statistics=True):
+        passes.append((sync, update_statistics))
         optimizer.zero_grad()
         model().backward()
         return {}
 
     method.step(optimizer, closure)
+    # each process climbs by its own examples, and all descend together
+    assert passes == [(False, True), (True, False)]
     # a dozen float64 operations on numbers near 1; TINY beside a norm near 3 is below rounding x 10
     torch.testing.assert_close(model.theta().detach(), expected, rtol=0, atol=1e-12)
 
@@ -511,6 +517,15 @@ def test_lambda_rises_over_its_ramp(progress, share):
     )
 
 
+def test_a_penalty_has_the_settings_that_it_is_given():
+    settings = {
+        "resolution": 9, "degree": 4, "basis": "legendre", "components": 2,
+        "weighting": "quadratic", "damping": 0.1, "detach_pca": True,
+    }  # fmt: skip
+    method = instantiate(config("ed"), **settings)
+    assert method.representation == Representation(**settings)
+
+
 def test_performance_configuration_brings_its_fixed_nodes():
     method = instantiate(compose_config(["regularizer=ed_performance"]).regularizer)
     assert method.representation.sampler == ChebyshevNodes()
@@ -557,12 +572,14 @@ class Spy(Regularizer):
     """Plain training that notes what it is given."""
 
     def __init__(self):
-        self.seen = []
+        self.seen, self.losses = [], []
 
     def objective(self, task, field, batch, moment):
         draw = torch.rand((), generator=moment.generator).item()
         self.seen.append((draw, moment.parts, len(field.x), moment.progress.item()))
-        return super().objective(task, field, batch, moment)
+        loss, report = super().objective(task, field, batch, moment)
+        self.losses.append(loss.item())
+        return loss, report
 
 
 def test_each_process_draws_for_itself_and_knows_the_parts_of_a_step(monkeypatch):
@@ -578,6 +595,24 @@ def test_each_process_draws_for_itself_and_knows_the_parts_of_a_step(monkeypatch
     assert draws[0] == spies[None].seen[0][0]  # the first as if it were alone
     assert set(parts) == {4}
     assert set(sizes) == {BATCH // 4}
+
+
+def test_every_step_of_every_seed_draws_anew():
+    spies = []
+    for seed in (0, 1):
+        spies.append(Spy())
+        step = training(spies[-1], vit())
+        step.seed = seed
+        run(step, 0, 4)
+    assert len({draw for spy in spies for draw, *_ in spy.seen}) == 8
+
+
+def test_a_row_has_the_mean_of_all_parts_of_the_steps_since_the_last():
+    spy = Spy()
+    step = run(training(spy, vit(), accumulate=2), 0, 3)
+    assert step.means()["train/loss"] == pytest.approx(sum(spy.losses) / 6)
+    run(step, 3, 5)
+    assert step.means()["train/loss"] == pytest.approx(sum(spy.losses[6:]) / 4)
 
 
 def test_rate_and_progress_follow_the_step_and_the_tasks_warm_up():
