@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from ed.core.streams import stream_seed
 from ed.engine.compose import compose_config, flat_keys
 from ed.engine.main import wants_channels_last
+from ed.engine.optimizer import SGD, AdamW
 from ed.engine.schedule import learning_rate_factor
 from ed.engine.step import TrainStep
 from ed.models.spaces import split
@@ -32,7 +33,24 @@ def test_other_schedules():
     steps = [at(s, schedule="multistep", milestones=(0.25, 0.5, 0.75)) for s in (49, 50, 100, 199)]
     assert steps == pytest.approx([1, 0.1, 0.01, 0.001])
     assert at(150, schedule="linear") == pytest.approx(0.25)
+    assert at(150, schedule="linear", warmup=100) == pytest.approx(0.5)
     assert at(150, schedule="constant") == 1
+
+
+def test_recipes_pass_their_settings_on():
+    cpu, weight = torch.device("cpu"), torch.nn.Parameter(torch.ones(2, 2))
+
+    def defaults(recipe):
+        return recipe.build([("weight", weight)], cpu).defaults
+
+    settings = {"lr": 0.1, "weight_decay": 0.2, "betas": (0.5, 0.6), "eps": 0.01}
+    assert settings.items() <= defaults(AdamW(**settings)).items()
+    settings = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.7, "nesterov": True}
+    assert settings.items() <= defaults(SGD(**settings)).items()
+    falling = {"schedule": "multistep", "milestones": (0.5,), "gamma": 0.3}
+    recipe = SGD(lr=0.1, weight_decay=0, **falling)
+    assert recipe.lr_at(60, 100, 10) == pytest.approx(0.1 * 0.3)
+    assert recipe.lr_at(4, 100, 10) == pytest.approx(0.1 * 0.5)
 
 
 def test_streams_differ_in_seed_name_and_counter():
@@ -187,6 +205,8 @@ def test_pairs_are_shared_by_the_parts_of_a_batch():
     )
     assert regularizer._pairs(100, parts=1) == 64
     assert regularizer._pairs(50, parts=2) == 32
+    regularizer.pairs = None
+    assert regularizer._pairs(50, parts=2) == 25  # half of what this part has
     assert Moment(torch.tensor(0.0), torch.Generator()).parts == 1
 
 
