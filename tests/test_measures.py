@@ -12,7 +12,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from ed.core.estimator import estimate_each
+from ed.core.estimator import estimate, estimate_each
 from ed.core.field import Field
 from ed.engine.check import check
 from ed.engine.compose import CONFIGS, compose_config
@@ -190,6 +190,7 @@ def test_chunks_do_not_change_the_result():
 def test_a_subset_is_fixed_and_without_repeats():
     index = fixed_subset(1000, 100, seed=3)
     assert torch.equal(index, fixed_subset(1000, 100, seed=3))
+    assert not torch.equal(index, fixed_subset(1000, 100, seed=4))
     assert len(index.unique()) == 100
     assert torch.equal(fixed_subset(5, None, seed=0), torch.arange(5))
     assert torch.equal(fixed_subset(5, 9, seed=0), torch.arange(5))
@@ -256,6 +257,24 @@ def test_variants_share_their_forward_passes():
     found = EffectiveDegree.together(list(variants.values()), model, task)
     assert task.points == 20 * 16 + 1  # and one to see how much memory it takes
     assert found == [measure(model, Toy()) for measure in variants.values()]
+
+
+@pytest.mark.parametrize("name", ["ed", "ed_norm", "ed_pca", "ed_noise"])
+def test_effective_degree_is_that_of_the_outputs_that_a_task_names(name):
+    """Between two examples per path, or as many points of noise, chosen by the seed."""
+
+    class Named(Toy):
+        penalised = slice(0, 2)
+
+    measure, model, task = replace(ALL[name], pairs=15, seed=3), network().eval(), Named()
+    ends = task.x[fixed_subset(60, 30, seed=3)]
+    if name == "ed_noise":
+        ends = task.noise_like(ends, torch.Generator().manual_seed(3))
+    settings = {"softmax": name != "ed_norm", "components": 2 if name == "ed_pca" else None}
+    settings["weighting"] = "normalised" if name == "ed_norm" else "raw"
+    settings |= {"resolution": 16, "degree": 6, "pairs": 15, "seed": 3}
+    expected = estimate(lambda x: model(x)[:, :2], ends, **settings)
+    assert measure(model, task) == {"": expected.mean, "_se": expected.standard_error}
 
 
 def test_readings_of_one_walk_must_have_its_nodes():
