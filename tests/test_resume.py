@@ -126,6 +126,7 @@ def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (folder / "DONE").exists()
+    assert load_checkpoint(folder, print)["step"] >= 8  # nine rows: only the ninth may be lost
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 99')  # as if killed in the middle of a line
     small_run(folder, *extra)
@@ -206,6 +207,14 @@ def test_what_cannot_change_a_result_may_change_between_sessions(tmp_path):
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "system.max_minutes=0")
     assert small_run(tmp_path / "run", "system.log_every=2")["steps"] == 10
+
+
+def test_the_time_of_all_sessions_adds_up(tmp_path):
+    with pytest.raises(Interrupted):
+        small_run(tmp_path, "system.max_minutes=0")
+    state = load_checkpoint(tmp_path, print)
+    save_checkpoint(tmp_path, state | {"seconds": state["seconds"] + 5000})
+    assert 5000 < small_run(tmp_path)["seconds"] < 6000
 
 
 def test_a_locked_folder_is_refused(tmp_path):
