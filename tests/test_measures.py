@@ -22,7 +22,7 @@ from ed.measures.base import Measure, fixed_subset, in_groups
 from ed.measures.degree import EffectiveDegree
 from ed.measures.gap import GeneralizationGap
 from ed.measures.norm import ParameterNorm
-from ed.measures.sharpness import Sharpness
+from ed.measures.sharpness import TINY, Sharpness, worst_case
 from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
 from tests.small import small_config, small_run, weights
@@ -135,6 +135,56 @@ def test_worst_case_sharpness_of_a_quadratic():
     assert worst(model, BowlTask())["_0.3"] == pytest.approx(expected, rel=1e-4)
 
 
+class Waves:
+    """A surface of two dimensions with many tops, which notes where it is looked at."""
+
+    def __init__(self):
+        self.centre, self.seen = [torch.zeros(2, dtype=torch.float64)], []
+        self.loss, self.slope = self.gradient(self.centre)
+
+    def gradient(self, u):
+        point = u[0].clone().requires_grad_()
+        self.seen.append(u[0])
+        height = torch.tensor([1.0, 0.7], dtype=torch.float64)
+        loss = (height * (5 * point + 0.4).sin()).sum() + point.sum() / 3
+        return loss.item(), list(torch.autograd.grad(loss, point))
+
+
+def auto_pgd(surface: Waves, rho: float, steps: int, checkpoints: list[int]) -> list[int]:
+    """Algorithm 1 of Croce & Hein, all iterates kept. Returns where the step was halved."""
+
+    def inside(u):
+        return u * min(1.0, rho / (u.norm().item() + TINY))
+
+    points, losses, slopes = [surface.centre[0]], [surface.loss], [surface.slope[0]]
+    at, old, step, rises, halvings, top = 0, 0, 2 * rho, [], [], surface.loss
+    for k in range(1, steps + 1):
+        ahead = inside(points[at] + step * slopes[at] / (slopes[at].norm() + TINY))
+        move = 0.75 * (ahead - points[at]) + 0.25 * (points[at] - points[old])
+        points.append(ahead if k == 1 else inside(points[at] + move))
+        loss, (slope,) = surface.gradient([points[-1]])
+        rises.append(loss > losses[at])
+        losses, slopes, at, old = [*losses, loss], [*slopes, slope], k, at
+        if k in checkpoints:
+            before = checkpoints[checkpoints.index(k) - 1] if k > checkpoints[0] else 0
+            stuck = before not in halvings and max(losses) == top
+            if sum(rises) < 0.75 * len(rises) or stuck:
+                step, halvings = step / 2, [*halvings, k]
+                at = old = losses.index(max(losses))
+            rises, top = [], max(losses)
+    return halvings
+
+
+@pytest.mark.parametrize("rho", [0.2, 1.5, 2.0])
+def test_the_worst_case_is_searched_as_auto_pgd_does(rho):
+    found, expected = Waves(), Waves()
+    rise = worst_case(found, rho, 20)
+    halvings = auto_pgd(expected, rho, 20, [5, 9, 12, 14, 16, 18, 19, 20])
+    torch.testing.assert_close(found.seen, expected.seen, rtol=0, atol=1e-9)
+    assert 0 < len(halvings) < 8
+    assert rise == max(found.gradient([u])[0] for u in found.seen[:21]) - found.loss
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_the_search_finds_at_least_what_one_step_does(adaptive):
     model, radii = network(), (0.05, 0.5)
@@ -203,6 +253,8 @@ def test_groups_are_searched_apart_and_averaged():
     assert [len(part) for part in parts] == [12, 12, 6]
     assert torch.cat(list(parts)).sort().values.equal(fixed_subset(60, 30, 3))
     assert not torch.cat(list(parts)).equal(fixed_subset(60, 30, 3))  # not in the data's order
+    one, other = (replace(grouped, examples=None, seed=seed).groups(60)[0] for seed in (3, 4))
+    assert not one.equal(other)
 
     class Part(Toy):
         def __init__(self, index):
@@ -459,10 +511,10 @@ def test_a_finished_run_is_measured_by_what_it_lacks(tmp_path, capsys):
 
 
 class Plain(Measure):
-    """A user's own: no dataclass, so two of them are never equal."""
+    """A user's own: no dataclass, so two of them are never equal; and one value of it is none."""
 
     def __call__(self, model, task):
-        return {"": 1.0}
+        return {"": 1.0, "_wild": math.inf}
 
 
 def test_a_measure_without_equality_is_taken_once(tmp_path, capsys):
@@ -471,6 +523,8 @@ def test_a_measure_without_equality_is_taken_once(tmp_path, capsys):
     summaries = [run(cfg, ["small"]) for _ in range(2)]
     assert summaries[0] == summaries[1]
     assert summaries[0]["last"]["measure/plain"] == 1
+    assert "measure/plain_wild" not in summaries[0]["last"]
+    assert "Infinity" not in (tmp_path / "run" / "metrics.jsonl").read_text()
     printed = capsys.readouterr().out
     assert "already done" in printed
     assert "measuring it" not in printed
