@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from ed.core.streams import stream_seed
 from ed.engine.compose import compose_config, flat_keys
 from ed.engine.main import wants_channels_last
+from ed.engine.metrics import Metrics
 from ed.engine.optimizer import SGD, AdamW
 from ed.engine.schedule import learning_rate_factor
 from ed.engine.step import TrainStep
@@ -51,6 +52,17 @@ def test_recipes_pass_their_settings_on():
     recipe = SGD(lr=0.1, weight_decay=0, **falling)
     assert recipe.lr_at(60, 100, 10) == pytest.approx(0.1 * 0.3)
     assert recipe.lr_at(4, 100, 10) == pytest.approx(0.1 * 0.5)
+
+
+@pytest.mark.parametrize(("higher_is_better", "best"), [(True, 5.0), (False, 1.0)])
+def test_a_summary_has_the_last_values_and_the_best_one(higher_is_better, best, tmp_path):
+    metrics = Metrics(tmp_path, total=4, start=0)
+    for step, value in enumerate((3.0, 5.0, 1.0, 2.0), start=1):
+        metrics.log(step, {"train/loss": -value})
+        metrics.log(step, {"eval/mse": value, "eval/loss": 2 * value})
+    metrics.close()
+    summary = metrics.summary("eval/mse", higher_is_better)
+    assert summary == {"last": {"eval/mse": 2.0, "eval/loss": 4.0}, "best": {"eval/mse": best}}
 
 
 def test_streams_differ_in_seed_name_and_counter():

@@ -1,5 +1,6 @@
 """Measures against closed forms, their invariances, and that they leave no trace."""
 
+import inspect
 import json
 import math
 import os
@@ -12,8 +13,10 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
-from ed.core.estimator import estimate, estimate_each
+from ed.core.estimator import PROTOCOL, estimate, estimate_each
 from ed.core.field import Field
+from ed.core.nodes import ChebyshevNodes
+from ed.core.representation import Representation
 from ed.engine.check import check
 from ed.engine.compose import CONFIGS, compose_config
 from ed.engine.loop import Interrupted
@@ -392,6 +395,18 @@ def test_the_model_is_restored_when_a_measure_fails():
 def test_impossible_measures_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_defaults_are_the_papers_protocol():
+    """In Python and on the command line: 400 paths, r = 200 fixed nodes, K = 40."""
+    paper = {"resolution": 200, "degree": 40, "sampler": ChebyshevNodes(), "damping": 1e-6}
+    assert Representation(**paper, basis="chebyshev", weighting="raw") == PROTOCOL
+    assert inspect.signature(estimate).parameters["pairs"].default == 400
+    leaves = compose_config(["measures=paper"]).measures
+    raw, normalised = (instantiate(leaves[name]) for name in ("ed", "ed_norm"))
+    assert raw == EffectiveDegree()
+    assert normalised == EffectiveDegree(weighting="normalised", outputs="raw")
+    assert (raw.pairs, raw.outputs, raw.representation) == (400, "softmax", PROTOCOL)
 
 
 @pytest.mark.parametrize("choice", sorted(path.stem for path in CONFIGS.glob("measures/*.yaml")))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ed.core import processes
 from ed.core.field import Field
-from ed.core.nodes import ChebyshevNodes, UniformNodes
+from ed.core.nodes import ChebyshevNodes, RandomizedCosine, UniformNodes
 from ed.core.representation import Representation
 from ed.engine.compose import compose_config
 from ed.engine.optimizer import SGD, AdamW
@@ -526,6 +526,14 @@ def test_a_penalty_has_the_settings_that_it_is_given():
     assert method.representation == Representation(**settings)
 
 
+def test_efficiency_configuration_is_the_papers():
+    method = instantiate(config("ed"))
+    paper = {"resolution": 4, "degree": 3, "sampler": RandomizedCosine(), "damping": 1e-6}
+    assert method.representation == Representation(**paper) == Representation()
+    assert (method.weight, method.pairs, method.anchored) == (7.0, None, True)
+    assert (method.ramp, method.ramp_shape) == (pytest.approx(1 / 3), "sine")
+
+
 def test_performance_configuration_brings_its_fixed_nodes():
     method = instantiate(compose_config(["regularizer=ed_performance"]).regularizer)
     assert method.representation.sampler == ChebyshevNodes()
@@ -616,15 +624,16 @@ def test_a_row_has_the_mean_of_all_parts_of_the_steps_since_the_last():
 
 
 def test_rate_and_progress_follow_the_step_and_the_tasks_warm_up():
-    spy, recipe = Spy(), SGD(lr=0.1, weight_decay=0.0)
+    spy, recipe = Spy(), AdamW(lr=0.1, weight_decay=0.0, decay="matrices")  # two groups
     step = training(spy, vit(), recipe=recipe)
     step.task.warmup_steps = 4
     rates = []
     for number, batch in zip((0, 1, 7), Toy().batches(None, 0), strict=False):
         step(batch, number)
-        rates.append(step.optimizer.param_groups[0]["lr"])
+        rates.append([group["lr"] for group in step.optimizer.param_groups])
     cosine = (1 + math.cos(math.pi * 3 / 6)) / 2
-    assert rates == pytest.approx([0.1 / 4, 0.2 / 4, 0.1 * cosine])
+    for group in zip(*rates, strict=True):
+        assert group == pytest.approx([0.1 / 4, 0.2 / 4, 0.1 * cosine])
     assert [progress for *_, progress in spy.seen] == pytest.approx([0, 0.1, 0.7])
 
 

@@ -245,6 +245,16 @@ def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):
     assert not (tmp_path / "run" / "last.pt").exists()
 
 
+def test_a_checkpoint_between_two_rows_holds_no_ruined_weights(tmp_path):
+    """Losses since the last row are looked at before they are saved, not at the next row."""
+    often = ["optimizer.lr=1e30", "system.log_every=5", "system.save_seconds=0"]
+    with pytest.raises(FloatingPointError, match=r"train/loss = nan between steps 1 and \d+ of"):
+        small_run(tmp_path, *often)
+    state = load_checkpoint(tmp_path, print)
+    assert state["step"] < 5
+    assert all(value.isfinite() for value in state["training"]["sums"].values())
+
+
 def test_weights_that_the_last_step_ruined_are_not_saved_as_done(tmp_path):
     """No step comes after it whose loss could tell; the evaluation does."""
     whole = ["task.batch_size=2000", "optimizer=sgd", "optimizer.lr=1e38"]  # a single step
