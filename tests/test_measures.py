@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation
 from ed.engine.check import check
 from ed.engine.compose import CONFIGS, compose_config
-from ed.engine.loop import Interrupted
+from ed.engine.loop import Interrupted, _Session
 from ed.engine.main import run
 from ed.measures.base import Measure, fixed_subset, in_groups
 from ed.measures.degree import EffectiveDegree
@@ -178,12 +179,13 @@ def auto_pgd(surface: Waves, rho: float, steps: int, checkpoints: list[int]) -> 
     return halvings
 
 
-@pytest.mark.parametrize("rho", [0.2, 1.5, 2.0])
+@pytest.mark.parametrize("rho", [0.2, 2.0, 4.0])  # at 4, also for want of a better point
 def test_the_worst_case_is_searched_as_auto_pgd_does(rho):
     found, expected = Waves(), Waves()
     rise = worst_case(found, rho, 20)
     halvings = auto_pgd(expected, rho, 20, [5, 9, 12, 14, 16, 18, 19, 20])
-    torch.testing.assert_close(found.seen, expected.seen, rtol=0, atol=1e-9)
+    # steps of 2 rho from hill to hill: rounding grows to 1e-9 at rho = 4
+    torch.testing.assert_close(found.seen, expected.seen, rtol=0, atol=1e-6)
     assert 0 < len(halvings) < 8
     assert rise == max(found.gradient([u])[0] for u in found.seen[:21]) - found.loss
 
@@ -523,6 +525,24 @@ def test_a_finished_run_is_measured_by_what_it_lacks(tmp_path, capsys):
     stored = OmegaConf.load(folder / "config.yaml").measures
     assert stored.ed.pairs == 4
     assert list(stored) == ["ed", "norm", "sharpness"]
+
+
+class Precision(Measure):
+    """Whether it is taken in bf16."""
+
+    def __init__(self, evaluates: bool):
+        self.evaluates = evaluates
+
+    def __call__(self, model, task):
+        return {"": float(torch.is_autocast_enabled("cpu"))}
+
+
+def test_only_evaluations_are_measured_in_the_precision_of_the_run():
+    """Of a run in bf16, whose rounding would count as roughness."""
+    step = SimpleNamespace(autocast=torch.autocast("cpu", torch.bfloat16))
+    measures = {"weights": Precision(False), "evaluation": Precision(True)}
+    found = _Session(None, None, step, None, measures).measure()
+    assert found == {"measure/weights": 0, "measure/evaluation": 1}
 
 
 class Plain(Measure):

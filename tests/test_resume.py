@@ -199,6 +199,8 @@ def test_a_folder_with_another_config_is_refused_untouched(tmp_path):
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
     with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there, 0\.001 here"):
         small_run(tmp_path / "run", "optimizer.lr=0.001")
+    with pytest.raises(RunError, match="another config: seed is 0 there, 1 here"):
+        small_run(tmp_path / "run", "seed=1")
     after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
     assert before == after
 
