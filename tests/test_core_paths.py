@@ -315,10 +315,14 @@ def test_penalty_refuses_what_it_would_misread(model, labels, settings, message)
 
 
 def test_penalty_keeps_the_statistics_of_batch_norm():
-    """Points on paths are no data; the batch itself is counted by the pass that makes the loss."""
-    model, x = small_network().train(), torch.randn(12, 6)
+    """Points on paths are no data; the batch itself is counted by the pass that makes the loss.
+    They are normalised as data would be."""
+    model, twin, x = small_network().train(), small_network().train(), torch.randn(12, 6)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    ed.penalty(model, x, torch.randint(5, (12,))).backward()
+    labels, draws = torch.randint(5, (12,)), [torch.Generator().manual_seed(0) for _ in range(2)]
+    value = ed.penalty(model, x, labels, generator=draws[0])
+    assert torch.equal(value, ed.penalty(lambda p: twin(p), x, labels, generator=draws[1]))
+    value.backward()
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
     assert model[1].track_running_stats
