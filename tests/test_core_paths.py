@@ -262,6 +262,14 @@ def test_autocast_does_not_reach_the_penalty(settings, dtype, device):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
+def test_bf16_logits_have_float32_probabilities():
+    draw = torch.Generator().manual_seed(0)
+    field = Field.of(nn.Identity(), torch.zeros(8, 5))
+    paths = Paths.draw(field, ed.Representation(), 6, generator=draw)
+    logits = torch.randn(6 * 4, 5, generator=draw).bfloat16()
+    assert torch.equal(paths.degrees(logits), paths.degrees(logits.float()))
+
+
 def test_penalty_compiles_without_a_graph_break():
     """Random draws come from torch.rand, which traces; generators stay outside."""
     nodes = ed.RandomizedCosine()(torch.rand(8, 4), anchored=True)

@@ -263,6 +263,14 @@ def test_the_first_of_slurms_nodes(nodes, first):
     assert first_host(nodes) == first
 
 
+def test_means_keep_shapes_and_dtypes(monkeypatch):
+    """Of two processes, the other of which has 2 more everywhere."""
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(processes, "_add_up", lambda value: 2 * value + 2)
+    values = [torch.rand(2, 3), torch.rand((), dtype=torch.float64), torch.rand(4)]
+    torch.testing.assert_close(processes.mean(values), [value + 1 for value in values])
+
+
 def test_alone_nothing_is_asked():
     x = torch.ones(3)
     assert processes.total(x) is x

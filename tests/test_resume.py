@@ -208,7 +208,9 @@ def test_a_folder_with_another_config_is_refused_untouched(tmp_path):
 def test_what_cannot_change_a_result_may_change_between_sessions(tmp_path):
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "system.max_minutes=0")
-    assert small_run(tmp_path / "run", "system.log_every=2")["steps"] == 10
+    assert small_run(tmp_path / "run", "system.log_every=4")["steps"] == 10
+    rows = [row["step"] for row in rows_without_time(tmp_path / "run") if "train/loss" in row]
+    assert rows == [1, 4, 8, 10]  # the last steps too
 
 
 def test_the_time_of_all_sessions_adds_up(tmp_path):
