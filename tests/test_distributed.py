@@ -14,6 +14,7 @@ from hydra.utils import instantiate
 
 from ed.core import processes
 from ed.engine import check as checks
+from ed.engine import distributed
 from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.distributed import first_host
@@ -261,6 +262,36 @@ def test_ranks_draw_differently_and_rank_0_as_if_alone(monkeypatch):
 )
 def test_the_first_of_slurms_nodes(nodes, first):
     assert first_host(nodes) == first
+
+
+def test_srun_tells_a_task_its_place(monkeypatch):
+    """The last of four on two nodes; a batch script, which is no step, stays alone."""
+    told = {"STEP_NUM_TASKS": "4", "JOB_ID": "1234", "STEP_ID": "2", "PROCID": "3", "LOCALID": "1"}
+    for name, value in (told | {"STEP_NODELIST": "gpu[07-08]"}).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    place = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu07"}
+    assert distributed._srun() == place | {"MASTER_PORT": "29746"}  # 1234 x 16 + 2, from 20000 on
+    monkeypatch.setenv("MASTER_PORT", "4444")
+    assert distributed._srun() == place | {"MASTER_PORT": "4444"}
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
+    assert distributed._srun() is None
+
+
+def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    for count, local in ((4, "3"), (2, "0"), (1, "3")):  # by srun each may see one GPU, its own
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        monkeypatch.setenv("LOCAL_RANK", local)
+        assert distributed.local_device("cuda").index == taken[-1]
+    assert taken == [3, 0, 0]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun shows all of them to everyone")
+    for count in (1, 3):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        with pytest.raises(ValueError, match=f"process 3 .* no GPU .* there are {count}: start"):
+            distributed.local_device("cuda")
 
 
 def test_means_keep_shapes_and_dtypes(monkeypatch):
