@@ -118,6 +118,7 @@ def test_only_matrices_decay():
     assert all(
         "bias" in n or "norm" in n or n in ("cls_token", "pos_embed") for n in others["param_names"]
     )
+    assert {"cls_token", "pos_embed", "head.bias"} <= set(others["param_names"])
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
     with pytest.raises(ValueError, match=r"optimizer\.decay=none: use all or matrices"):
         AdamW(lr=0.1, weight_decay=0.5, decay="none")
