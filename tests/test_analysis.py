@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import yaml
 
-from ed.analysis.collect import CollectError, Row, collect, collect_run, merge, read_metrics
+from ed.analysis.collect import (
+    CollectError,
+    Row,
+    collect,
+    collect_run,
+    committed,
+    merge,
+    read_metrics,
+)
 from ed.analysis.experiments import load_table
 from ed.analysis.render import (
     grid_lines,
@@ -239,7 +247,9 @@ def test_a_grid_is_decided_by_the_metric_of_its_cell(tmp_path):
 def test_rows_tell_done_partial_failed_and_pending_runs_apart(table, tmp_path):
     runs = expand(table, root=tmp_path)
     fabricate(runs[0])
-    fabricate(runs[1], done=False, tail='{"step": 15, "eval/a')  # cut short by a kill
+    (runs[0].folder / "FAILED").write_text("exit 1: error: before that\n")  # finished by hand
+    tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'  # cut short by a kill
+    fabricate(runs[1], done=False, tail=tail)
     fabricate(runs[2], done=False)
     (runs[2].folder / "FAILED").write_text("exit 1: error: too bad\n")
     done, partial, failed, pending, *_ = (collect_run(run, table) for run in runs)
@@ -248,10 +258,23 @@ def test_rows_tell_done_partial_failed_and_pending_runs_apart(table, tmp_path):
     assert (done.commit, done.dirty) == ("abcdef0123", False)
     session = {"device": "cpu", "commit": "abcdef0123", "dirty": None}  # a copy without history
     (runs[0].folder / "meta.json").write_text(json.dumps({"sessions": [session]}))
-    assert collect_run(runs[0], table).dirty is None
-    assert (partial.status, partial.steps, partial.total_steps) == ("partial", 10, 20)
+    copied = collect_run(runs[0], table)
+    assert (copied.dirty, copied.total_steps) == (None, 20)  # as many as its summary says
+    assert (partial.status, partial.steps, partial.total_steps) == ("partial", 12, 20)
+    assert partial.last == {"eval/acc": 80.0}  # a results file could not be read with a nan in it
     assert (failed.status, failed.error) == ("failed", "exit 1: error: too bad")
     assert pending.status == "pending"
+
+
+def test_a_run_that_went_on_elsewhere_names_every_place_and_its_latest_length(table, tmp_path):
+    run = expand(table, root=tmp_path)[0]
+    fabricate(run, done=False)
+    first = {"device": "cpu", "commit": "a", "dirty": True, "steps": 15, "versions": {"torch": "2"}}
+    second = first | {"device": "gpu", "commit": "b", "dirty": False, "steps": 20}
+    (run.folder / "meta.json").write_text(json.dumps({"sessions": [first, second, second]}))
+    row = collect_run(run, table)
+    assert (row.device, row.torch, row.commit) == ("cpu + gpu", "2", "a + b")
+    assert (row.dirty, row.total_steps) == (True, 20)
 
 
 @pytest.mark.parametrize(
@@ -285,12 +308,28 @@ def test_a_folder_with_another_run_is_refused(table, tmp_path):
     run = expand(table, cells=["ed"], root=tmp_path)[0]
     fabricate(run)
     config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 5}))
+    with pytest.raises(CollectError, match="has seed=5, but the table says 0: it is another run"):
+        collect_run(run, table)
     config["task"]["epochs"] = 20
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(CollectError, match=r"task\.epochs=20, but the table says 300"):
         collect_run(run, table)
-    (run.folder / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 5}))
-    with pytest.raises(CollectError, match="another run"):
+
+
+@pytest.mark.parametrize(
+    ("last", "complaint"),
+    [
+        ({"eval/acc": math.nan}, "DONE: eval/acc is nan; move the folder away"),
+        ({"eval/loss": 1.0}, "has none of the table's metrics eval/acc, only eval/loss"),
+    ],
+)
+def test_a_summary_without_the_tables_numbers_is_refused(table, tmp_path, last, complaint):
+    run = expand(table, cells=["ed"], root=tmp_path)[0]
+    fabricate(run)
+    summary = json.loads((run.folder / "DONE").read_text())
+    (run.folder / "DONE").write_text(json.dumps(summary | {"last": last}))
+    with pytest.raises(CollectError, match=complaint):
         collect_run(run, table)
 
 
@@ -310,8 +349,9 @@ def test_merging_prefers_done_then_the_later_source():
     assert merge([row("done", 9), row("failed", 3)]) == [row("done", 9)]
     assert merge([row("partial", 5), row("partial", 7), row("pending")]) == [row("partial", 7)]
     assert merge([row("done", 9, device="a"), row("done", 9)]) == [row("done", 9, device="a")]
-    with pytest.raises(CollectError):
-        merge([row("done", 9), row("done", 8)])
+    for ours, theirs in ({"steps": 9}, {"steps": 8}), ({"best": 1.0}, {"best": 2.0}):
+        with pytest.raises(CollectError):
+            merge([row("done", **ours), row("done", **theirs)])
 
 
 # --- statistics
@@ -495,15 +535,36 @@ def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, cap
     assert before == ((results / "mini.csv").read_bytes(), (results / "mini.md").read_text())
 
 
-def test_reduced_runs_are_found_by_what_the_launcher_noted(table, tmp_path):
+def test_reduced_runs_are_found_by_what_the_launcher_noted(table, tmp_path, capsys):
     run = expand(table, sets=["task.epochs=2"], root=tmp_path / "runs")[0]
     fabricate(run, 60.0)
     (run.folder.parents[1] / "deviations.json").write_text('["task.epochs=2"]')
     assert main([str(table.path), "--runs", str(tmp_path / "runs")]) == 0
+    assert "mini.md: 1 of 9 runs done" in capsys.readouterr().out  # 8, and the one that was begun
     text = (tmp_path / "results" / "mini.md").read_text()
     assert "## Reduced: task.epochs=2" in text
     assert "60.00 (1)" in text
     assert "| ed |" not in text.split("## Reduced")[1]  # only what was begun
+
+
+def test_rows_of_another_tables_file_are_shown_with_the_metrics_of_this_one(tmp_path):
+    """Its own seeds alone, none that were reduced, and no best of what another table looks at."""
+    metrics = {"eval/acc": "accuracy", "eval/loss": "loss"}
+    home = write_table(tmp_path, metric=None, metrics=metrics)
+    rows = [
+        replace(row, last=row.last | {"eval/loss": 0.5}, best=99.0)
+        for row in full_rows(home)
+        if row.cell in ("baseline", "ed")
+    ]
+    rows += [replace(row, deviations="task.epochs=2") for row in rows]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mini.csv").write_text(to_csv(home, rows))
+    shown = {"cells": {"same": {"same_as": "mini/ed", "paper": None}}, "tuning": None, "seeds": [1]}
+    (row,) = committed(write_table(tmp_path, "one", **shown))
+    assert (row.home, row.seed, row.deviations) == (("mini", "ed"), 1, "")
+    assert (row.last, row.best) == ({"eval/acc": 85.1}, 99.0)
+    (row,) = committed(write_table(tmp_path, "two", **shown, metric="eval/loss"))
+    assert (row.last, row.best) == ({"eval/loss": 0.5}, None)
 
 
 def test_lines_of_another_file_are_added(table, tmp_path):
@@ -519,6 +580,7 @@ def test_lines_of_another_file_are_added(table, tmp_path):
     ("damage", "complaint"),
     [
         (lambda text: text[:-4], "line 2"),
+        (lambda text: text[:-1], "line 2: cut short"),
         (lambda text: text + "hello\n", "line 3: 1 fields"),
         (lambda text: text.replace("mini,baseline", "mini,foreign"), "no cell mini/foreign"),
         (
@@ -526,6 +588,7 @@ def test_lines_of_another_file_are_added(table, tmp_path):
             "2: table mini has no seed 7",
         ),
         (lambda text: text.replace(",79.0,", ",high,"), "line 2: could not convert"),
+        (lambda text: text.replace(",79.0,", ",nan,"), "line 2: nan is not a finite number"),
         (lambda text: text.replace("done", "great"), "line 2: status 'great'"),
         (lambda text: "a" + text, "line 1: not the header"),
         (lambda text: text + text.splitlines()[1].replace("79.0", "12.0") + "\n", "two runs"),
