@@ -7,8 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hydra.utils import instantiate
 from PIL import Image
 
+from ed.engine.compose import compose_config
+from ed.tasks.base import shuffled_batches
+from ed.tasks.cifar10 import Cifar10
 from ed.tasks.images import crop_and_flip
 from ed.tasks.pictures import EMBEDDED, load_pictures
 
@@ -131,3 +135,55 @@ def test_augmentation_is_a_function_of_the_seed():
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+MEAN, STD = (  # of CIFAR-10's pixels, as the literature has them
+    torch.tensor(values)[:, None, None]
+    for values in ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+)
+
+
+@pytest.fixture(scope="module")
+def task() -> Cifar10:
+    settings = ["task=cifar10", "task.data=embedded", "task.batch_size=300", "task.epochs=4"]
+    settings += ["task.warmup_epochs=1.5", "task.eval_every=2"]
+    task = instantiate(compose_config(settings).task)
+    task.prepare(torch.device("cpu"), seed=3)
+    return task
+
+
+def test_pictures_are_standardised_by_channel_and_lengths_count_whole_batches(task):
+    index = torch.tensor([5, 1999, 7])
+    found = task.examples(index)
+    expected = (task.train.pixels[index] / 255 - MEAN) / STD  # neither cropped nor flipped
+    torch.testing.assert_close(found["x"], expected)
+    assert torch.equal(found["label"], task.train.labels[index])
+    lengths = task.total_steps, task.warmup_steps, task.eval_steps, task.num_examples
+    assert lengths == (24, 9, 12, 2000)  # six batches an epoch
+    noise = task.noise_like(found["x"], torch.Generator().manual_seed(0))
+    pixels = noise * STD + MEAN  # uniform: neither end is missed, nor passed
+    assert 0 <= pixels.min() < 0.01
+    assert 0.99 < pixels.max() <= 1
+    inner = instantiate(compose_config(["task=cifar10", "task.space=block1"]).task)
+    assert (task.has_noise, inner.has_noise) == (True, False)  # none is known in an inner space
+
+
+def test_training_pictures_are_windows_of_pictures_with_a_black_border_of_four(task):
+    """Which window, and whether flipped, found by trying all; other ones in every epoch."""
+    padded = torch.nn.functional.pad(task.train.pixels, [4] * 4)
+    orders, places = [], []
+    for start in (0, task.steps_per_epoch):  # the first batch of two epochs
+        batch = next(task.batches(None, start))
+        pixels = ((batch["x"] * STD + MEAN) * 255).round().to(torch.uint8)[:60]
+        _, order = next(shuffled_batches(2000, 300, range(start, 24), seed=3, device="cpu"))
+        orders.append(order)
+        assert torch.equal(batch["label"], task.train.labels[order])
+        for picture, source in zip(pixels, padded[order], strict=False):
+            windows = source.unfold(1, 32, 1).unfold(2, 32, 1).permute(1, 2, 0, 3, 4)
+            both = torch.stack([windows, windows.flip(-1)])
+            places.append((both == picture).flatten(3).all(-1).nonzero()[0].tolist())
+    assert not torch.equal(*orders)
+    flips, rows, columns = torch.tensor(places).T
+    assert rows.unique().tolist() == columns.unique().tolist() == list(range(9))
+    assert 0.3 < flips.float().mean() < 0.7  # of 120: 4 sigma
+    assert places[:60] != places[60:]

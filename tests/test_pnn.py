@@ -26,6 +26,42 @@ def test_the_last_maps_are_twice_the_first(number):
     assert x.abs().max() <= 2
 
 
+def test_the_maps_are_those_of_the_paper():
+    x = torch.tensor([[2.0, 3.0, 5.0]])
+    expected = {1: [7, 6, 3], 2: [6, 15, 10], 3: [30, 300, 105]}
+    assert {number: target_map(number, x)[0].tolist() for number in expected} == expected
+
+
+def test_errors_are_those_of_a_network_that_is_off_by_a_constant():
+    task = instantiate(compose_config([*QUICK, "task.map=3", "task.examples=50"]).task)
+    task.prepare(torch.device("cpu"), seed=0)
+    found = task.evaluate(lambda x: target_map(3, x) + 0.5)
+    assert found["eval/mse"] == pytest.approx(0.25)
+    size = target_map(3, task.test).square().mean().sqrt().item()
+    assert found["eval/relative_error"] == pytest.approx(0.5 / size)
+    assert not torch.isin(task.inputs, task.test).any()  # other inputs than those of measures
+
+
+def test_every_step_has_inputs_of_its_own_wherever_a_run_starts():
+    task = instantiate(compose_config([*QUICK, "task.map=2", "task.batch_size=4"]).task)
+    task.prepare(torch.device("cpu"), seed=0)
+    assert (task.total_steps, task.warmup_steps, task.eval_steps) == (4000, 200, 1000)
+    first, second, third = (b for b, _ in zip(task.batches(None, 0), range(3), strict=False))
+    assert not torch.isin(first["x"], second["x"]).any()
+    assert torch.equal(next(task.batches(None, 2))["x"], third["x"])
+    assert torch.equal(third["y"], target_map(2, third["x"]))
+
+
+def test_initial_weights_have_the_configured_spread():
+    cfg = compose_config([*QUICK, "model.width=400", "model.gain=0.7", "model.bias=0.2"])
+    torch.manual_seed(0)
+    model = instantiate(cfg.model)
+    for layer, inputs in zip(model.hidden, (3, 400, 400), strict=True):
+        assert layer.weight.std().item() == pytest.approx(0.7 / inputs**0.5, rel=0.1)
+        assert layer.bias.std().item() == pytest.approx(0.2, rel=0.15)
+    assert model.output.weight.std().item() == pytest.approx(1 / 20, rel=0.1)
+
+
 def test_the_network_is_a_polynomial_of_degree_eight():
     nodes = ed.ChebyshevNodes()(torch.zeros(40, dtype=torch.float64))
     ends = uniform_inputs(2, torch.Generator().manual_seed(1))
