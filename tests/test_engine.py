@@ -127,6 +127,31 @@ def test_a_model_that_does_not_fit_its_task_is_refused(overrides, message):
         instantiate(cfg.task).check_model(instantiate(cfg.model))
 
 
+def test_checking_a_model_leaves_no_trace_in_it():
+    """Not in the statistics of batch normalisation, to which its input of zeros would count."""
+    cfg = compose_config(["model=resnet18"])
+    model, random = instantiate(cfg.model), torch.get_rng_state()
+    before = copy.deepcopy(model.state_dict())
+    instantiate(cfg.task).check_model(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_resnet18_keeps_small_pictures_large_and_begins_with_torchs_own_weights():
+    torch.manual_seed(0)
+    model = instantiate(compose_config(["model=resnet18"]).model)
+    sizes = []
+    for stage in (model.maxpool, model.layer1, model.layer2, model.layer3, model.layer4):
+        stage.register_forward_hook(lambda _, __, output: sizes.append(output.shape[-1]))
+    model.eval()(torch.zeros(1, 3, 32, 32))
+    assert sizes == [32, 32, 16, 8, 4]
+    for part in model.modules():
+        if isinstance(part, torch.nn.Conv2d):  # uniform up to 1 / sqrt(inputs of a sum)
+            bound = 1 / math.sqrt(part.weight[0].numel())
+            assert 0.98 * bound < part.weight.abs().max() <= bound
+
+
 @pytest.mark.parametrize(("shape", "middle"), [("sine", math.sin(math.pi / 4)), ("cosine", 0.5)])
 def test_ramp_rises_from_zero_to_one(shape, middle):
     overrides = ["regularizer=ed", f"regularizer.ramp_shape={shape}", "regularizer.ramp=0.5"]

@@ -15,7 +15,7 @@ from ed.engine.loop import Interrupted
 from ed.engine.main import run
 from ed.models.text import TextClassifier
 from ed.regularizers.base import Moment
-from ed.tasks.glue import Glue, load_split, load_tokenizer, matthews
+from ed.tasks.glue import COLUMNS, Glue, load_split, load_tokenizer, matthews
 from tests.small import weights
 
 transformers = pytest.importorskip("transformers")
@@ -271,6 +271,15 @@ def test_metrics_equal_those_of_scikit_learn(data, checkpoint):
         ours = matthews(torch.tensor(predictions), torch.tensor(labels))
         assert ours == pytest.approx(metrics.matthews_corrcoef(labels, predictions), abs=1e-12)
     assert matthews(torch.zeros(5), torch.tensor([0, 1, 0, 1, 1])) == 0
+
+
+def test_lengths_count_whole_batches_and_each_set_has_its_metric(data, checkpoint):
+    task = make_task(data, checkpoint, epochs=3, warmup_epochs=1.4, eval_every=2)
+    assert (task.num_examples, task.steps_per_epoch, task.total_steps) == (40, 5, 15)
+    assert (task.warmup_steps, task.eval_steps) == (7, 10)
+    configs = (compose_config(["task=glue", f"task.name={name}"]) for name in COLUMNS)
+    metrics = [instantiate(cfg.task, tokenizer=checkpoint).metric for cfg in configs]
+    assert metrics == ["eval/acc", "eval/acc", "eval/matthews"]  # RTE, MRPC, CoLA
 
 
 def tiny_run(folder, data, *overrides):

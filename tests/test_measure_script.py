@@ -89,9 +89,54 @@ def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
     summary = small_run(tmp_path / "run", *settings, "measures.ed.degree=6")
     capsys.readouterr()
     measure.main(["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")])
-    assert printed(capsys)[0] == pytest.approx(summary["last"]["measure/ed"], rel=1e-3)
+    mean, low, high, _ = printed(capsys)
+    assert mean == pytest.approx(summary["last"]["measure/ed"], rel=1e-3)
+    error = summary["last"]["measure/ed_se"]
+    assert [mean - low, high - mean] == pytest.approx([1.96 * error] * 2, rel=1e-2)
     with pytest.raises(FileNotFoundError, match=rf"did you mean {tmp_path}/run\?"):
         measure.main(["--run", str(tmp_path), *QUICK])
+
+
+def test_what_is_asked_for_is_what_is_estimated(pictures, monkeypatch):
+    asked = []
+
+    def note(field, **how):
+        asked.append((field, how))
+        raise InterruptedError
+
+    monkeypatch.setattr(measure, "estimate", note)
+    words = ["--timm", "test_vit", "--random-weights", "--data", str(pictures), *QUICK]
+    own = ["--basis", "legendre", "--components", "2", "--seed", "3", "--pairs", "2"]
+    for more in (own, [*own, "--raw-outputs"], [*own, "--normalised"]):
+        with pytest.raises(InterruptedError):
+            measure.main([*words, *more])
+        field, how = asked[-1]
+        assert len(field.x) == 4  # as many examples as two paths have ends
+        assert (how["pairs"], how["seed"]) == (2, 3)
+        found = how["representation"]
+        assert (found.resolution, found.degree, found.basis, found.components) == (
+            *(20, 6),
+            *("legendre", 2),
+        )
+    assert [how["softmax"] for _, how in asked] == [True, False, False]
+    weightings = [how["representation"].weighting for _, how in asked]
+    assert weightings == ["raw", "raw", "normalised"]
+
+
+def test_pictures_that_are_shown_are_those_between_which_paths_run(tmp_path, pictures):
+    """Of a run, whose inputs are standardised, and of a model by its name."""
+    small_run(tmp_path / "run")
+    protocol = measure.EffectiveDegree(pairs=6, resolution=20, degree=6, seed=5)
+    options = measure.parse(["--run", str(tmp_path / "run"), *QUICK])
+    subject = measure.of_run(options, protocol, "cpu")
+    mean = torch.tensor([0.4914, 0.4822, 0.4465])[:, None, None]
+    std = torch.tensor([0.2023, 0.1994, 0.2010])[:, None, None]
+    for index, x in enumerate(subject.field.x):
+        torch.testing.assert_close(subject.picture(index), (x * std + mean).clamp(0, 1))
+    words = ["--timm", "test_vit", "--random-weights", "--data", str(pictures)]
+    subject = measure.of_name(measure.parse([*words, *QUICK]), "cpu")
+    for index, x in enumerate(subject.field.x):  # test_vit asks for mean and std 0.5
+        torch.testing.assert_close(subject.picture(index), (x + 1) / 2)
 
 
 def save_transformer(kind: str, folder: Path) -> None:
