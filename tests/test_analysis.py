@@ -125,6 +125,7 @@ def test_choosing_cells_and_seeds_keeps_folders_but_settings_move_them(table):
     folders = {run.folder for run in [*one, *other, *whole.values()]}
     assert len(folders) == 3 * len(whole)
     assert one[0].deviations == ("task.epochs=1",)
+    assert dict(o.split("=") for o in one[0].overrides)["task.epochs"] == "1"  # it comes last
     assert one[0].folder.parts[1].startswith("mini@")
 
 

@@ -17,6 +17,7 @@ from ed.engine.step import TrainStep
 from ed.models.spaces import split
 from ed.models.vit import ACTIVATIONS
 from ed.regularizers.base import Moment
+from ed.tasks.base import shuffled_batches
 
 
 def test_warmup_then_cosine_to_zero():
@@ -74,6 +75,22 @@ def test_streams_differ_in_seed_name_and_counter():
     }
     assert len(seeds) == 20 * 3 * 20
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_batches_are_the_same_wherever_a_run_starts():
+    """Three of three in ten; each epoch in an order of its own, which leaves one out."""
+
+    def indices(start):
+        steps = shuffled_batches(10, 3, range(start, 9), seed=1, device="cpu")
+        return {step: index.tolist() for step, index in steps}
+
+    whole = indices(0)
+    assert list(whole) == list(range(9))
+    for start in range(9):
+        assert indices(start) == {step: whole[step] for step in range(start, 9)}
+    epochs = torch.tensor(list(whole.values())).view(3, 9)
+    assert [len(epoch.unique()) for epoch in epochs] == [9, 9, 9]
+    assert len(epochs.unique(dim=0)) == 3
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def test_normalised_return_is_linear_between_the_published_ends():
     for game, (low, high) in HARD_RANGES.items():
         found = normalised_return(np.array([low, (low + high) / 2, high]), game)
         np.testing.assert_allclose(found, [0, 0.5, 1], atol=1e-15)
-    assert normalised_return(np.array(13.35), "fruitbot") == pytest.approx(0.5)  # -0.5 to 27.2
+    middles = {"dodgeball": (1.5 + 19) / 2, "fruitbot": (-0.5 + 27.2) / 2, "jumper": (1 + 10) / 2}
+    for game, middle in (middles | {"starpilot": (1.5 + 35) / 2}).items():  # those of the paper
+        assert normalised_return(middle, game) == pytest.approx(0.5), game
 
 
 def test_interquartile_mean_of_known_scores():

@@ -17,6 +17,7 @@ from ed.envs.procgen import ACTIONS
 from ed.files import read_rows
 from ed.models.impala import Impala
 from ed.tasks.procgen import (
+    ProcgenPPO,
     RewardNormaliser,
     generalised_advantages,
     solve_backward,
@@ -99,6 +100,7 @@ def test_reward_normaliser_divides_by_the_running_deviation_of_returns():
     normaliser = RewardNormaliser(3, GAMMA)
     torch.manual_seed(0)
     rewards, dones = torch.rand(40, 3) * 5, (torch.rand(40, 3) < 0.1).float()
+    rewards[-1, 0] = 1e4  # among 120 that is more than ten deviations
     halves = zip(rewards.chunk(2), dones.chunk(2), strict=True)
     normalised = torch.cat([normaliser(*half) for half in halves])
     discounted, seen = torch.zeros(3, dtype=torch.float64), []
@@ -112,6 +114,7 @@ def test_reward_normaliser_divides_by_the_running_deviation_of_returns():
         squares = 1e-4 * (1 + mean**2) + (everything - mean).square().sum()
         expected = (reward / (squares / weight + 1e-8).sqrt()).clamp(-10, 10).float()
         torch.testing.assert_close(normalised[step], expected, rtol=1e-5, atol=1e-6)
+    assert normalised.max() == 10
 
 
 def test_reward_statistics_survive_a_resume_and_returns_under_way_do_not():
@@ -172,6 +175,8 @@ def test_rollout_keeps_what_was_played(bandit):
     assert played["rewards"].equal((played["actions"][:-1] == 3).float())
     assert played["dones"].sum(0).tolist() == [2, 2, 2, 2]  # after steps 5 and 10
     assert len(player.returns) == 8
+    assert len(player.new_levels()) == 4 + 8  # that began with it, and behind each end
+    assert player.new_levels() == []
     outputs = model(played["frames"][7].float() / 255)
     torch.testing.assert_close(played["values"][7], outputs[:, -1].detach())
     logarithms = F.log_softmax(outputs[:, :ACTIONS], dim=-1)
@@ -224,6 +229,43 @@ def test_lanes_do_not_change_a_rollout():
         assert played[0][name].equal(played[1][name]), name
     assert returns[0] == returns[1]  # by time: the last hundred are not those of the last lane
     assert returns[0] != sorted(returns[0])
+
+
+def test_every_rollout_has_actions_and_an_order_of_its_own(bandit):
+    """One model, and frames that come again after ten steps: only the draws can differ."""
+    task = make_task(envs=4, rollout=10, minibatches=2, epochs=1, frames=80, test_envs=0)
+    task.prepare(torch.device("cpu"), seed=0)
+    batches = task.batches(Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64]), 0)
+    played = []
+    for _ in range(2):
+        next(batches)
+        played.append(task.latest["actions"].clone())
+        next(batches)
+    assert task.latest["frames"].unflatten(0, (10, 4))[:, 0].unique().tolist() == [
+        *range(0, 200, 40)
+    ]
+    assert not torch.equal(*played)
+    orders = []
+    for rollout in (0, 0, 1):
+        parts = task._minibatches({"actions": torch.arange(40)}, rollout)
+        orders.append(torch.cat([part["actions"] for part in parts]))
+        assert orders[-1].sort().values.tolist() == list(range(40))
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+
+
+def test_no_two_lanes_sides_or_resumed_rollouts_begin_with_the_same_games(monkeypatch):
+    made = []
+    monkeypatch.setattr(ProcgenPPO, "make_games", lambda _, *how: made.append(how))
+    task = make_task(envs=128, test_envs=5)
+    task.prepare(torch.device("cpu"), seed=0)
+    task.lanes = 3
+    for rollout in (0, 7):  # where a run starts, or goes on
+        for side in task.sides():
+            task.make_lanes(side, rollout)
+    counts = [("train", 42), ("train", 43), ("train", 43), ("test", 5)]
+    assert [(side, count) for side, count, _ in made] == 2 * counts
+    assert len({seed for _, _, seed in made}) == len(made)
 
 
 def test_ppo_learns_the_bandit(bandit, tmp_path, capsys):
@@ -334,6 +376,13 @@ def test_frames_to_measure_are_those_that_are_learnt_from(bandit):
     task.latest = None
     assert len(task.examples(torch.arange(5))["frames"]) == 5
     assert task.normaliser.state["weight"] == statistics
+    played = []
+    for seed in (0, 0, 1):  # of a finished run: by its seed alone
+        task.prepare(torch.device("cpu"), seed)
+        task.model = model
+        played.append(task.examples(torch.arange(32))["actions"].clone())
+    assert torch.equal(played[0], played[1])
+    assert not torch.equal(played[0], played[2])
 
 
 def test_a_stopped_run_equals_one_that_was_not_where_games_end_with_the_rollout(bandit, tmp_path):
