@@ -107,9 +107,20 @@ def test_a_cut_model_equals_the_ordinary_one(architecture, tmp_path):
     ids = torch.randint(5, 20, (3, 10))
     mask = torch.ones_like(ids)
     ids[0, 6:], mask[0, 6:] = 0, 0
-    ours = model(model.embed(ids, torch.zeros_like(ids)), mask)
-    theirs = whole(input_ids=ids, attention_mask=mask).logits
+    segments = torch.randint(2, ids.shape)
+    own = {"token_type_ids": segments} if architecture in ("bert", "roberta", "electra") else {}
+    ours = model(model.embed(ids, segments), mask)
+    theirs = whole(input_ids=ids, attention_mask=mask, **own).logits
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_longest_sentence_fits_and_a_longer_one_does_not(architecture, tmp_path):
+    model = make_model(write_checkpoint(tmp_path, architecture))
+    ids = torch.full((1, model.longest + 1), 7)
+    model.embed(ids[:, 1:], torch.zeros_like(ids[:, 1:]))
+    with pytest.raises((IndexError, RuntimeError)):
+        model.embed(ids, torch.zeros_like(ids))
 
 
 def test_path_ends_are_the_models_outputs_on_the_two_sentences(data, checkpoint):
@@ -163,6 +174,12 @@ def test_tokens_are_those_of_the_tokenizers_own_padding(data, checkpoint, length
     assert torch.equal(task.train.segments, encoded["token_type_ids"][:, :width])
     assert torch.equal(task.train.mask, encoded["attention_mask"][:, :width])
     assert task.train.labels.tolist() == table["label"].to_pylist()
+    index = torch.tensor([5, 0, 7])
+    batch = task.train.batch(index, 9)
+    names = {"ids": "input_ids", "segments": "token_type_ids", "mask": "attention_mask"}
+    for ours, theirs in names.items():
+        assert torch.equal(batch[ours], encoded[theirs][index, :9]), ours
+    assert torch.equal(batch["label"], task.train.labels[index])
 
 
 def test_embedding_gradient_of_ed_equals_finite_differences(data, checkpoint):
