@@ -468,11 +468,12 @@ def test_latex_writes_powers_of_ten(table):
 
 
 def test_a_grid_is_pending_until_all_its_points_are_done(table):
-    rows = full_rows(table)[:-1]
-    line = table_lines(table, rows)[-1]
-    assert line.verdict == "pending 3 of 4"
-    assert line.ours.mean == 2.0
-    assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points"]
+    *rows, last = full_rows(table)
+    for under_way in ([], [replace(last, status="partial")]):  # whatever that has shown so far
+        line = table_lines(table, [*rows, *under_way])[-1]
+        assert line.verdict == "pending 3 of 4"
+        assert line.ours.mean == 2.0
+        assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points"]
 
 
 def test_a_grid_does_not_wait_for_what_diverged(table, tmp_path):
@@ -486,6 +487,8 @@ def test_a_grid_does_not_wait_for_what_diverged(table, tmp_path):
     assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points (rho-0.5 diverged)"]
     accident = replace(failed, error="exit 1: error: no such folder")
     assert table_lines(table, [*rows, accident])[-1].verdict == "pending 3 of 4"
+    nothing = [replace(failed, cell=row.cell, seed=row.seed) for row in full_rows(table)[4:]]
+    assert table_lines(table, nothing)[-1].verdict == "pending 0 of 4"
 
 
 def test_reduced_runs_are_shown_apart_and_never_judged(table):

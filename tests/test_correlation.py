@@ -157,11 +157,24 @@ def test_markdown_lists_every_variant_and_the_points(table, values):
     text = to_markdown(table, rows_of(table, values))
     assert "## Correlation with the gap" in text
     assert "| Pair | second | -1.00 | -1.00 to -1.00 | 8 of 8 | selected |" in text
+    (*_, third) = correlations(table, rows_of(table, values))
+    numbers = f"{third.r:+.2f} | {third.low:+.2f} to {third.high:+.2f}"
+    assert f"| Single | third | {numbers} | 8 of 8 | selected |" in text
     assert "largest absolute r is selected" in text
     points = text.split("## Points")[1]
     assert "| cell | seeds | gap | first | second | third |" in points
     assert points.count("| 2 of 2 |") == 8
     assert "| - | - | 0 of 8 |" in to_markdown(table, [])
+
+
+def test_reduced_runs_of_a_pool_are_correlated_apart(table, values):
+    rows = rows_of(table, values)
+    noise = rows_of(table, values | {"measure/b": values["measure/c"]})
+    reduced = [replace(row, deviations="task.epochs=2") for row in noise]
+    own, apart = to_markdown(table, rows + reduced).split("## Reduced: task.epochs=2")
+    assert "| Pair | second | -1.00 | -1.00 to -1.00 | 8 of 8 | selected |" in own
+    assert "| Pair | second | -1.00 |" not in apart
+    assert own.count("| 2 of 2 |") == apart.count("| 2 of 2 |") == 8
 
 
 def test_markdown_says_which_runs_of_a_pool_failed(table, values):

@@ -359,9 +359,8 @@ def _begun(rows: Sequence[Row]) -> bool:
 
 
 def _values(rows: Sequence[Row], metric: str) -> list[float]:
-    """Of finished runs, in one order, as float sums depend on it."""
-    ordered = sorted(rows, key=lambda row: row.seed)
-    return [row.last[metric] for row in ordered if row.status == "done" and metric in row.last]
+    """Of finished runs; `summarise` adds them exactly, so that their order does not matter."""
+    return [row.last[metric] for row in rows if row.status == "done" and metric in row.last]
 
 
 def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
