@@ -127,6 +127,9 @@ def test_choosing_cells_and_seeds_keeps_folders_but_settings_move_them(table):
     assert one[0].deviations == ("task.epochs=1",)
     assert dict(o.split("=") for o in one[0].overrides)["task.epochs"] == "1"  # it comes last
     assert one[0].folder.parts[1].startswith("mini@")
+    several = ["task.epochs=1", "optimizer.lr=1"]
+    assert expand(table, sets=several)[0].folder == expand(table, sets=several[::-1])[0].folder
+    assert expand(table, cells=["ed", "ed"], seeds=[1, 1]) == expand(table, cells=["ed"], seeds=[1])
 
 
 def test_settings_that_cannot_change_a_result_are_no_deviations(table):
@@ -184,6 +187,27 @@ def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
             "cells a and b have the same overrides",
         ),
         ({"paper_seeds": None}, "paper_seeds: needed"),
+        (
+            {"cells": SPEC["cells"] | {"rho-0.1": {"overrides": ["x=1"], "paper": None}}},
+            "rho-0.1 stands twice",
+        ),
+        (
+            {
+                "tuning": {
+                    n: SPEC["tuning"]["rho"] | {"overrides": [f"x={n}"]} for n in ("rho", "ed")
+                }
+            },
+            "ed stands twice",
+        ),
+        (
+            {
+                "cells": {
+                    "a": {"overrides": ["x=1"], "grid": {"y": [2]}, "paper": None},
+                    "a-2": {"overrides": ["x=3"], "paper": None},
+                }
+            },
+            "cell a-2 stands there twice",
+        ),
     ],
 )
 def test_errors_in_experiment_files_name_the_place(tmp_path, changes, complaint):
@@ -212,6 +236,9 @@ def test_unknown_names_list_the_nearest(table):
         expand(table, seeds=[7])
     with pytest.raises(SpecError, match="key=value"):
         expand(table, sets=["task.epochs"])
+    for text in ("seed=1", "system.run_dir=/else"):
+        with pytest.raises(SpecError, match=f"--set {text}: the table decides this"):
+            expand(table, sets=[text])
     with pytest.raises(SpecError, match="given twice"):
         expand(table, sets=["task.epochs=1", "task.epochs=2"])
 
@@ -300,6 +327,8 @@ def test_only_a_last_line_without_its_end_counts_as_cut_short(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 5}\n{"step": 1')
     assert read_metrics(path) == [{"step": 5}]
+    path.write_text('{"step": 5}\n{"step": 5}')  # all of it but the end of the line
+    assert read_metrics(path) == [{"step": 5}, {"step": 5}]
     path.write_text('{"step": 5}\n{"step": 1\n')
     with pytest.raises(ValueError, match="line 2"):
         read_metrics(path)
@@ -632,9 +661,17 @@ def test_check_notices_an_edited_table(table, tmp_path, capsys):
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     main([str(table.path), "--runs", str(tmp_path / "runs")])
     path = tmp_path / "results" / "mini.md"
-    path.write_text(path.read_text().replace("79.00", "89.00"))
+    whole = path.read_text()
+    path.write_text(whole.replace("79.00", "89.00"))
     assert main([str(table.path), "--check"]) == 1
     assert "run python scripts/table.py" in capsys.readouterr().err
+    path.unlink()
+    assert main([str(table.path), "--check"]) == 1
+    path.write_text(whole)
+    assert main([str(table.path), "--check"]) == 0
+    lines = path.with_suffix(".csv").read_text().splitlines(keepends=True)
+    path.with_suffix(".csv").write_text("".join([*lines, lines[-1]]))  # the same run once more
+    assert main([str(table.path), "--check"]) == 1
 
 
 def test_committed_tables_equal_regenerated_ones():

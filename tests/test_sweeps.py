@@ -17,7 +17,9 @@ NONE = {"_target_": "ed.regularizers.base.Regularizer"}
 
 def write_run(folder: Path, seed: int, regularizer: dict, last: dict | None, **system) -> None:
     config = {"seed": seed, "regularizer": regularizer, "system": system}
-    config |= {"task": {"_target_": "a.Task", "epochs": 2}, "sampler": {"_target_": "b.Cosine"}}
+    config |= {"task": {"_target_": "a.Task", "epochs": 2}}
+    config |= {"sampler": regularizer.get("sampler", {"_target_": "b.Cosine"})}
+    config |= {"logger": {"group": str(folder)}, "measures": {"ed": {"pairs": seed}}}
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     if last is not None:
@@ -52,6 +54,16 @@ def test_a_line_per_setting_with_what_differs(runs, capsys):
         ["EffectiveDegree", "9.0", "1", "86"],
     ]
     assert lines[2].index("82") == lines[0].index("eval/acc")
+
+
+def test_a_sampler_stands_with_the_regularizer_that_uses_it(tmp_path, capsys):
+    for name in ("RandomizedCosine", "ChebyshevNodes"):
+        sampler = {"sampler": {"_target_": f"ed.core.nodes.{name}"}}
+        write_run(tmp_path / name, 0, ED | sampler, {"eval/acc": 80.0})
+    assert main([str(tmp_path)]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["regularizer.sampler", "runs", "eval/acc"]
+    assert [line.split()[0] for line in lines] == ["ChebyshevNodes", "RandomizedCosine"]
 
 
 def test_csv_has_every_finished_run_in_full(runs, capsys):
