@@ -292,6 +292,30 @@ def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
     assert output.err == ""
     assert "start" not in output.out
     assert "1 runs: 1 running" in output.out
+    with open(folder / ".lock") as engine:  # begun by train.py alone
+        assert launch.lock(engine)
+        assert launch.main([*arguments, "--status"]) == 75
+    assert "1 runs: 1 running" in capsys.readouterr().out
+    (folder / "DONE").touch()  # or ended meanwhile
+    (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
+    assert launch.start(run, None) is None
+
+
+def test_a_run_that_began_before_it_failed_keeps_its_settings_and_its_log(
+    tmp_path, capsys, monkeypatch
+):
+    begun = "import pathlib, sys; pathlib.Path(sys.argv[1], 'meta.json').write_text('{}'); "
+    monkeypatch.setattr(launch, "command", stand_in(begun + "sys.exit('error: too bad')"))
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    for again in ([], ["--rerun-failed"]):
+        assert launch.main([*arguments, "--data", "./here", *again]) == 1
+    assert capsys.readouterr().err == ""
+    folder = tmp_path / "six/ed/seed0"
+    assert (folder / "output.log").read_text() == "error: too bad\n" * 2
+    before = (folder / "config.yaml").read_bytes()
+    assert launch.main([*arguments, "--data", "./elsewhere", "--rerun-failed"]) == 1
+    assert "holds a run with another config" in capsys.readouterr().err
+    assert (folder / "config.yaml").read_bytes() == before
 
 
 def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, capsys, monkeypatch):
@@ -316,6 +340,11 @@ def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
     assert json.loads(note.read_text()) == ["task.epochs=1"]
     assert (note.parent / "ed/seed0/config.yaml").exists()
     assert not (tmp_path / "six").exists()
+    cells = {"same": {"same_as": "six/ed", "paper": None}}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(SPEC | {"cells": cells}))
+    launch.main([str(tmp_path / "other.yaml"), *arguments[1:3], "--set", "task.epochs=2"])
+    noted = {path.parent.name.split("@")[0] for path in tmp_path.glob("*@epochs2*/deviations.json")}
+    assert noted == {"six", "other"}  # both find the runs
 
 
 @pytest.mark.parametrize(
@@ -354,6 +383,11 @@ def test_print_shows_commands_and_runs_nothing(tmp_path, capsys):
     assert "seed=0 logger.group=table1/sam_rho-0.01 " in lines[0]  # how wandb groups them
     assert lines[0].endswith(f"system.run_dir={tmp_path}/table1/sam_rho-0.01/seed0")
     assert not list(tmp_path.iterdir())
+    done = tmp_path / "table1/sam_rho-0.01/seed0"
+    done.mkdir(parents=True)
+    (done / "DONE").touch()
+    launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", str(tmp_path)])
+    assert capsys.readouterr().out.splitlines() == lines[1:]
 
 
 # --- SLURM's commands replaced by small scripts; the real one has its own test
@@ -463,16 +497,18 @@ def test_an_unknown_partition_is_refused_before_anything_is_written(tmp_path, ca
     assert not (tmp_path / "submitted").exists()
 
 
-def test_several_gpus_are_a_process_each(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("gres", ["gpu:4", "gpu:h100:4"])
+def test_several_gpus_are_a_process_each(tmp_path, capsys, monkeypatch, gres):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name, answer in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "")):
         fake(tmp_path, name, f"echo {answer}")
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs")]
     asked = ["--where", "slurm", "--gpus", "4", "--nodes", "2", "--cpus", "16"]
+    asked += [] if gres == "gpu:4" else ["--gres", gres]
     assert launch.main([*arguments, *asked]) == 0
     (folder,) = (tmp_path / "runs/.slurm").iterdir()
     lines = (folder / "array.sh").read_text().splitlines()
-    wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:4"]
+    wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", f"#SBATCH --gres={gres}"]
     assert {*wanted, "#SBATCH --cpus-per-task=16"} <= set(lines)
     with pytest.raises(SystemExit):
         launch.main([*arguments, "--where", "slurm", "--gpus", "0"])
