@@ -151,6 +151,13 @@ def test_pretraining_sees_the_first_pictures_only():
     assert len(task.load("test")) == 500
 
 
+@pytest.mark.parametrize("name", ["clip_standin", "clip_standin_pretrain"])
+def test_the_stand_in_sees_pictures_as_clip_does(name):
+    task = instantiate(compose_config([f"task={name}", "task.data=embedded"]).task)
+    assert task.mean == (0.48145466, 0.4578275, 0.40821073)  # OpenAI's
+    assert task.std == (0.26862954, 0.26130258, 0.27577711)
+
+
 def test_evaluation_leaves_the_random_stream_alone(towers):
     before = torch.get_rng_state()
     towers.zero_shot()

@@ -144,6 +144,36 @@ def test_dropout_is_on_what_layers_add_and_off_in_evaluation():
     assert [part.p for part in model.modules() if isinstance(part, nn.Dropout)] == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_where_all_that_layers_add_drops_out_the_input_is_left(norm):
+    block = built("task.modulus=7", f"model.norm={norm}")[1].blocks[0].train()
+    block.dropout.p = 1.0
+    x = torch.randn(2, 4, 128)
+    expected = x if norm == "pre" else block.norm_layers(block.norm_attention(x))
+    torch.testing.assert_close(block(x), expected)
+
+
+def test_both_parts_are_evaluated_under_their_names():
+    """A model that knows the training equations by heart, and answers nothing else right."""
+    task, _ = built("task.modulus=7", "task.train_fraction=0.5", "task.warmup_steps=3")
+    assert task.warmup_steps == 3
+    ids, labels = task.train["ids"].tolist(), task.train["label"].tolist()
+    known = {tuple(row): label for row, label in zip(ids, labels, strict=True)}
+
+    class Parrot:
+        def embed(self, ids):
+            return ids
+
+        def __call__(self, ids):
+            answers = [known.get(tuple(row), 8) for row in ids.tolist()]  # 8: no number
+            return 50.0 * F.one_hot(torch.tensor(answers), 9)
+
+    found = task.evaluate(Parrot())
+    assert (found["eval/train_acc"], found["eval/acc"]) == (100, 0)
+    assert found["eval/train_loss"] < 1e-6
+    assert found["eval/loss"] == pytest.approx(50, rel=1e-4)
+
+
 def test_parameters_are_those_of_the_paper():
     """Tokens, output, two blocks of 12 width^2 and two norms: no bias elsewhere."""
     _, model = built()

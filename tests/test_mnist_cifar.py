@@ -117,6 +117,8 @@ def test_both_blocks_carry_the_label(task, split):
 def test_digits_are_used_again_only_where_they_run_out(task):
     train, _ = identities(task.train.pixels)
     assert len(train.unique()) == 20  # 20 of each digit for 10 objects
+    zeros = train[task.train.labels == 0].tolist()
+    assert zeros != sorted(zeros)  # not the first that come
     test, _ = identities(task.test.pixels)
     _, counts = test[task.test.labels == 0].unique(return_counts=True)
     assert sorted(counts.tolist()) == [3, 3, 4]  # 3 zeros for 10 automobiles

@@ -82,6 +82,9 @@ def test_a_folder_with_the_hubs_columns_is_read(tmp_path):
     pictures = load_pictures(folder, "train", **SIZE)
     assert pictures.pixels.unique().tolist() == [7, 9]
     assert pictures.labels.tolist() == [0, 9]
+    for path in (tmp_path / "data").iterdir():  # other pictures in the same place
+        pq.write_table(pa.table({"img": [png(), png(value=8)], "label": [0, 9]}), path)
+    assert load_pictures(folder, "train", **SIZE).pixels.unique().tolist() == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,8 @@ def test_a_folder_with_the_hubs_columns_is_read(tmp_path):
             r"has columns \['label', 'picture'\]; needed are 'img'",
         ),
         ({"img": [png()], "class": [1]}, "needed are 'img' .* and 'label'"),
-        ({"img": [png()], "label": [12]}, "run from 12 to 12, but 10 classes are expected"),
+        ({"img": [png()], "label": [10]}, "run from 10 to 10, but 10 classes are expected"),
+        ({"img": [png()], "label": [-1]}, "run from -1 to -1, but 10 classes are expected"),
         ({"img": [png((28, 28))], "label": [1]}, "picture 0 is 28x28, but 32x32 is expected"),
     ],
 )

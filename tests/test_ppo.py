@@ -1,6 +1,7 @@
 """PPO against slow references and on a hand-made game."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,7 +166,7 @@ def test_critic_head_gets_no_gradient_from_ed_and_the_actor_does(bandit):
 
 
 def test_rollout_keeps_what_was_played(bandit):
-    task = make_task(envs=4, rollout=8, minibatches=2, frames=64, test_envs=0)
+    task = make_task(envs=4, rollout=8, minibatches=2, frames=90, test_envs=0, eval_every=5)
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[4, 4], hidden=16, image_size=[64, 64])
     player = Player([Bandit(4, 0)], Policy(model, device=torch.device("cpu")), steps=12)
@@ -182,7 +183,8 @@ def test_rollout_keeps_what_was_played(bandit):
     logarithms = F.log_softmax(outputs[:, :ACTIONS], dim=-1)
     expected = logarithms.gather(1, played["actions"][7][:, None]).squeeze(1).detach()
     torch.testing.assert_close(played["log_probabilities"][7], expected)
-    assert task.steps_per_rollout == 6
+    assert (task.steps_per_rollout, task.eval_steps) == (6, 30)
+    assert (task.frames, task.total_steps) == (64, 12)  # whole rollouts only
 
 
 def test_episodes_that_end_inside_a_rollout(bandit):
@@ -420,6 +422,16 @@ def test_curves_levels_and_statistics_go_on_where_they_were(bandit):
     assert second.normaliser.state["variance"] == first.normaliser.state["variance"] != 1
     second.returns["test"].extend([0.0] * 100)  # the mean is over the last hundred episodes
     assert second.evaluate(None)["eval/test_return"] == 0
+
+
+def test_speed_is_that_since_it_was_last_asked_for(bandit, monkeypatch):
+    task, clock = make_task(), iter((10.0, 12.0, 16.0))
+    monkeypatch.setattr("ed.tasks.procgen.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    task.prepare(torch.device("cpu"), 0)
+    speeds = []
+    for task.played in (100, 300):
+        speeds.append(task.evaluate(None)["time/frames_per_s"])
+    assert speeds == [100 / 2, 200 / 4]
 
 
 @pytest.mark.parametrize(
