@@ -111,6 +111,18 @@ def test_a_vit_cut_in_two_is_the_whole(space, pool):
     torch.testing.assert_close(after(before(x)), model(x))
 
 
+def test_the_field_of_an_inner_space_knows_its_network():
+    """Which measures put into eval mode: here dropout would change what they see."""
+    cfg = compose_config(["task.space=block1", "model.dropout=0.5"])
+    task, model = instantiate(cfg.task), instantiate(cfg.model)
+    field = task.field(model, {"x": torch.randn(2, 3, 32, 32)})
+    assert field.module is model
+    assert not torch.equal(field(), field())
+    model.eval()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(task.field(model, {"x": x})(), model(x))
+
+
 def test_every_activation_on_offer_is_one_of_its_own():
     outputs = []
     for name in ACTIVATIONS:

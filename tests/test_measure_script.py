@@ -229,9 +229,10 @@ def test_weights_in_half_precision_are_measured_in_single(tmp_path, pictures, ca
     assert half == single
 
 
-def test_weights_of_a_compiled_model(tmp_path):
+def test_weights_of_a_compiled_model_that_several_gpus_shared(tmp_path):
     model, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
-    torch.save({"model": torch.compile(model).state_dict()}, tmp_path / "own.pt")
+    wrapped = torch.nn.DataParallel(torch.compile(model))
+    torch.save({"model": wrapped.state_dict()}, tmp_path / "own.pt")
     measure.read_into(other, tmp_path / "own.pt")
     assert torch.equal(other.weight, model.weight)
 
