@@ -31,6 +31,8 @@ def test_a_network_that_leans_on_borders_is_found(pixels):
     assert accuracy == 100
     assert sure[0] == pytest.approx(1, abs=1e-3)
     assert found["as they are"][1] == pytest.approx([0.5] * len(borders.SHARES))
+    for other in ("so cropped, borders not quite black", "so cropped, mirrored borders"):
+        assert found[other][1][0] == pytest.approx(0.5)
     crops = found["cropped as in training"][1]
     assert crops[0] > 0.9  # one crop in 81 has no border
     assert crops[1] < crops[0] - 0.05  # most blends have none on all of an edge
@@ -40,6 +42,12 @@ def test_views_keep_the_pictures(pixels):
     views = borders.views(pixels)
     assert torch.equal(views["as they are"], pixels)
     assert torch.equal(views["with a drawn border"][..., 2:, 2:], pixels[..., 2:, 2:])
+    black = views["cropped as in training"] == 0
+    other = views["so cropped, borders not quite black"]
+    assert torch.equal(other, views["cropped as in training"].masked_fill(black, 3))
+    mirrored = views["so cropped, mirrored borders"]
+    assert torch.equal(mirrored[~black], other[~black])
+    assert (mirrored > 0).all()
     inner = pixels[0][:, 8:24, 8:24]  # in every crop, shifted by 4 at most, perhaps mirrored
     crop = views["cropped as in training"][0]
     places = [(y, x) for y in range(17) for x in range(17)]
@@ -63,6 +71,8 @@ def test_the_command(tmp_path, capsys):
     assert [line.split(" | ")[0] for line in lines[4:]] == [
         "| as they are",
         "| cropped as in training",
+        "| so cropped, borders not quite black",
+        "| so cropped, mirrored borders",
         "| with a drawn border",
     ]
 
