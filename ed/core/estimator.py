@@ -17,7 +17,8 @@ from ed.core.modes import evaluating
 from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation, distinct_pairs
 
-# The paper's protocol for trained models: fixed Chebyshev nodes, r = 200, K = 40, 400 paths.
+# The paper's protocol for trained models: r = 200, K = 40, 400 paths. It names no nodes: fixed ones
+# here, as they make the best conditioned fit.
 PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
 SYMBOLS = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
 LIVE_TENSORS = 4  # a forward pass without gradients holds a few activations at once

@@ -12,7 +12,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh")  # by 
 
 
 class ViT(VisionTransformer):
-    """timm's ViT; `width 192, depth 12, heads 3, patch 4` at 32 x 32 is the paper's ViT-Tiny.
+    """timm's ViT; `width 192, depth 12, heads 3, patch 4` at 32 x 32 is how we read ViT-Tiny.
 
     `pool="token"` reads the class token; `"avg"` drops it and averages the patches, after the last
     norm. `positions`, `head` and `init` are for recipes from big_vision: fixed positions, a hidden

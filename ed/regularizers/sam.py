@@ -14,7 +14,7 @@ class Sam(Regularizer):
 
     Both gradients are of the same minibatch. Clipping multiplies g by one number, and e does not
     depend on the length of g, so it acts on the second gradient alone, as in plain training. Of
-    several processes each climbs by the gradient of its own examples, as the paper has it.
+    several processes each climbs by the gradient of its own examples, as Foret et al. have it.
     """
 
     def __init__(self, rho: float):
