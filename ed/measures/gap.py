@@ -13,7 +13,8 @@ class GeneralizationGap(Measure):
     """Train minus test accuracy, in points: all examples, clean, in eval mode.
 
     Both accuracies are those of the weights' own precision, so that they can be subtracted; the
-    logged test accuracy of a run that computes in bf16 may differ from this one in its last digit.
+    logged test accuracy of a run that computes in bf16 may differ from this one by a tenth of a
+    point.
 
     Attributes:
         batch_size: examples per pass; bounds the memory, not the result.
