@@ -32,9 +32,9 @@ ABOUT = (
 )
 ABOUT_NEXT = (
     ". It is differentiable, so it can be measured on a trained network and lowered while one is "
-    "trained. This page sets every number that the paper “Quantifying and Optimizing Simplicity "
-    "via Polynomial Representations” prints beside what this code measured. A number matches if "
-    "the two means lie within two standard errors of their difference."
+    "trained. This page sets every number in the tables of the paper “Quantifying and Optimizing "
+    "Simplicity via Polynomial Representations” beside what this code measured. A number matches "
+    "if the two means lie within two standard errors of their difference."
 )
 VERDICTS = {
     "match": "the means differ by at most two standard errors of their difference; a single run of "
