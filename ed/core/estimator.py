@@ -98,7 +98,8 @@ def estimate(
             the model expects them, and where it is.
         pairs: number of paths.
         representation: how paths are fitted.
-        softmax: fit probabilities (the paper's raw ED) or the outputs as they are (its ED_norm).
+        softmax: fit probabilities (the paper's raw ED) or the outputs as they are (its ED_norm,
+            together with weighting="normalised").
         memory_gib: bound on what a chunk of the forward passes may hold.
         seed: of the pairs.
         progress: True for a bar, or a function called with (paths done, paths in all).
