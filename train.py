@@ -2,13 +2,12 @@
 
 import os
 import signal
-import sys
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from ed.engine.errors import explain
+from ed.engine.errors import explain, or_explain
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `explain`, not Hydra's own printer
 GROUPS = ("task", "model", "regularizer")
@@ -40,7 +39,4 @@ def requeue(error: Exception) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:  # the config does not compose
-        sys.exit(explain(error))
+    or_explain(main)  # where the config does not compose; `main` itself explains the rest

@@ -10,7 +10,6 @@ import gc
 import itertools
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ed
 from ed.core.estimator import points_per_chunk
 from ed.core.field import Field
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.engine.main import wants_channels_last
 from ed.engine.optimizer import AdamW
 from ed.engine.run import commit
@@ -282,7 +281,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

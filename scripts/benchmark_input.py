@@ -9,7 +9,6 @@ With it also the training step: on one batch that stays on the device, and on ba
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from ed.core.processes import available_cores
 from ed.core.streams import generator, stream_seed
 from ed.engine.check import check
 from ed.engine.compose import compose_config
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.engine.main import build_model, choose_device, make_step
 from ed.files import write_atomic
 
@@ -134,7 +133,4 @@ def _wait(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from ed.core.processes import available_cores
 from ed.engine.compose import compose_config
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.engine.main import choose_device, make_step
 from ed.envs.procgen import ACTIONS, engine_version
 from ed.files import write_atomic
@@ -283,7 +283,4 @@ def plain_update(task, agent, optimizer, data: dict[str, Tensor]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import multiprocessing
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.files import write_atomic
 from ed.models import narrow
 from ed.models.grokking import SPECIAL_TOKENS, GrokkingTransformer
@@ -432,7 +431,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

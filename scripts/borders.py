@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.streams import generator
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.engine.main import trained_model
 from ed.files import write_atomic
 from ed.tasks.images import PADDING, PictureTask, crop_and_flip
@@ -99,7 +99,4 @@ def look(model: nn.Module, x: Tensor, labels: Tensor) -> tuple[float, list[float
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

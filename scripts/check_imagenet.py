@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ed.analysis.sweeps import aligned
 from ed.core.streams import generator
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.tasks.imagenet_data import PictureError, Source, open_split, shifts
 from ed.tasks.imagenet_data.classes import NUM_CLASSES, synsets
 from ed.tasks.imagenet_data.evaluation import locate
@@ -138,7 +138,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Exception as error:
-        sys.exit(explain(error))
+    sys.exit(or_explain(main))

@@ -5,13 +5,12 @@ polynomials, and the coefficients of both models. Run it again: finished runs ar
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import ed
 from ed.core.field import Field
 from ed.engine.compose import compose_config
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.engine.main import run, trained_model
 from ed.figures.paths import Portrait, draw_portraits
 
@@ -76,7 +75,4 @@ def field_of_tests(result: dict) -> Field:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

@@ -18,7 +18,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.files import write_atomic
 from scripts.demo import CLASSES, MEASURE, MODELS, PATHS, field_of_tests, train_and_measure
 
@@ -100,7 +100,4 @@ def to_text(content: dict) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ed.core.estimator import Estimate, estimate
 from ed.core.field import Field
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.engine.main import choose_device, trained_model
 from ed.figures.paths import Portrait, draw_portraits, picture_file
 from ed.hub import hub_or_cache
@@ -326,7 +326,4 @@ def draw(subject: Subject, result: Estimate, path: Path, *, softmax: bool, **bud
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from ed.analysis.stats import summarise
 from ed.core.streams import generator
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.engine.main import trained_model
 from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS, LEVELS, MODES, Games, engine_version, make_games
@@ -183,7 +183,4 @@ def per_level(results: Sequence[Result]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

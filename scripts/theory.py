@@ -10,7 +10,6 @@ network, no training) it draws
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -20,7 +19,7 @@ from torch import Tensor
 
 import ed
 from ed.core.field import Field
-from ed.engine.errors import explain
+from ed.engine.errors import or_explain
 from ed.figures.files import STYLE
 from ed.figures.paths import picture_file
 from ed.tasks.pnn import target_map, uniform_inputs
@@ -150,7 +149,4 @@ def draw_least(axis, leading: dict[int, Tensor]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:
-        sys.exit(explain(error))
+    or_explain(main)

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
@@ -20,6 +20,14 @@ SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 # by name: their modules load torch
 EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
+
+
+def or_explain(main: Callable[[], int | None]) -> int | None:
+    """What a script's `main` returns; where it fails, `explain` speaks and the process ends."""
+    try:
+        return main()
+    except Exception as error:
+        sys.exit(explain(error))
 
 
 def explain(error: BaseException, aloud: bool | None = None) -> int:
