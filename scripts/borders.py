@@ -56,8 +56,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def table(run: Path, options: argparse.Namespace) -> list[str]:
-    if not (run / "config.yaml").exists():
-        raise FileNotFoundError(f"{run} is no run folder: it holds no config.yaml")
     task, model = trained_model(run, options.device)
     if not isinstance(task, PictureTask):
         raise ValueError(f"{run} is a run of {type(task).__name__}, which crops no pictures")

@@ -44,11 +44,9 @@ class Result:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    if not (options.run / "config.yaml").exists():
-        raise FileNotFoundError(f"{options.run} is no run folder: it holds no config.yaml")
+    task, model = trained_model(options.run, options.device)
     stem = options.out or options.run / "play"
     stem.parent.mkdir(parents=True, exist_ok=True)  # now, not after all episodes
-    task, model = trained_model(options.run, options.device)
     if not isinstance(task, ProcgenPPO):
         raise ValueError(f"{options.run} is a run of {type(task).__name__}, not of task=procgen")
     warn_of_engine(options.run, task)

@@ -199,6 +199,8 @@ def train_in(
 
 def trained_model(folder: Path, device: str = "auto") -> tuple[Task, nn.Module]:
     """The task of a run, and its model in eval mode."""
+    if not (folder / "config.yaml").exists():
+        raise FileNotFoundError(f"{folder} is no run folder: it holds no config.yaml")
     cfg = OmegaConf.load(folder / "config.yaml")
     state = load_checkpoint(folder, logger.warning)
     if state is None:
