@@ -28,7 +28,7 @@ from ed.hub import hub_or_cache
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
 from ed.models.weights import load_weights, read_weights
-from ed.tasks.pictures import EMBEDDED, load_table
+from ed.tasks.pictures import load_table
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
 DRAWN = 3  # of the paths that are measured
@@ -188,7 +188,7 @@ def list_pictures(source: str, split: str) -> list[Callable]:
         return [lambda path=path: Image.open(path) for path in files]
     if source.startswith((".", "/", "~")) and not folder.is_dir():
         raise FileNotFoundError(f"--data {source}: no such folder")
-    table = load_table(str(EMBEDDED) if source == "embedded" else source, split, "--data")
+    table = load_table(source, split, "--data")
     column = next((name for name in ("img", "image") if name in table.column_names), None)
     if column is None:
         raise ValueError(f"--data {source}: no column img or image among {table.column_names}")

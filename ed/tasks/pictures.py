@@ -46,10 +46,9 @@ def load_pictures(
 ) -> Pictures:
     """One split of a hub data set or of a local folder with the same columns, decoded once.
 
-    `embedded` names the small CIFAR-10 subset that ships with the package. `key` is the config key
-    that gave `source`, `remedy` what it may be instead, for messages. Grey pictures become RGB.
+    The arguments are those of `load_table`. Grey pictures become RGB.
     """
-    table = load_table(str(EMBEDDED) if source == "embedded" else source, split, key, remedy)
+    table = load_table(source, split, key, remedy)
     names = set(table.column_names)
     image = next((name for name in ("img", "image") if name in names), None)
     if image is None or "label" not in names:
@@ -76,7 +75,8 @@ def load_pictures(
 def load_table(source: str, split: str, key: str, remedy: str = PICTURES_REMEDY):
     """One split of a hub data set, or of a folder with parquet files, as `datasets` has it.
 
-    `key` is the config key that gave `source`, `remedy` what it may be instead, for messages.
+    `embedded` names the small CIFAR-10 subset that ships with the package. `key` is the config key
+    that gave `source`, `remedy` what it may be instead, for messages.
     """
     import datasets  # heavy: only where pictures are read
 
@@ -84,9 +84,10 @@ def load_table(source: str, split: str, key: str, remedy: str = PICTURES_REMEDY)
         datasets.disable_progress_bars()
 
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
-    if looks_local and not Path(source).expanduser().is_dir():
+    folder = EMBEDDED if source == "embedded" else Path(source).expanduser()
+    if looks_local and not folder.is_dir():
         raise FileNotFoundError(f"{key}={source}: no such folder. Give {remedy}")
-    path = str(Path(source).expanduser()) if Path(source).expanduser().is_dir() else source
+    path = str(folder) if folder.is_dir() else source
     try:
         with hub_or_cache(path):
             return datasets.load_dataset(path, split=split)

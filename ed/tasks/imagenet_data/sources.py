@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from ed.tasks.imagenet_data.classes import NUM_CLASSES, synsets
-from ed.tasks.pictures import EMBEDDED, load_table
+from ed.tasks.pictures import load_table
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 TRAINING_PICTURES, VALIDATION_PICTURES = 1_281_167, 50_000
@@ -219,7 +219,7 @@ def open_split(data: str, split: str, *, key: str = "task.data") -> Source:
         return open_folders(folder, labels, what=f"{key}={data}")
     if data == "embedded":
         part = "train" if split == "train" else "test"
-        return Table(load_table(str(EMBEDDED), part, key), f"{key}=embedded, split {part!r}")
+        return Table(load_table(data, part, key), f"{key}=embedded, split {part!r}")
     remedy = (
         "a folder with train/ and val/ (one folder per synset), a folder with parquet files, or a "
         "reachable hub id such as ILSVRC/imagenet-1k"
