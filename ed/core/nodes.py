@@ -34,7 +34,7 @@ class RandomizedCosine:
         resolution = uniform.shape[-1]
         stratum = torch.arange(resolution, dtype=uniform.dtype, device=uniform.device)
         nodes = _cosine_map((stratum + uniform) * (math.pi / resolution))
-        return _with_ends(nodes) if anchored else nodes
+        return _with_ends(nodes[..., 1:-1]) if anchored else nodes
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class UniformNodes:
             return torch.linspace(0, 1, resolution, dtype=uniform.dtype, device=uniform.device)
         if not anchored:
             return uniform.sort(dim=-1).values
-        inner = uniform[..., 1:-1].sort(dim=-1).values  # the end draws are replaced, not sorted in
-        return _with_ends(torch.cat([uniform[..., :1], inner, uniform[..., -1:]], dim=-1))
+        return _with_ends(uniform[..., 1:-1].sort(dim=-1).values)
 
 
 def _cosine_map(theta: Tensor) -> Tensor:
     return (1 - torch.cos(theta)) / 2
 
 
-def _with_ends(nodes: Tensor) -> Tensor:
-    zero = torch.zeros_like(nodes[..., :1])
-    return torch.cat([zero, nodes[..., 1:-1], zero + 1], dim=-1)
+def _with_ends(inner: Tensor) -> Tensor:
+    """0, the inner nodes, 1: (..., r - 2) -> (..., r)."""
+    zero = inner.new_zeros(*inner.shape[:-1], 1)
+    return torch.cat([zero, inner, zero + 1], dim=-1)
