@@ -141,12 +141,7 @@ def _headline(experiments: Sequence[Experiment]) -> Html:
     """Where the whole reproduction stands, in numbers; shared runs count once."""
     planned = set().union(*(e.planned for e in experiments))
     done = set().union(*(e.done for e in experiments))
-    verdicts = [
-        line.verdict.split()[0]
-        for e in experiments
-        for line in e.lines
-        if line.paper.mean is not None
-    ]
+    verdicts = [word for e in experiments for word in e.verdicts]
     counts = {word: verdicts.count(word) for word in ("match", "differs", "pending")}
     other = len(verdicts) - sum(counts.values())
     figures = {
@@ -165,9 +160,8 @@ def _headline(experiments: Sequence[Experiment]) -> Html:
 def _overview(experiments: Sequence[Experiment]) -> Html:
     rows = []
     for experiment in experiments:
-        table, lines = experiment.table, experiment.lines
+        table, words = experiment.table, experiment.verdicts
         done, planned = len(experiment.done), len(experiment.planned)
-        words = [line.verdict.split()[0] for line in lines if line.paper.mean is not None]
         rows.append(
             [
                 (tag("a", table.title, href=f"#{section_id(table)}"), table.title),

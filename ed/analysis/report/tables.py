@@ -56,6 +56,11 @@ class Experiment:
     def lines(self) -> list[Line]:
         return table_lines(self.table, self.rows)
 
+    @property
+    def verdicts(self) -> list[str]:
+        """The first word of each, on the numbers that the paper prints."""
+        return [line.verdict.split()[0] for line in self.lines if line.paper.mean is not None]
+
 
 def section_id(table: Table) -> str:
     """Prefixed, so that no experiment's name meets an id of the page's own."""
