@@ -175,7 +175,7 @@ function panel(state, model, values, coefficients, top) {
     html("dl", { className: "numbers" }, number("ED", "", result.raw),
       number("ED", "norm", result.normalised)),
     html("h4", {}, "Outputs on this path"),
-    drawOutputs(state, values, coefficients, state.shown(values)),
+    drawOutputs(state, values, coefficients, leading(values)),
     html("h4", {}, "Coefficients |c", html("sub", {}, "k"), "|, mean of all ten outputs"),
     drawBars(state, result.spectrum, top));
 }
@@ -229,7 +229,7 @@ function pairButton(state, path, index) {
 }
 
 function startExplorer(data) {
-  const state = { data, path: 0, degree: data.degree, basis: "chebyshev", shown: leading };
+  const state = { data, path: 0, degree: data.degree, basis: "chebyshev" };
   const slider = document.getElementById("degree");
   slider.max = data.degree;
   slider.value = data.degree;

@@ -49,9 +49,8 @@ for (const head of document.querySelectorAll("th[scope=col]")) {
 function unfold() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target) return;
-  for (let fold = target; fold; fold = fold.parentElement.closest("details")) {
-    if (fold.tagName === "DETAILS") fold.open = true;
-    if (!fold.parentElement) break;
+  for (let fold = target.closest("details"); fold; fold = fold.parentElement.closest("details")) {
+    fold.open = true;
   }
   target.scrollIntoView();
 }
