@@ -13,12 +13,11 @@ from ed.engine.compose import compose_config
 from ed.engine.errors import or_explain
 from ed.engine.main import run, trained_model
 from ed.figures.paths import Portrait, draw_portraits
+from ed.models.prompts import CIFAR10
 
 FOLDER = Path("demo")
 MODELS = {"none": "plain training", "ed": "with effective degree"}
 MEASURE = ed.Representation(resolution=64, degree=20, sampler=ed.ChebyshevNodes())
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer")
-CLASSES += ("dog", "frog", "horse", "ship", "truck")
 PATHS = ((3, 17), (8, 40), (25, 61))  # test pictures between which the drawn paths run
 
 
@@ -62,11 +61,11 @@ def draw(results: dict, path: Path) -> None:
     ]
     test = next(iter(results.values()))["task"].test
     ends = [
-        (test.pixels[index].cpu(), CLASSES[test.labels[index]])
+        (test.pixels[index].cpu(), CIFAR10[test.labels[index]])
         for first, second in PATHS
         for index in (second, first)
     ]
-    draw_portraits(path, portraits, name=CLASSES.__getitem__, ends=ends)
+    draw_portraits(path, portraits, name=CIFAR10.__getitem__, ends=ends)
 
 
 def field_of_tests(result: dict) -> Field:

@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 from ed.engine.errors import or_explain
 from ed.files import write_atomic
-from scripts.demo import CLASSES, MEASURE, MODELS, PATHS, field_of_tests, train_and_measure
+from ed.models.prompts import CIFAR10
+from scripts.demo import MEASURE, MODELS, PATHS, field_of_tests, train_and_measure
 
 OUT = ROOT / "experiments" / "results" / "explorer.json"
 MORE_PATHS = ((1, 12), (30, 77), (5, 90), (110, 64), (140, 201))  # beside those the demo draws
@@ -44,7 +45,7 @@ def samples(results: dict[str, dict], paths: tuple[tuple[int, int], ...]) -> dic
     return {
         "degree": MEASURE.degree,
         "damping": MEASURE.damping,
-        "classes": list(CLASSES),
+        "classes": CIFAR10,
         "nodes": MEASURE.nodes(1, dtype=torch.float64).tolist(),
         "models": [describe(MODELS[name], result) for name, result in results.items()],
         "paths": [
@@ -83,7 +84,7 @@ def end(task, index: int) -> dict:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", optimize=True)
     picture = base64.b64encode(file.getvalue()).decode()
-    label = CLASSES[int(task.test.labels[index])]
+    label = CIFAR10[int(task.test.labels[index])]
     return {"label": label, "picture": f"data:image/png;base64,{picture}"}
 
 
