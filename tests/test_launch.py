@@ -52,6 +52,11 @@ def write_table(folder: Path, **changes) -> str:
     return str(path)
 
 
+def one_run(folder: Path) -> list[str]:
+    """Arguments of the launcher for the first run of the table."""
+    return [write_table(folder), "--runs", str(folder), "--cells", "ed", "--seeds", "0"]
+
+
 def wait_for(condition, what: str, seconds: float = 240.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -149,7 +154,7 @@ def finishing(run) -> list[str]:
 
 
 def test_failures_keep_their_last_line_and_run_again_only_when_asked(tmp_path, capsys, monkeypatch):
-    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("import sys; sys.exit('error: too bad')"))
     assert launch.main(arguments) == 1
     assert "seed 0  failed   exit 1: error: too bad" in capsys.readouterr().out
@@ -164,7 +169,7 @@ def test_failures_keep_their_last_line_and_run_again_only_when_asked(tmp_path, c
 
 @pytest.mark.parametrize("code", ["raise SystemExit(75)", "import os; os.kill(os.getpid(), 9)"])
 def test_interrupted_runs_are_not_failures(tmp_path, capsys, monkeypatch, code):
-    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in(code))
     for _ in range(2):  # and are started again by the same command
         assert launch.main(arguments) == 75
@@ -278,7 +283,7 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, caps
 def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
     tmp_path, capsys, monkeypatch
 ):
-    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     monkeypatch.setattr(launch, "is_due", lambda *_: True)  # what it was a moment before
     launch.main(arguments)
@@ -306,7 +311,7 @@ def test_a_run_that_began_before_it_failed_keeps_its_settings_and_its_log(
 ):
     begun = "import pathlib, sys; pathlib.Path(sys.argv[1], 'meta.json').write_text('{}'); "
     monkeypatch.setattr(launch, "command", stand_in(begun + "sys.exit('error: too bad')"))
-    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    arguments = one_run(tmp_path)
     for again in ([], ["--rerun-failed"]):
         assert launch.main([*arguments, "--data", "./here", *again]) == 1
     assert capsys.readouterr().err == ""
@@ -320,7 +325,7 @@ def test_a_run_that_began_before_it_failed_keeps_its_settings_and_its_log(
 
 def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, capsys, monkeypatch):
     """A run that never began holds no one to its settings; a finished one is as good as any."""
-    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: no such folder')"))
     assert launch.main([*arguments, "--data", "./nowhere"]) == 1
     assert launch.main([*arguments, "--data", "./here"]) == 1  # failed is failed
@@ -334,7 +339,7 @@ def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, capsys, monkeypatc
 
 def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
-    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    arguments = one_run(tmp_path)
     launch.main([*arguments, "--set", "task.epochs=1", "system.log_every=2"])
     (note,) = tmp_path.glob("six@*/deviations.json")
     assert json.loads(note.read_text()) == ["task.epochs=1"]
