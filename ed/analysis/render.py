@@ -5,7 +5,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ed.analysis import returns
 from ed.analysis.collect import Row, columns
@@ -40,7 +40,7 @@ class Line:
     ours: Ours
     verdict: str
     begun: bool  # any of its runs has a row
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[str]
 
 
 def to_csv(table: Table, rows: Sequence[Row]) -> str:

@@ -29,7 +29,6 @@ class Moment:
 class Regularizer:
     """The base class is also the `none` regularizer: plain training."""
 
-    anchored = False  # needs labels
     no_checkpointing: str | None = None  # why blocks cannot be recomputed for the backward pass
     no_capture: str | None = None  # why a step cannot be captured in a CUDA graph
 

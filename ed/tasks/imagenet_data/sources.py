@@ -139,10 +139,6 @@ class Listing:
     others: int = 0
     loose: int = 0
 
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.files.values()))
-
     def problems(self) -> list[str]:
         """What keeps this from being the set it should be, one phrase each."""
         wanted = len(self.labels)
