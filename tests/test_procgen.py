@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from importlib import metadata
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ed.analysis.experiments import load_table
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.main import run
-from ed.envs.procgen import ACTIONS, LEVELS, EngineError, make_games
+from ed.envs.procgen import ACTIONS, LEVELS, EngineError, load_envpool, make_games
 from ed.files import read_rows
 from ed.tasks.procgen import LevelRecord
 from tests.games import ED, SMALL, make_task, needs_envpool, pretend_procgen
@@ -177,6 +178,21 @@ def test_what_is_missing_of_envpool_is_named(monkeypatch, error, message):
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.raises(EngineError, match=rf"task\.engine=envpool.*{message}"):
         task.make_games("train", 2, seed=0)
+
+
+def test_envpool_without_qt_is_known_before_a_game_is_made(monkeypatch):
+    """Its modules load without Qt, and say so when a name is taken from them."""
+
+    def missing(name):
+        raise ImportError("requires the system Qt 5 runtime")
+
+    hollow = types.ModuleType("envpool.procgen")
+    hollow.__getattr__ = missing
+    registration = types.ModuleType("envpool.procgen.registration")
+    for module in (types.ModuleType("envpool"), hollow, registration):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(EngineError, match=r"system Qt 5 runtime.*apt-get install libqt5gui5"):
+        load_envpool()
 
 
 @needs_envpool

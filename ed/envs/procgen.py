@@ -219,6 +219,8 @@ def load_envpool():
     try:
         envpool = importlib.import_module("envpool")
         importlib.import_module("envpool.procgen.registration")
+        # without Qt its modules load all the same, and what they define is missing
+        importlib.import_module("envpool.procgen").ProcgenEnvSpec  # noqa: B018
     except ModuleNotFoundError as error:
         raise EngineError(
             f"task.engine=envpool needs the package {error.name}: run `bash scripts/setup.sh`, or "
