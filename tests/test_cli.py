@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.utils import instantiate
 
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
 from ed.engine.compose import compose_config
-from ed.engine.errors import explain
+from ed.engine.errors import composition, explain
+from ed.engine.kinds import check_kinds
 from ed.engine.main import start_tracker, trained_model
 from scripts.launch import command
 from tests.small import SMALL, small_run
@@ -58,6 +60,10 @@ def test_help_and_config_answer_in_two_seconds(argument):
         ),
         ("regularizer.lambda=3", "the paper's lambda is regularizer.weight"),
         (
+            "measures.ed.pairs=50",
+            "measures.ed.pairs: ed is not among the measures; add measures=[ed]",
+        ),
+        (
             "task=procgen",  # with the default model, a classifier
             "model.classes is taken from task.classes, which this task does not have; the README",
         ),
@@ -97,6 +103,20 @@ def test_a_key_of_swept_choices_is_written_as_a_sweep(tmp_path):
     assert len(list(tmp_path.glob("adhoc/*/seed0/DONE"))) == 2
 
 
+@pytest.mark.parametrize("choices", ["ed,none", "choice(ed, none)"])
+@pytest.mark.parametrize("value", ["3", "1,2", "choice(1,2)"])
+def test_a_swept_choice_without_the_key_is_named(choices, value, monkeypatch):
+    overrides = [f"regularizer={choices}", f"regularizer.weight={value}"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
+    assert composition(Exception("Could not override 'regularizer.weight'"), overrides) == (
+        f"regularizer.weight={value}: regularizer=none has no such setting; give it a command of "
+        "its own"
+    )
+    inherited = ["regularizer=ed,ed_performance", "regularizer.anchored=false"]  # from ed's file
+    error = Exception("Could not override 'regularizer.anchored'")
+    assert "'regularizer.anchored=choice(false)'" in composition(error, inherited)
+
+
 def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
     """Hydra's --config-dir brings further choices, whose keys are known to the messages as well."""
     for group, name, leaf in (
@@ -104,10 +124,10 @@ def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
         ("regularizer", "shrink", "_target_: own_parts.Shrink\nfactor: 0.5\n"),
         ("measures", "count", "count:\n  _target_: own_parts.Count\n"),
     ):
-        (tmp_path / "configs" / group).mkdir(parents=True)
-        (tmp_path / "configs" / group / f"{name}.yaml").write_text(leaf)
+        (tmp_path / "my configs" / group).mkdir(parents=True)
+        (tmp_path / "my configs" / group / f"{name}.yaml").write_text(leaf)
     (tmp_path / "own_parts.py").write_text(OWN_PARTS)
-    own = ["--config-dir", str(tmp_path / "configs"), *SMALL, f"system.runs={tmp_path / 'runs'}"]
+    own = ["--config-dir", str(tmp_path / "my configs"), *SMALL, f"system.runs={tmp_path / 'runs'}"]
     both = ["regularizer=shrink", "measures=[count]"]
     path = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     result = train(*own, *both, **path)
@@ -122,6 +142,45 @@ def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
     }.items():
         result = train(*own, *both, wrong, **path)
         assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        ("factor: 0.5", "regularizer._target_ is missing: the file of a part says what to call"),
+        ("_target_: mine.Shrnk", "regularizer._target_=mine.Shrnk: not found"),
+        ("_target_: yours.Shrink", "(No module named 'yours'); mend the name, or put the folder"),
+        (
+            "_target_: mine.Shrink",
+            "regularizer.factor is needed and not among the settings: a part",
+        ),
+        ("_target_: [mine.Shrink", "own.yaml"),
+    ],
+)
+def test_mistakes_in_a_part_of_ones_own_end_in_one_line(
+    leaf, message, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
+    (tmp_path / "mine.py").write_text("class Shrink:\n    def __init__(self, factor): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Exception) as error:  # noqa: PT011, PT012, of several kinds and places
+        cfg = compose_config(["regularizer=own"], folders=[tmp_path])
+        check_kinds(cfg)
+        instantiate(cfg.regularizer)
+    assert explain(error.value) == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_broken_file_beside_does_not_hide_what_is_wrong(tmp_path, monkeypatch):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "torn.yaml").write_text("weight: [")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
+    found = composition(Exception("Could not override 'regularizer.rho'"), [])
+    assert found == "unknown key 'regularizer.rho' here; it belongs to regularizer=asam, sam"
 
 
 OWN_PARTS = """
@@ -326,5 +385,6 @@ def test_a_run_older_than_a_setting_is_refused_by_its_name(tmp_path, capsys):
         trained_model(tmp_path, "cpu")
     assert explain(error.value) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith("error: task.warmup_epochs is not among the settings: a run older")
+    assert printed.startswith("error: task.warmup_epochs is needed and not among the settings")
+    assert "a run older than it one in its config.yaml" in printed
     assert printed.count("\n") == 1

@@ -16,7 +16,7 @@ def compose_config(overrides: list[str], *, folders: Sequence[Path] = ()) -> Dic
 
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        path = ",".join(f"file://{folder.resolve()}" for folder in folders)
+        path = ",".join(f"'file://{folder.resolve()}'" for folder in folders)  # may have spaces
         extra = [f"hydra.searchpath=[{path}]"] if folders else []
         return compose("train", overrides=[*overrides, *extra])
 

@@ -4,6 +4,8 @@ Mistakes of the user end in one line and exit code 1; an interrupted run in exit
 again); anything unforeseen is a defect of ours and keeps its traceback.
 """
 
+import argparse
+import contextlib
 import difflib
 import os
 import re
@@ -12,6 +14,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from yaml import YAMLError
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a while
@@ -46,6 +50,9 @@ def explain(error: BaseException, aloud: bool | None = None) -> int:
         reason = error.__cause__ if refused else composition(error, sys.argv[1:])
         print(f"error: {reason}", file=sys.stderr)
         return 1
+    if isinstance(error, YAMLError):  # of a file in configs, which it names
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        return 1
     if type(error).__name__ == "Interrupted":
         print(f"{error}; the same command goes on", file=sys.stderr)
         return INTERRUPTED
@@ -54,6 +61,10 @@ def explain(error: BaseException, aloud: bool | None = None) -> int:
         return 1
     traceback.print_exception(error)
     return 1
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _is_first() -> bool:
@@ -68,7 +79,7 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install '.[slurm]'"
     choice = re.search(r"Could not (?:find|load) '(\w+)/([^']+)'", message)
     if choice is not None:
-        return _unknown_choice(*choice.groups())
+        return _unknown_choice(*choice.groups(), overrides)
     lacking = re.search(r"Interpolation key '(task\.\w+)' not found\s+full_key: (\S+)", message)
     if lacking is not None:
         return (
@@ -88,17 +99,18 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
     if absent is not None:
         name, key = absent.groups()
         return (
-            f"{key}.{name} is not among the settings: a run older than it needs a line for it in "
-            f"its config.yaml, with a value as in configs/{key.split('.')[0]}"
+            f"{key}.{name} is needed and not among the settings: a part of your own needs a line "
+            "for it in its file, a run older than it one in its config.yaml, with a value as in "
+            f"configs/{key.split('.')[0]}"
         )
     wrong = re.search(r"Could not override '([^']+)'", message)
     if wrong is None:
-        return re.sub(r"\s+", " ", message)
+        return _one_line(error)
     return _unknown_key(wrong.group(1), overrides)
 
 
-def _unknown_choice(group: str, choice: str) -> str:
-    choices = sorted(_leaves(group))
+def _unknown_choice(group: str, choice: str, overrides: Sequence[str]) -> str:
+    choices = sorted(_leaves(group, overrides))
     near = difflib.get_close_matches(choice, choices, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{group}={choice}: no such choice; {hint}There are {', '.join(choices)}"
@@ -106,16 +118,18 @@ def _unknown_choice(group: str, choice: str) -> str:
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     group, *rest = key.split(".")
-    owners = sorted(c for c, keys in _leaves(group).items() if len(rest) == 1 and rest[0] in keys)
-    if owners and any(re.match(rf"{group}=[^\[]*,", word) for word in overrides):
-        # Hydra reads what is not swept before it chooses, so on top of the group's default choice
-        (given,) = [word for word in overrides if word.startswith(f"{key}=")][:1]
-        value = given.removeprefix(f"{key}=")
-        return f"{given}: in a sweep over {group} write it as one, too: '{key}=choice({value})'"
+    overrides = [re.sub(r"^(\w+)=choice\((.*)\)$", r"\1=\2", word) for word in overrides]
+    leaves = _leaves(group, overrides)
+    valid = _valid_keys(overrides)
+    if group == "measures" and rest and rest[0] in leaves and f"measures.{rest[0]}" not in valid:
+        return f"{key}: {rest[0]} is not among the measures; add measures=[{rest[0]}]"
+    owners = sorted(c for c, keys in leaves.items() if len(rest) == 1 and rest[0] in keys)
+    swept = next((w for w in overrides if re.match(rf"{group}=[^\[]*,", w)), None)
+    if owners and swept:
+        return _key_of_a_sweep(key, swept, overrides)
     if owners:
         return f"unknown key {key!r} here; it belongs to {group}={', '.join(owners)}"
     symbol = ".".join([group, SYMBOLS[rest[0]]]) if rest and rest[0] in SYMBOLS else None
-    valid = _valid_keys(overrides)
     if symbol in valid:
         return f"unknown key {key!r}; the paper's {rest[0]} is {symbol}"
     near = difflib.get_close_matches(key, valid, n=3, cutoff=0.5)
@@ -127,21 +141,41 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
-def _leaves(group: str) -> dict[str, list[str]]:
+def _key_of_a_sweep(key: str, swept: str, overrides: Sequence[str]) -> str:
+    """A key of some of the choices that `swept` goes over, e.g. regularizer=none,ed."""
+    given = next(word for word in overrides if word.startswith(f"{key}="))
+    group, choices = swept.split("=", 1)
+    others = [word for word in overrides if word != swept]
+    for choice in map(str.strip, choices.split(",")):
+        if key not in _valid_keys([*others, f"{group}={choice}"]):
+            return f"{given}: {group}={choice} has no such setting; give it a command of its own"
+    # Hydra reads what is not swept before it chooses, so on top of the group's default choice
+    value = given.removeprefix(f"{key}=")
+    return f"{given}: in a sweep over {group} write it as one, too: '{key}=choice({value})'"
+
+
+def _leaves(group: str, overrides: Sequence[str]) -> dict[str, list[str]]:
     """The choices of a group, ours and the user's, with the keys of each."""
     from omegaconf import OmegaConf
 
     from ed.engine.compose import CONFIGS
 
-    folders = [CONFIGS, *_config_dirs()]
-    paths = [path for folder in folders for path in (folder / group).glob("*.yaml")]
-    return {path.stem: list(OmegaConf.load(path)) for path in paths}
+    folders = [CONFIGS, *_config_dirs(overrides)]
+    leaves = {}
+    for path in (path for folder in folders for path in (folder / group).glob("*.yaml")):
+        leaves[path.stem] = []
+        with contextlib.suppress(YAMLError):  # of another choice: not what is being explained
+            leaves[path.stem] = list(OmegaConf.load(path))
+    return leaves
 
 
-def _config_dirs() -> list[Path]:
-    """Folders of the user's own configs: Hydra's --config-dir."""
-    words = " ".join(sys.argv[1:])
-    return [Path(found) for found in re.findall(r"(?:--config-dir|-cd)[ =](\S+)", words)]
+def _config_dirs(overrides: Sequence[str]) -> list[Path]:
+    """Folders of the user's own configs: Hydra's --config-dir, or a table's hydra.searchpath."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd", type=Path, action="append", default=[])
+    searched = [word for word in overrides if word.startswith("hydra.searchpath=")]
+    found = re.findall(r"file://([^],'\"]+)", " ".join(searched))
+    return [*parser.parse_known_args(sys.argv[1:])[0].config_dir, *map(Path, found)]
 
 
 def _valid_keys(overrides: Sequence[str]) -> list[str]:
@@ -150,4 +184,4 @@ def _valid_keys(overrides: Sequence[str]) -> list[str]:
 
     choice = re.compile(rf"(?:{'|'.join(GROUPS)})=(?:\w+|\[[\w,]+\])")
     choices = [found.group() for word in overrides if (found := choice.match(word))]
-    return flat_keys(compose_config(choices, folders=_config_dirs()))
+    return flat_keys(compose_config(choices, folders=_config_dirs(overrides)))

@@ -35,7 +35,21 @@ def check_kinds(cfg: DictConfig) -> None:
 
 
 def _check_leaf(name: str, leaf: DictConfig) -> None:
-    hints = {key: hint for part in _constructors(leaf._target_) for key, hint in part.items()}
+    if "_target_" not in leaf:
+        raise ValueError(
+            f"{name}._target_ is missing: the file of a part says what to call, e.g. "
+            "_target_: my_module.MyClass"
+        )
+    try:
+        found = list(_constructors(leaf._target_))
+    except ImportError as error:
+        if not isinstance(error.__cause__, (ModuleNotFoundError, AttributeError)):
+            raise  # the module is there and fails: its traceback says where
+        raise ValueError(
+            f"{name}._target_={leaf._target_}: not found ({error.__cause__}); mend the name, or "
+            "put the folder of its module on PYTHONPATH"
+        ) from error
+    hints = {key: hint for part in found for key, hint in part.items()}
     _check_values(name, leaf, hints)
 
 
