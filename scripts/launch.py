@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import Row, collect_run
+from ed.analysis.collect import Row, collect_run, failed_at_once
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import Run, SpecError, Table, expand, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
@@ -166,11 +166,6 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
                 folder = run.folder.parents[2] / reduced_name(name, run.deviations)
                 folder.mkdir(parents=True, exist_ok=True)
                 write_json(folder / "deviations.json", list(run.deviations))
-
-
-def failed_at_once(run: Run) -> bool:
-    """Before it began to train, e.g. without its data: nothing there depends on its settings."""
-    return (run.folder / "FAILED").exists() and not (run.folder / "meta.json").exists()
 
 
 def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) -> int:

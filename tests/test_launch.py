@@ -337,6 +337,46 @@ def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, capsys, monkeypatc
     assert capsys.readouterr().err == ""
 
 
+def test_a_mistake_in_the_table_is_mended_there(tmp_path, capsys, monkeypatch):
+    """What such a run was to be before it failed at once is nobody's concern."""
+    arguments = ["--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
+    wrong, right = (
+        {"ed": {"overrides": ["regularizer=ed", f"regularizer.weight={weight}"], "paper": None}}
+        for weight in ("seven", 7)
+    )
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: weight=seven')"))
+    assert launch.main([write_table(tmp_path, cells=wrong), *arguments]) == 1
+    mended = write_table(tmp_path, cells=right)
+    assert launch.main([mended, *arguments]) == 1  # failed is failed
+    assert "failed   exit 1: error: weight=seven" in capsys.readouterr().out
+    monkeypatch.setattr(launch, "command", finishing)
+    assert launch.main([mended, *arguments, "--rerun-failed"]) == 0
+    config = yaml.safe_load((tmp_path / "six/ed/seed0/config.yaml").read_text())
+    assert config["regularizer"]["weight"] == 7
+    assert capsys.readouterr().err == ""
+
+
+def test_a_table_may_choose_parts_of_ones_own(tmp_path, capsys, monkeypatch):
+    (tmp_path / "my configs/regularizer").mkdir(parents=True)
+    leaf = "_target_: ed.regularizers.mixup.Mixup\nalpha: 1\nper_example: true\n"
+    (tmp_path / "my configs/regularizer/own.yaml").write_text(leaf)
+    fixed = [f"hydra.searchpath=['file://{tmp_path}/my configs']", *SPEC["fixed"]]
+    arguments = ["--runs", str(tmp_path), "--seeds", "0"]
+    monkeypatch.setattr(launch, "command", finishing)
+    for overrides, message in {
+        ("regularizer=owm",): "regularizer=owm: no such choice; did you mean own? ",
+        ("regularizer=own", "regularizer.alpa=2"): "did you mean regularizer.alpha",
+    }.items():
+        cells = {"own": {"overrides": list(overrides), "paper": None}}
+        assert launch.main([write_table(tmp_path, fixed=fixed, cells=cells), *arguments]) == 1
+        assert message in capsys.readouterr().err
+    cells = {"own": {"overrides": ["regularizer=own", "regularizer.alpha=2"], "paper": None}}
+    assert launch.main([write_table(tmp_path, fixed=fixed, cells=cells), *arguments]) == 0
+    config = yaml.safe_load((tmp_path / "six/own/seed0/config.yaml").read_text())
+    assert config["regularizer"]["alpha"] == 2
+    assert capsys.readouterr().err == ""
+
+
 def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = one_run(tmp_path)

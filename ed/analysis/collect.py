@@ -105,7 +105,8 @@ def collect_run(run: Run, table: Table) -> Row:
     known = {"deviations": " ".join(run.deviations), "source": str(run.folder)}
     if not (run.folder / "config.yaml").exists():
         return Row(run.table, run.cell, run.seed, **known)
-    _check_config(run)
+    if not failed_at_once(run):
+        _check_config(run)
     known["folder"] = run.folder
     rows = read_metrics(run.folder / "metrics.jsonl")
     done = read_json(run.folder / "DONE")
@@ -127,6 +128,11 @@ def collect_run(run: Run, table: Table) -> Row:
             if math.isfinite(row.get(key, math.nan))
         }
     return Row(run.table, run.cell, run.seed, **known)
+
+
+def failed_at_once(run: Run) -> bool:
+    """Before it began to train, e.g. without its data: nothing there depends on its settings."""
+    return (run.folder / "FAILED").exists() and not (run.folder / "meta.json").exists()
 
 
 def read_metrics(path: Path) -> list[dict]:
@@ -228,8 +234,8 @@ def _check_config(run: Run) -> None:
     except yaml.YAMLError as error:
         raise CollectError(f"{path} is not YAML ({str(error).splitlines()[0]})") from None
     for key, text in dict(o.split("=", 1) for o in run.overrides).items():
-        if "." not in key and key != "seed":
-            continue  # a group's choice: its values are in the config, its name is not
+        if ("." not in key and key != "seed") or key.startswith("hydra."):
+            continue  # a group's choice, or where it is found: its values are in the config
         if key in PLACES:
             continue  # the same data may lie elsewhere by now
         try:

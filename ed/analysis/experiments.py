@@ -8,7 +8,8 @@ Keys of a file:
     seeds            seeds of every cell; paper_seeds: how many the paper averages over
     digits           decimals of the printed numbers (default 2); small ones get more
     comparable       false where the paper's numbers stand for other settings (default true)
-    fixed            overrides of every cell
+    fixed            overrides of every cell; hydra.searchpath=[file:///your/configs] lets them
+                     choose parts of your own
     notes            remarks about the whole table
     figure           module:function that draws it from its rows (see scripts/table.py)
     correlation      {against: metric, measures: {name: [metric, ...]}}: each measure, in several
