@@ -208,12 +208,45 @@ def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
             },
             "cell a-2 stands there twice",
         ),
+        ({"seeds": [[0]]}, "seeds: [[0]]; whole numbers from 0 on are needed"),
+        ({"seeds": [True]}, "seeds: [True]; whole numbers"),
+        ({"fixed": "task=pnn"}, "fixed: a list of key=value is needed, not 'task=pnn'"),
+        ({"metric": ["eval/acc"]}, "metric: ['eval/acc']; text is needed"),
+        ({"metric": None, "metrics": ["eval/acc"]}, "metrics: ['eval/acc']; a mapping is needed"),
+        ({"metric": None, "metrics": {"eval/acc": 3}}, "metrics: 3; text is needed"),
+        ({"digits": "two"}, "digits: two; a whole number is needed"),
+        ({"notes": "a remark"}, "notes: a remark; a list is needed"),
+        ({"notes": [3]}, "notes: 3; text is needed"),
+        ({"comparable": "no"}, "comparable: no; true or false is needed"),
+        ({"tuning": ["rho"]}, "tuning: ['rho']; a mapping is needed"),
+        (
+            {"cells": {"a": {"overrides": [], "paper": None, "label": 3}}},
+            "cell a: label: 3; text is needed",
+        ),
+        ({"cells": {"a": {"best_of": ["b"], "paper": None}}}, "best_of: ['b']; text is needed"),
+        (
+            {"cells": {"a": {"overrides": [], "paper": {"mean": "87,8"}}}},
+            "cell a, paper: mean: 87,8; a number is needed",
+        ),
+        (
+            {"cells": {"a": {"overrides": [], "grid": {"task.data": ["/x/y"]}, "paper": None}}},
+            "cell a: grid: task.data=/x/y: letters, digits",
+        ),
     ],
 )
 def test_errors_in_experiment_files_name_the_place(tmp_path, changes, complaint):
     with pytest.raises(SpecError, match=r"mini\.yaml") as error:
         write_table(tmp_path, **changes)
     assert complaint in str(error.value)
+
+
+def test_nothing_on_a_grid_is_null_as_hydra_writes_it(tmp_path):
+    cells = {"a": {"overrides": [], "grid": {"regularizer.components": [None, 3]}, "paper": None}}
+    runs = expand(write_table(tmp_path, cells=cells, tuning=None), seeds=[0])
+    assert [run.overrides[-2] for run in runs] == [
+        "regularizer.components=null",
+        "regularizer.components=3",
+    ]
 
 
 def test_a_missing_key_and_a_cell_given_twice_are_errors(tmp_path):

@@ -41,6 +41,13 @@ OPTIONAL = ("metric", "metrics", "paper_seeds", "digits", "comparable", "notes",
 OPTIONAL += ("correlation", "aggregate", "tuning")
 CELL_KEYS = ("label", "paper", "note", "overrides", "grid", "same_as", "best_of")
 GRID_KEYS = ("overrides", "grid", "rule")
+# what a value must be, by its key: YAML reads 3 as a number, and no as false
+KINDS = {"title": str, "place": str, "comparable": bool, "digits": int, "paper_seeds": int}
+KINDS |= {"notes": list, "tuning": dict, "metric": str, "metrics": dict, "label": str, "note": str}
+KINDS |= {"best_of": str, "same_as": str, "rule": str, "mean": (int, float), "std": (int, float)}
+MAY_BE_NULL = ("paper_seeds", "notes", "note", "tuning", "mean", "std")
+WORDS = {str: "text", bool: "true or false", int: "a whole number", list: "a list"}
+WORDS |= {dict: "a mapping", (int, float): "a number"}
 
 
 def load_table(name: str, folder: Path = EXPERIMENTS) -> Table:
@@ -111,7 +118,7 @@ class _Reader:
             paper_seeds=raw.get("paper_seeds"),
             digits=raw.get("digits", 2),
             comparable=raw.get("comparable", True),
-            notes=tuple(raw.get("notes") or ()),
+            notes=self.read_notes(),
             cells=cells,
             tuning=tuning,
             figure=self.read_figure(),
@@ -130,11 +137,27 @@ class _Reader:
         for key in raw:
             if key not in (*required, *optional):
                 self.fail(f"{where}: unknown key {key!r}; {nearest(key, (*required, *optional))}")
+            if key in KINDS and not (raw[key] is None and key in MAY_BE_NULL):
+                self.check_kind(raw[key], f"{where}: {key}", KINDS[key])
+
+    def check_kind(self, value, where: str, kind) -> None:
+        number = isinstance(value, bool) and kind is not bool  # to Python
+        if number or not isinstance(value, kind):
+            self.fail(f"{where}: {value}; {WORDS[kind]} is needed")
 
     def read_metrics(self) -> dict[str, str]:
         if ("metric" in self.raw) == ("metrics" in self.raw):
             self.fail("give either metric: KEY or metrics: {KEY: label, ...}")
-        return self.raw.get("metrics") or {self.raw["metric"]: self.raw["metric"]}
+        metrics = self.raw.get("metrics") or {self.raw["metric"]: self.raw["metric"]}
+        for text in (*metrics, *metrics.values()):
+            self.check_kind(text, "metrics", str)
+        return metrics
+
+    def read_notes(self) -> tuple[str, ...]:
+        notes = tuple(self.raw.get("notes") or ())
+        for note in notes:
+            self.check_kind(note, "notes", str)
+        return notes
 
     def read_figure(self) -> str | None:
         name = self.raw.get("figure")
@@ -165,16 +188,19 @@ class _Reader:
 
     def read_seeds(self) -> tuple[int, ...]:
         seeds = self.raw["seeds"]
-        if not isinstance(seeds, list) or not seeds or len(set(seeds)) < len(seeds):
+        if not isinstance(seeds, list) or not seeds:
             self.fail(f"seeds: {seeds}; a list of different whole numbers is needed")
-        if any(not isinstance(seed, int) or seed < 0 for seed in seeds):
+        if any(type(seed) is not int or seed < 0 for seed in seeds):
             self.fail(f"seeds: {seeds}; whole numbers from 0 on are needed")
+        if len(set(seeds)) < len(seeds):
+            self.fail(f"seeds: {seeds}; different ones are needed")
         return tuple(seeds)
 
     def strings(self, raw, where: str) -> tuple[str, ...]:
-        wrong = [s for s in raw if not isinstance(s, str) or "=" not in s] if raw else []
-        if not isinstance(raw, list) or wrong:
-            self.fail(f"{where}: a list of key=value is needed, not {wrong[0] if wrong else raw!r}")
+        listed = isinstance(raw, list)
+        wrong = [s for s in raw if not isinstance(s, str) or "=" not in s] if listed else [raw]
+        if wrong:
+            self.fail(f"{where}: a list of key=value is needed, not {wrong[0]!r}")
         return tuple(raw)
 
     def read_cells(self) -> dict[str, Cell]:
@@ -246,10 +272,16 @@ class _Reader:
             self.fail(f"{where}: grid: key: [value, ...] is needed")
         points = []
         for values in itertools.product(*grid.values()):
-            pairs = list(zip(grid, values, strict=True))
-            settings = [f"{key}={value}" for key, value in pairs]
-            shown = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in pairs)
-            suffix = "-".join(["", *map(str, values)])
+            words = ["null" if value is None else str(value) for value in values]
+            pairs = list(zip(grid, words, strict=True))
+            settings = [f"{key}={word}" for key, word in pairs]
+            shown = ", ".join(f"{key.rpartition('.')[2]}={word}" for key, word in pairs)
+            suffix = "-".join(["", *words])
+            if not NAME.fullmatch(cell.name + suffix):
+                self.fail(
+                    f"{where}: grid: {', '.join(settings)}: letters, digits and _ . + - only, as "
+                    "it names a folder; write a cell for each instead"
+                )
             points.append(
                 replace(
                     cell,
