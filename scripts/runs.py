@@ -1,9 +1,9 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
 """What came out of a sweep: python scripts/runs.py [FOLDER ...] [--metrics eval/acc ...] [--csv]
 
 One line per setting, in columns only what differs between the runs, the mean and standard deviation
-over seeds of each number at the last step. The folders default to runs/adhoc, where the runs of
-`train.py` and `train.py -m` go. (Tables of the paper: scripts/table.py.)
+over seeds of each number at the last step. The folders default to runs/adhoc, where `train.py` and
+`train.py -m`, started in this same folder, leave their runs. (Tables of the paper:
+scripts/table.py.)
 """
 
 import argparse
@@ -11,8 +11,7 @@ import csv
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ed.analysis.sweeps import aligned, read_runs, run_rows, summary_rows
 
@@ -22,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("folders", nargs="*", type=Path, default=[ROOT / "runs" / "adhoc"], metavar="FOLDER")
+    add("folders", nargs="*", type=Path, default=[Path("runs/adhoc")], metavar="FOLDER")
     add("--metrics", nargs="+", default=[], metavar="KEY", help="e.g. eval/acc measure/ed")
     add("--csv", action="store_true", help="one line per run, comma-separated")
     options = parser.parse_args(arguments)

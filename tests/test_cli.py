@@ -242,6 +242,7 @@ MISTAKES = {
     "system.keep_checkpoint=maybe": "system.keep_checkpoint=maybe: must be true or false",
     "system.measure_every=2": "system.measure_every=2: there is nothing to measure; name some",
     "precision=fp16": "precision=fp16: use bf16 or float32",
+    "logger.mode=ofline": "logger.mode=ofline: use online, offline, shared, disabled",
     "optimizer.lr=0": "optimizer.lr=0.*: must be positive",
     "optimizer.weight_decay=-1": "optimizer.weight_decay=-1: must be at least 0",
     "optimizer.eps=-1": "optimizer.eps=-1: must be at least 0",
@@ -291,6 +292,12 @@ def test_impossible_settings_are_refused_before_anything_is_written(override, tm
     assert re.search(MISTAKES[override], message), message
     assert "\n" not in message
     assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_no_table_would_show_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("ed.tasks.images.PictureTask.metric", "acc")
+    with pytest.raises(ValueError, match="metric is 'acc': call it eval/acc, here and in `evalua"):
+        small_run(tmp_path / "run")
 
 
 def test_of_several_processes_the_silent_ones_end_after_the_one_that_speaks(monkeypatch, capsys):

@@ -424,7 +424,7 @@ def test_every_setting_of_a_measure_has_a_key(choice):
 def test_tasks_without_examples_are_refused_before_training():
     cfg = compose_config([])
     task = Task()
-    task.batch_size = 10
+    task.batch_size, task.metric = 10, "eval/acc"
     check(cfg, task, Regularizer(), [ParameterNorm()])
     with pytest.raises(ValueError, match="Task gives no training examples to EffectiveDegree"):
         check(cfg, task, Regularizer(), [ED])

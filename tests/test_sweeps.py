@@ -56,6 +56,17 @@ def test_a_line_per_setting_with_what_differs(runs, capsys):
     assert lines[2].index("82") == lines[0].index("eval/acc")
 
 
+def test_the_runs_of_this_folder_are_shown_unless_told_otherwise(
+    runs, tmp_path, capsys, monkeypatch
+):
+    """As `train.py` leaves them in runs/adhoc where it is started, wherever the code lies."""
+    (tmp_path / "runs").mkdir()
+    (runs / "none").rename(tmp_path / "runs/adhoc")
+    monkeypatch.chdir(tmp_path)
+    assert main([]) == 0
+    assert capsys.readouterr().out.splitlines() == ["runs  eval/acc", "3     82 ± 2"]
+
+
 def test_a_sampler_stands_with_the_regularizer_that_uses_it(tmp_path, capsys):
     for name in ("RandomizedCosine", "ChebyshevNodes"):
         sampler = {"sampler": {"_target_": f"ed.core.nodes.{name}"}}

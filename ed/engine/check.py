@@ -7,12 +7,20 @@ from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
 
 PRECISIONS = ("bf16", "float32")
+LOGGER_MODES = ("online", "offline", "shared", "disabled")  # wandb's
 SWITCHES = ("compile", "capture", "channels_last")  # of `system`
 
 
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
     if cfg.precision not in PRECISIONS:
         raise ValueError(f"precision={cfg.precision}: use {' or '.join(PRECISIONS)}")
+    if cfg.logger.mode not in LOGGER_MODES:
+        raise ValueError(f"logger.mode={cfg.logger.mode}: use {', '.join(LOGGER_MODES)}")
+    if not task.metric.startswith("eval/"):
+        raise ValueError(
+            f"{type(task).__name__}.metric is {task.metric!r}: call it eval/{task.metric}, here "
+            "and in `evaluate`; tables and scripts/runs.py show what begins so"
+        )
     whole = type(cfg.accumulate) is int and cfg.accumulate >= 1
     if not whole or task.batch_size % cfg.accumulate:
         raise ValueError(

@@ -20,7 +20,7 @@ class Task:
     total_steps: int  # optimizer steps; an upper bound for RL
     warmup_steps: int = 0
     eval_steps: int  # evaluate every so many steps
-    metric: str  # the key of `evaluate` that tables report
+    metric: str  # the key of `evaluate` that tables report, e.g. eval/acc
     higher_is_better = True
     has_logits = True  # outputs are logits; false: values, whose softmax means nothing
     has_labels = False  # batches carry class indices under "label"
@@ -61,6 +61,7 @@ class Task:
         return range(self.eval_steps, self.total_steps + 1, self.eval_steps)
 
     def evaluate(self, model) -> dict[str, float]:
+        """Numbers by name, eval/NAME for those that tables may show; others are only logged."""
         raise NotImplementedError
 
     def examples(self, index: Tensor) -> Batch:
