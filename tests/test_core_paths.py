@@ -314,6 +314,13 @@ def test_a_compiled_step_takes_batches_of_other_sizes():
         (nn.Linear(6, 3), None, {"pairs": 0}, "use pairs between 1 and 64"),
         (nn.Linear(6, 3), None, {"pairs": 8 / 2}, r"pairs must be a whole number, got 4\.0"),
         (nn.Linear(6, 1), None, {}, "softmax of one is 1 everywhere"),
+        (
+            nn.Linear(6, 1),
+            torch.arange(8) % 2,
+            {"softmax": False},
+            "one output, and no class to tell by it",
+        ),
+        (lambda x: x.mean(0, keepdim=True), None, {}, "a row for each of"),
         (lambda x: x.sum(1), None, {}, r"\(N, C\) are needed, the model's are \(16,\): reshape"),
     ],
 )
@@ -562,6 +569,8 @@ def test_standard_error_falls_with_the_number_of_paths():
         ((lambda: lambda x: (x, x), torch.randn(9, 6)), {}, "returns a tuple without logits"),
         ((lambda: lambda x: {"out": x}, torch.randn(9, 6)), {}, "returns a dict without logits"),
         ((lambda: nn.Linear(6, 1), torch.randn(9, 6)), {}, "softmax of one is 1 everywhere"),
+        ((lambda: lambda x: x.mean(0), torch.randn(9, 6, 3)), {}, "each of 1 inputs; the model's"),
+        ((lambda: torch.sum, torch.randn(9, 6)), {}, r"are \(\): keep the batch first"),
     ],
 )
 def test_estimate_refuses_what_it_would_misread(arguments, settings, message):

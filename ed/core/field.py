@@ -29,11 +29,14 @@ class Field:
         ed.penalty(field, labels=labels)
 
     Attributes:
-        forward: points (N, ...), context -> outputs (N, C), or what holds them as `logits`.
+        forward: points (N, ...), context -> outputs (N, C), or what holds them as `logits`; for a
+            model without context there is `ed.Field.of(model, x)`.
         x: (B, ...), the batch in that space.
         context: per-example tensors (B, ...) that travel along, e.g. the attention mask. On a path
             they are merged by the maximum of those ends that take part, which for a 0/1 mask is
-            the union inside the path and each end's own at that end.
+            the union inside the path and each end's own at that end. Hand over what is kept; for a
+            model that asks for what is padding, `forward` turns it round: nn.Transformer's
+            src_key_padding_mask=~context["mask"].
         aside: a context for passes at points which are no data; it keeps them apart from the pass
             at the batch. None: batch normalisation of `module` keeps its running statistics, and
             without any, batch and paths may share one forward pass.
@@ -55,7 +58,14 @@ class Field:
         return cls(lambda points, context: model(points), x, **settings)
 
     def __call__(self) -> Tensor:
-        return _tensor(self.forward(self.x, self.context))
+        outputs = _tensor(self.forward(self.x, self.context))
+        if outputs.shape[:1] != self.x.shape[:1]:
+            raise ValueError(
+                f"outputs (N, C) are needed, a row for each of {len(self.x)} inputs; the model's "
+                f"are {tuple(outputs.shape)}: keep the batch first (batch_first=True in "
+                "torch.nn.Transformer and LSTM)"
+            )
+        return outputs
 
     def part(self, rows: slice) -> Field:
         """The same function at some of the points."""

@@ -57,6 +57,12 @@ class Paths:
     def degrees(self, outputs: Tensor, *, softmax: bool = True) -> Tensor:
         """Effective degree of each path, from logits, or outputs as they are (P * n, C): (P,)."""
         check_outputs(outputs, softmax=softmax)
+        if self.labels and outputs.shape[1] == 1:
+            raise ValueError(
+                "labels: the model has one output, and no class to tell by it: leave them out, or "
+                "make both logits of it, "
+                "ed.Field(lambda x, _: torch.nn.functional.pad(model(x), (1, 0)), x, module=model)"
+            )
         # at least float32: softmax and fit lose too much in bf16
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         inner_nodes = self.nodes.shape[-1] - (2 if self.labels else 0)
