@@ -240,6 +240,11 @@ def test_errors_in_experiment_files_name_the_place(tmp_path, changes, complaint)
     assert complaint in str(error.value)
 
 
+def test_a_file_elsewhere_is_told_to_scripts_as_a_file(table):
+    assert "Made by `python scripts/table.py mini.yaml` from mini.csv" in to_markdown(table, [])
+    assert "Made by `python scripts/table.py pnn` from" in to_markdown(load_table("pnn"), [])
+
+
 def test_nothing_on_a_grid_is_null_as_hydra_writes_it(tmp_path):
     cells = {"a": {"overrides": [], "grid": {"regularizer.components": [None, 3]}, "paper": None}}
     runs = expand(write_table(tmp_path, cells=cells, tuning=None), seeds=[0])

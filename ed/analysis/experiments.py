@@ -32,9 +32,8 @@ from pathlib import Path
 
 import yaml
 
-from ed.analysis.spec import Cell, Grid, Paper, SpecError, Study, Table, nearest
+from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, Table, nearest
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REQUIRED = ("title", "place", "seeds", "fixed", "cells")
 OPTIONAL = ("metric", "metrics", "paper_seeds", "digits", "comparable", "notes", "figure")

@@ -416,7 +416,7 @@ def _escape(text: str) -> str:
 
 def _provenance(table: Table, rows: Sequence[Row]) -> str:
     done = [row for row in rows if row.status == "done"]
-    made = f"Made by `python scripts/table.py {table.name}` from {table.name}.csv; do not edit."
+    made = f"Made by `python scripts/table.py {table.argument}` from {table.name}.csv; do not edit."
     if not done:
         return f"No run is done yet. {made}"
     hours = sum(row.seconds or 0 for row in done) / 3600

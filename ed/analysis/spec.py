@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 # settings that cannot change a result, so no deviations; measures change those they are
 INCIDENTAL = ("system", "logger")
 # where data lie: another place of the same set is no deviation either
@@ -85,6 +86,11 @@ class Table:
     @property
     def primary(self) -> str:
         return next(iter(self.metrics))
+
+    @property
+    def argument(self) -> str:
+        """What scripts are told to find it: its name, or its file where it lies elsewhere."""
+        return self.name if self.path.resolve().parent == EXPERIMENTS else self.path.name
 
     @property
     def points(self) -> dict[str, Cell]:

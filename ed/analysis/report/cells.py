@@ -29,7 +29,7 @@ def cell_details(table: Table, cell: Cell, rows: Sequence[Row]) -> Html:
 
 def _settings(table: Table, cell: Cell) -> Html:
     listed = [tag("li", code(override)) for override in cell.overrides]
-    command = f"python scripts/launch.py {table.name} --cells {cell.name}"
+    command = f"python scripts/launch.py {table.argument} --cells {cell.name}"
     return join(
         tag("p", "Settings on top of the defaults (", code(command), "):", class_="quiet"),
         tag("ul", *listed, class_="settings"),
