@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from ed.analysis.experiments import load_table
@@ -175,6 +176,18 @@ def test_mistakes_in_a_part_of_ones_own_end_in_one_line(
     assert printed.count("\n") == 1
 
 
+def test_a_run_whose_own_parts_are_not_found_says_where_to_put_them(tmp_path, capsys):
+    small_run(tmp_path)
+    config = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(config.replace("ed.tasks.", "my_tasks."))
+    with pytest.raises(InstantiationException) as error:
+        trained_model(tmp_path)
+    assert explain(error.value) == 1
+    printed = capsys.readouterr().err
+    assert re.search("^error: task._target_=my_tasks.*No module named 'my_tasks'", printed), printed
+    assert printed.endswith("; put the folder of its module on PYTHONPATH\n")
+
+
 def test_a_broken_file_beside_does_not_hide_what_is_wrong(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "torn.yaml").write_text("weight: [")
@@ -280,8 +293,6 @@ MISTAKES = {
 
 @pytest.mark.parametrize("override", MISTAKES)
 def test_impossible_settings_are_refused_before_anything_is_written(override, tmp_path):
-    from hydra.errors import InstantiationException
-
     from ed.engine.errors import EXPECTED
 
     with pytest.raises((*EXPECTED, InstantiationException)) as caught:

@@ -91,6 +91,14 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         return "{0} has no default: give {0}=VALUE; the file in configs/{1} says which".format(
             *needed.groups()
         )
+    lost = re.search(r"Error locating target '([^']+)'.*full_key: (\S+)", message, re.DOTALL)
+    if lost is not None:
+        root = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        return (
+            "{1}._target_={0}: not found ({2}); put the folder of its module on PYTHONPATH"
+        ).format(*lost.groups(), _one_line(root))
     stray = re.search(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", message, re.DOTALL)
     if stray is not None:
         tiny = "; debug=tiny is for tasks on pictures" if "debug=tiny" in overrides else ""
