@@ -83,6 +83,12 @@ class Row:
         return read_metrics(self.folder / "metrics.jsonl")
 
 
+def series(history: Iterable[dict], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric."""
+    rows = [row for row in history if key in row]
+    return [row["step"] for row in rows], [row[key] for row in rows]
+
+
 def columns(table: Table) -> list[str]:
     """Header of the table's CSV file."""
     values = [f"last:{metric}" for metric in table.metrics]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, series
 from ed.analysis.spec import Table
 
 MEASURES = {  # panels below that of the loss
@@ -51,12 +51,6 @@ def transition(history: Sequence[dict]) -> int | None:
     """The first step with a validation accuracy above one half; None where there is none."""
     steps, values = series(history, "eval/acc")
     return next((s for s, v in zip(steps, values, strict=True) if v > TRANSITION), None)
-
-
-def series(history: Sequence[dict], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric."""
-    rows = [row for row in history if key in row]
-    return [row["step"] for row in rows], [row[key] for row in rows]
 
 
 def _draw_run(axes, accuracy, history: Sequence[dict], *, color: str, label: str) -> None:

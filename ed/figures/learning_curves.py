@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, series
 from ed.analysis.returns import (
     METHODS,
     GameRuns,
@@ -82,11 +82,11 @@ def _curves(runs: GameRuns) -> Curves | None:
 
 def _curve(row: Row, metric: str) -> np.ndarray | None:
     """One run on the common grid: (201,); None where it logged nothing, or not how long it is."""
-    seen = [(entry["step"], entry[metric]) for entry in row.history() if metric in entry]
-    if not seen or row.total_steps is None:
+    steps, values = series(row.history(), metric)
+    if not steps or row.total_steps is None:
         return None
-    steps, values = np.array(seen, float).T
-    return np.interp(GRID, steps / row.total_steps, values, left=np.nan, right=np.nan)
+    parts = np.array(steps) / row.total_steps
+    return np.interp(GRID, parts, values, left=np.nan, right=np.nan)
 
 
 def _game(axis, curves: Sequence[Curves]) -> None:

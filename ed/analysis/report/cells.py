@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ed.analysis.collect import Row, read_sessions
+from ed.analysis.collect import Row, read_sessions, series
 from ed.analysis.report.charts import key, line_chart
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.sortable import Field, sortable
@@ -77,7 +77,7 @@ def _recorded(table: Table, rows: Sequence[Row]) -> list[Html]:
     if not recorded:
         return [tag("p", "No learning curves were kept for these runs.", class_="quiet")]
     charts = [
-        line_chart(metric, {n: _series(h, metric) for n, h in histories.items()}, log=log)
+        line_chart(metric, {n: _points(h, metric) for n, h in histories.items()}, log=log)
         for metric, log in _charted(table)
     ]
     drawn = [chart for chart in charts if chart is not None]
@@ -87,9 +87,8 @@ def _recorded(table: Table, rows: Sequence[Row]) -> list[Html]:
     return parts + [_surroundings(name, row) for name, row in recorded.items()]
 
 
-def _series(history: Sequence[dict], metric: str) -> list[tuple[float, float]]:
-    """(step, value) of one metric."""
-    return [(entry["step"], entry[metric]) for entry in history if metric in entry]
+def _points(history: Sequence[dict], metric: str) -> list[tuple[float, float]]:
+    return list(zip(*series(history, metric), strict=True))
 
 
 def _charted(table: Table) -> list[tuple[str, bool]]:
