@@ -167,11 +167,23 @@ def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
     assert "task=cifar10" in run.overrides
 
 
+def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
+    pool = {"overrides": [], "grid": {"optimizer.lr": [1, 2]}, "paper": None}
+    write_table(tmp_path, cells={"pool": pool}, tuning={})
+    cells = {"same": {"same_as": "mini/pool", "paper": None}}
+    borrower = write_table(tmp_path, "other", cells=cells, tuning={})
+    assert list(borrower.cells) == ["same-1", "same-2"]
+    runs = expand(borrower, seeds=[0])
+    assert [run.folder for run in runs] == [Path(f"runs/mini/pool-{lr}/seed0") for lr in (1, 2)]
+    assert [run.overrides[-2] for run in runs] == ["optimizer.lr=1", "optimizer.lr=2"]
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
         ({"seeds": []}, "seeds"),
         ({"seeds": [0, 0]}, "seeds"),
+        ({"seeds": [-1]}, "seeds: [-1]; whole numbers from 0 on"),
         ({"cells": {}}, "cells"),
         ({"metrics": {"eval/acc": "a"}}, "either metric"),
         ({"titel": "x"}, "unknown key 'titel'; did you mean title"),
@@ -215,6 +227,7 @@ def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
         ({"metric": None, "metrics": ["eval/acc"]}, "metrics: ['eval/acc']; a mapping is needed"),
         ({"metric": None, "metrics": {"eval/acc": 3}}, "metrics: 3; text is needed"),
         ({"digits": "two"}, "digits: two; a whole number is needed"),
+        ({"digits": True}, "digits: True; a whole number is needed"),
         ({"notes": "a remark"}, "notes: a remark; a list is needed"),
         ({"notes": [3]}, "notes: 3; text is needed"),
         ({"comparable": "no"}, "comparable: no; true or false is needed"),
@@ -231,6 +244,10 @@ def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
         (
             {"cells": {"a": {"overrides": [], "grid": {"task.data": ["/x/y"]}, "paper": None}}},
             "cell a: grid: task.data=/x/y: letters, digits",
+        ),
+        (
+            {"cells": {"a": {"overrides": [], "grid": {"task.epochs": []}, "paper": None}}},
+            "cell a: grid: key: [value, ...] is needed",
         ),
     ],
 )
@@ -480,6 +497,12 @@ def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
     assert r"& 2 & no std: -6 \% \\" in latex  # a bare % would swallow the end of the line
 
 
+def test_numbers_have_the_decimals_that_their_file_asks_for(tmp_path):
+    table = write_table(tmp_path, digits=1)
+    text = to_markdown(table, full_rows(table))
+    assert "| baseline | 80.0 ± 1.0 | 79.8 ± 0.4 (2) | -0.2 |" in text
+
+
 def test_several_metrics_begin_with_a_table_of_cells_by_metrics(tmp_path):
     cells = {
         "plain": {
@@ -487,6 +510,7 @@ def test_several_metrics_begin_with_a_table_of_cells_by_metrics(tmp_path):
             "paper": {"eval/acc": {"mean": 80.0}, "eval/ood": {"mean": None}},
         },
         "ed": {"overrides": ["regularizer=ed"], "paper": None},
+        "sam": {"overrides": ["regularizer=sam"], "paper": {"mean": 70.0}},  # of the first metric
     }
     metrics = {"eval/acc": "accuracy", "eval/ood": "shifted"}
     how = {"metric": None, "tuning": None, "cells": cells}
@@ -498,6 +522,7 @@ def test_several_metrics_begin_with_a_table_of_cells_by_metrics(tmp_path):
     grid, line_by_line = to_markdown(table, rows).split("## Number by number")
     assert "| ours [paper] | accuracy | shifted |" in grid
     assert "| plain | 79.50 ± 0.71 [80.00] | 8.50 ± 0.00 |\n| ed | - | - |" in grid
+    assert table.cells["sam"].paper == {"eval/acc": Paper(70.0)}
     assert "| plain, accuracy | 80.00 | 79.50 ± 0.71 (2) |" in line_by_line
     assert "Number by number" not in to_markdown(table, [])  # nothing to look at yet
 
