@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from ed.core.bases import legendre
 from ed.core.estimator import PROTOCOL, _LargestOutput, estimate_each
 from ed.core.field import Field
 from ed.core.fit import fit
+from ed.core.modes import evaluating
 from ed.core.pca import principal_scores
 from ed.core.penalty import Paths
 from ed.core.representation import anchor, distinct_pairs, sample_pairs
@@ -116,10 +118,11 @@ def test_context_is_the_union_inside_a_path_and_each_ends_own_there():
     assert merged.tolist() == [[1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 0, 1], [1, 1, 0, 0]]
 
 
-def test_a_context_needs_a_row_for_every_point():
-    field = Field(lambda p, c: p, uniform(5, 4), {"mask": torch.ones(1, 4)})
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_context_needs_a_row_for_every_point(rows):
+    field = Field(lambda p, c: p, uniform(5, 4), {"mask": torch.ones(rows, 4)})
     for use in (lambda: ed.estimate(field, pairs=2), lambda: ed.penalty(field)):
-        with pytest.raises(ValueError, match="context 'mask' has 1 rows for 5 points"):
+        with pytest.raises(ValueError, match=f"context 'mask' has {rows} rows for 5 points"):
             use()
 
 
@@ -142,6 +145,7 @@ def test_joined_field_equals_both_parts():
     at_batch, on_paths = field.with_paths(paths)
     torch.testing.assert_close(at_batch, field())
     torch.testing.assert_close(on_paths, paths())
+    torch.testing.assert_close(field.part(slice(1, 2))(), field()[1:2])
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
@@ -342,6 +346,14 @@ def test_penalty_keeps_the_statistics_of_batch_norm():
         assert torch.equal(value, state[name]), name
     assert model[1].track_running_stats
     assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_a_field_is_seen_as_its_settings_say():
+    """Named, `aside` and `module` go before what the network itself would suggest."""
+    model, x = small_network().train(), torch.randn(12, 6)
+    field = Field.of(model, x, aside=partial(evaluating, model))
+    assert torch.equal(field.apart(), small_network().eval()(x))
+    assert Field.of(model[0], x, module=model).module is model
 
 
 def test_logits_are_found_in_what_a_model_returns():
