@@ -167,15 +167,40 @@ def test_failures_keep_their_last_line_and_run_again_only_when_asked(tmp_path, c
     assert not (tmp_path / "six/ed/seed0/FAILED").exists()
 
 
-@pytest.mark.parametrize("code", ["raise SystemExit(75)", "import os; os.kill(os.getpid(), 9)"])
-def test_interrupted_runs_are_not_failures(tmp_path, capsys, monkeypatch, code):
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("raise SystemExit(75)", "pending"),
+        ("import os; os.kill(os.getpid(), 9)", "pending"),
+        (
+            "import sys; open(sys.argv[1] + '/metrics.jsonl', 'w').write('{\"step\": 3}\\n')\n"
+            "raise SystemExit(75)",
+            "partial",
+        ),
+    ],
+)
+def test_interrupted_runs_are_not_failures(tmp_path, capsys, monkeypatch, code, status):
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in(code))
     for _ in range(2):  # and are started again by the same command
         assert launch.main(arguments) == 75
         output = capsys.readouterr().out
         assert "start   six/ed/seed0" in output
-        assert "1 runs: 1 pending" in output
+        assert ("3 of ? steps" in output) == (status == "partial")
+        assert f"1 runs: 1 {status}" in output
+
+
+def test_a_run_is_claimed_until_it_has_ended(tmp_path, monkeypatch):
+    """From the start, before it has a lock of its own, and by itself: launchers may be killed."""
+    monkeypatch.setattr(launch, "command", stand_in("import time; time.sleep(60)"))
+    (run, *_) = expand(load_table(write_table(tmp_path)), root=tmp_path)
+    run.folder.mkdir(parents=True)
+    process = launch.start(run, None)
+    assert launch.is_busy(run)
+    assert launch.start(run, None) is None
+    process.kill()
+    process.wait()
+    assert not launch.is_busy(run)
 
 
 def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch):
@@ -183,7 +208,8 @@ def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch)
         "import signal, sys, time, pathlib\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
         "pathlib.Path(sys.argv[1], 'ready').touch()\n"
-        "time.sleep(60)"
+        "try: time.sleep(60)\n"
+        "finally: pathlib.Path(sys.argv[1], 'saved').touch()"
     )
     monkeypatch.setattr(launch, "command", stand_in(code))
     ready = tmp_path / "six/ed/seed0/ready"
@@ -196,6 +222,7 @@ def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch)
     assert launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"]) == 75
     output = capsys.readouterr().out
     assert "stopped six/ed/seed0" in output
+    assert ready.with_name("saved").exists()
     assert output.count("start") == 1
     assert "6 runs: 6 pending" in output
 
@@ -418,7 +445,7 @@ def test_mistakes_get_one_line_and_leave_nothing(
     assert not root.exists()
 
 
-def test_print_shows_commands_and_runs_nothing(tmp_path, capsys):
+def test_print_shows_commands_and_runs_nothing(tmp_path, capsys, monkeypatch):
     assert (
         launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", str(tmp_path)]) == 0
     )
@@ -431,7 +458,8 @@ def test_print_shows_commands_and_runs_nothing(tmp_path, capsys):
     done = tmp_path / "table1/sam_rho-0.01/seed0"
     done.mkdir(parents=True)
     (done / "DONE").touch()
-    launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", str(tmp_path)])
+    monkeypatch.chdir(tmp_path.parent)  # runs start in another folder than the launcher's
+    launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", tmp_path.name])
     assert capsys.readouterr().out.splitlines() == lines[1:]
 
 
@@ -553,6 +581,7 @@ def test_several_gpus_are_a_process_each(tmp_path, capsys, monkeypatch, gres):
     assert launch.main([*arguments, *asked]) == 0
     (folder,) = (tmp_path / "runs/.slurm").iterdir()
     lines = (folder / "array.sh").read_text().splitlines()
+    assert "#SBATCH --array=0-5%8" in lines  # unless --jobs says otherwise
     wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", f"#SBATCH --gres={gres}"]
     assert {*wanted, "#SBATCH --cpus-per-task=16"} <= set(lines)
     with pytest.raises(SystemExit):
