@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from ed.analysis.render import (
     to_latex,
     to_markdown,
 )
-from ed.analysis.spec import Paper, SpecError, Table, expand
+from ed.analysis.spec import EXPERIMENTS, Paper, SpecError, Table, expand
 from ed.analysis.stats import Ours, summarise, tolerance, verdict
 from ed.engine.metrics import check_finite
 from scripts.table import main
@@ -118,8 +119,8 @@ def test_expansion_lists_every_cell_seed_and_grid_point(table):
 
 def test_choosing_cells_and_seeds_keeps_folders_but_settings_move_them(table):
     whole = {run.folder: run for run in expand(table)}
-    chosen = expand(table, cells=["sam", "ed"], seeds=[1])
-    assert [run.cell for run in chosen] == ["rho-0.1", "rho-0.5", "ed"]
+    chosen = expand(table, cells=["baseline", "sam", "ed"], seeds=[1])
+    assert [run.cell for run in chosen] == ["baseline", "rho-0.1", "rho-0.5", "ed"]
     assert all(whole[run.folder] == run for run in chosen)
     one, other = (expand(table, sets=[f"task.epochs={n}"]) for n in (1, 2))
     folders = {run.folder for run in [*one, *other, *whole.values()]}
@@ -127,6 +128,8 @@ def test_choosing_cells_and_seeds_keeps_folders_but_settings_move_them(table):
     assert one[0].deviations == ("task.epochs=1",)
     assert dict(o.split("=") for o in one[0].overrides)["task.epochs"] == "1"  # it comes last
     assert one[0].folder.parts[1].startswith("mini@")
+    alike = {expand(table, sets=[f"{part}.width=1"])[0].folder for part in ("task", "model")}
+    assert len(alike) == 2
     several = ["task.epochs=1", "optimizer.lr=1"]
     assert expand(table, sets=several)[0].folder == expand(table, sets=several[::-1])[0].folder
     assert expand(table, cells=["ed", "ed"], seeds=[1, 1]) == expand(table, cells=["ed"], seeds=[1])
@@ -259,7 +262,8 @@ def test_errors_in_experiment_files_name_the_place(tmp_path, changes, complaint)
 
 def test_a_file_elsewhere_is_told_to_scripts_as_a_file(table):
     assert "Made by `python scripts/table.py mini.yaml` from mini.csv" in to_markdown(table, [])
-    assert "Made by `python scripts/table.py pnn` from" in to_markdown(load_table("pnn"), [])
+    for name in ("pnn", os.path.relpath(EXPERIMENTS / "pnn.yaml")):
+        assert "Made by `python scripts/table.py pnn` from" in to_markdown(load_table(name), [])
 
 
 def test_nothing_on_a_grid_is_null_as_hydra_writes_it(tmp_path):

@@ -331,6 +331,7 @@ def test_a_strip_needs_two_numbers_to_compare():
     ("name", "content", "message"),
     [
         ("runs/small/plain/seed0/meta.json", "{", "meta.json is not JSON"),
+        ("runs/small/plain/seed0/meta.json", "[]", "meta.json does not hold a dict"),
         ("runs/small/plain/seed0/metrics.jsonl", "hello\n", "line 1 is not JSON"),
         ("runs/small/plain/seed0/config.yaml", "model: {width: 9}\nseed: 0", "another run"),
         ("explorer.json", "{", "explorer.json is not JSON"),
