@@ -176,6 +176,20 @@ def test_mistakes_in_a_part_of_ones_own_end_in_one_line(
     assert printed.count("\n") == 1
 
 
+def test_a_part_of_ones_own_that_is_there_and_fails_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "own.yaml").write_text("_target_: failing.Shrink")
+    (tmp_path / "failing.py").write_text("from math import nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        check_kinds(compose_config(["regularizer=own"], folders=[tmp_path]))
+
+
+def test_settings_of_measures_are_of_their_kinds():
+    with pytest.raises(ValueError, match=r"measures\.ed\.pairs=many: must be a whole number"):
+        check_kinds(compose_config(["measures=[ed]", "measures.ed.pairs=many"]))
+
+
 def test_a_run_whose_own_parts_are_not_found_says_where_to_put_them(tmp_path, capsys):
     small_run(tmp_path)
     config = (tmp_path / "config.yaml").read_text()
@@ -222,6 +236,7 @@ class Count(Measure):
 MISTAKES = {
     "+sed=3": r"\+sed: no such key",
     "seed=first": "seed=first: must be a whole number",
+    "seed=1.5": "seed=1.5: must be a whole number",
     "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
     "optimizer.clip=off": "optimizer.clip=off: must be a number or null",
     "regularizer.weight=abc": "regularizer.weight=abc: must be a number",
