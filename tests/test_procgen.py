@@ -198,15 +198,15 @@ def test_envpool_without_qt_is_known_before_a_game_is_made(monkeypatch):
 @needs_envpool
 def test_training_levels_are_the_ones_asked_for_and_test_levels_go_beyond():
     seen = {}
-    for side, levels in make_task(levels=5).levels.items():
+    for side, levels in make_task(levels=5, start_level=7).levels.items():
         env = make_games("starpilot", mode="hard", count=16, levels=levels, seed=1, threads=1)
         found = set(env.reset().levels.tolist())
         rng = np.random.default_rng(0)
         for _ in range(300):
             found |= set(env.step(rng.integers(0, ACTIONS, 16)).levels.tolist())
         seen[side] = found
-    assert seen["train"] == set(range(5))
-    assert min(seen["test"]) >= 5
+    assert seen["train"] == set(range(7, 12))
+    assert min(seen["test"]) >= 12
     assert max(seen["test"]) > LEVELS / 2  # seeds from the whole range
 
 
