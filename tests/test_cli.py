@@ -263,6 +263,7 @@ MISTAKES = {
     "accumulate=2.0": "accumulate=2.0: must divide task.batch_size=200",
     "system.compile=flase": "system.compile=flase: use auto, true or false",
     "system.capture=true": "system.capture=true: cpu has no CUDA graphs; leave it at auto",
+    "system.log_every=0": "system.log_every=0: must be a whole number of steps, from 1",
     "system.log_every=2.5": "system.log_every=2.5: must be a whole number of steps",
     "system.log_every=often": "system.log_every=often: must be a whole number",
     "system.runs=null": "system.runs=null: must be text",
