@@ -433,11 +433,12 @@ def test_tasks_without_examples_are_refused_before_training():
 
 
 def test_more_paths_than_pairs_are_refused_before_training():
-    task = instantiate(compose_config(["task=grokking", "task.modulus=7"]).task)
+    cfg = compose_config(["task=grokking", "task.modulus=7"])
+    task = instantiate(cfg.task)
     assert task.num_examples == 13
-    EffectiveDegree(pairs=13 * 12 // 2).check(task)
+    check(cfg, task, Regularizer(), [EffectiveDegree(pairs=13 * 12 // 2)])
     with pytest.raises(ValueError, match="pairs=79: 13 training examples form only 78 pairs"):
-        EffectiveDegree(pairs=79).check(task)
+        check(cfg, task, Regularizer(), [EffectiveDegree(pairs=79)])
 
 
 def test_values_have_no_softmax():
