@@ -74,6 +74,7 @@ class FakeProcgen:
     def observe(self):
         rgb = np.zeros((self.count, 64, 64, 3), np.uint8)
         rgb[..., 1] = self.time % 256
+        rgb[:, 0, :, 2] = 9  # the uppermost row is blue
         return self.acted.astype(np.float32), {"rgb": rgb}, self.time % self.lengths() == 0
 
     def lengths(self):

@@ -114,6 +114,7 @@ def test_the_original_engine_behind_the_same_interface(monkeypatch):
     assert steps[-1].frames.shape == (2, 3, 64, 64)
     assert steps[-1].frames[:, 1].min() == 6  # green: channels come first
     assert steps[-1].frames[:, 0].max() == 0
+    assert (steps[-1].frames[:, 2, :2] == [[9], [0]]).all()  # rows before columns
 
 
 def test_lanes_share_the_cores_of_the_process(monkeypatch):
