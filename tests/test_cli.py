@@ -176,6 +176,16 @@ def test_mistakes_in_a_part_of_ones_own_end_in_one_line(
     assert printed.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [("lambda", "weight"), ("r", "resolution"), ("K", "degree"), ("m", "components")],
+)
+def test_the_papers_symbols_are_known(symbol, name):
+    error = ValueError(f"Could not override 'regularizer.{symbol}'")
+    told = f"the paper's {symbol} is regularizer.{name}"
+    assert told in composition(error, ["regularizer=ed", f"regularizer.{symbol}=3"])
+
+
 def test_a_part_of_ones_own_that_is_there_and_fails_is_not_called_missing(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "own.yaml").write_text("_target_: failing.Shrink")

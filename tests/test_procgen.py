@@ -197,6 +197,17 @@ def test_envpool_without_qt_is_known_before_a_game_is_made(monkeypatch):
 
 
 @needs_envpool
+def test_another_seed_draws_other_levels():
+    drawn = [
+        make_games("jumper", mode="hard", count=16, levels=range(500), seed=seed, threads=1)
+        .reset()
+        .levels.tolist()
+        for seed in (0, 1, 1)
+    ]
+    assert drawn[0] != drawn[1] == drawn[2]
+
+
+@needs_envpool
 def test_training_levels_are_the_ones_asked_for_and_test_levels_go_beyond():
     seen = {}
     for side, levels in make_task(levels=5, start_level=7).levels.items():
