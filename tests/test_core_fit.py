@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ed.core.bases import BASES, chebyshev, legendre
@@ -175,13 +175,14 @@ def test_degrees_in_their_limiting_cases():
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.1, 10))
-@settings(max_examples=50, deadline=None)
+@example([0.0, 0.0, 0.0, 1.35], 1.0)  # 3 x 1.35 / 1.35 rounds to the number after 3
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_ed_is_homogeneous_and_its_normal_form_invariant(coefficients, scale):
     c = torch.tensor(coefficients, dtype=torch.float64)
     torch.testing.assert_close(effective_degree(scale * c), scale * effective_degree(c))
     if c.abs().sum() > 1e-3:
         torch.testing.assert_close(normalised_degree(scale * c), normalised_degree(c))
-        assert 0 <= normalised_degree(c) <= len(c) - 1
+        assert 0 <= normalised_degree(c) <= (len(c) - 1) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
