@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -231,15 +231,15 @@ def test_a_locked_folder_is_refused(tmp_path):
             small_run(tmp_path / "run")
 
 
-def test_a_folder_that_someone_looks_into_for_a_moment_is_opened(tmp_path):
+def test_a_folder_that_someone_looks_into_for_a_moment_is_opened(tmp_path, monkeypatch):
     """As `launch.py --status` does, which tries the lock to see who is at work."""
     import fcntl
 
-    cfg = small_config(tmp_path)
     with open(tmp_path / ".lock", "w") as look:
         fcntl.flock(look, fcntl.LOCK_EX)
-        threading.Timer(0.06, lambda: fcntl.flock(look, fcntl.LOCK_UN)).start()
-        RunFolder(tmp_path, cfg).close()
+        pause = SimpleNamespace(sleep=lambda _: fcntl.flock(look, fcntl.LOCK_UN))
+        monkeypatch.setattr("ed.files.time", pause)
+        RunFolder(tmp_path, small_config(tmp_path)).close()
     assert (tmp_path / "config.yaml").exists()
 
 
