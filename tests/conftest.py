@@ -17,6 +17,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="starts a SLURM: run with make test-slurm"))
 
 
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Whatever ran before in this process: pytest-xdist deals tests out anew in every run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def full_data() -> Path:
     """The folder with the complete data sets, named by ED_DATA."""
