@@ -120,8 +120,7 @@ METHODS |= {"ed": ["regularizer=ed"]}
 def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path):
     folder, extra = tmp_path / "killed", ["task.epochs=4", *METHODS[method]]
     process = start_training(folder, *extra, "system.save_seconds=0")
-    deadline = time.monotonic() + 120
-    while len(_lines(folder / "metrics.jsonl")) < 9 and time.monotonic() < deadline:
+    while process.poll() is None and len(_lines(folder / "metrics.jsonl")) < 9:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -138,11 +137,10 @@ def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path)
 def test_term_signal_saves_and_exits_with_try_again(tmp_path):
     folder, extra = tmp_path / "stopped", ["task.epochs=200"]
     process = start_training(folder, *extra)
-    deadline = time.monotonic() + 120
-    while not _lines(folder / "metrics.jsonl") and time.monotonic() < deadline:
+    while process.poll() is None and not _lines(folder / "metrics.jsonl"):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75
+    assert process.wait() == 75
     step = load_checkpoint(folder, print)["step"]
     assert step == rows_without_time(folder)[-1]["step"]
 
