@@ -75,10 +75,10 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     rows = merge([*committed(table), *added, *collect(table, options.runs)])
     csv_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(csv_path, to_csv(table, rows))
-    write_atomic(markdown_path, to_markdown(table, rows))
+    draw(table, rows, available=options.available)
+    write_atomic(markdown_path, to_markdown(table, rows, figure=figure_beside(table)))
     done = sum(row.status == "done" for row in rows)
     print(f"{markdown_path}: {done} of {len(rows)} runs done")
-    draw(table, rows, available=options.available)
     if options.latex:
         print(to_latex(table, rows))
     return True
@@ -110,6 +110,11 @@ def draw(table: Table, rows: list[Row], *, available: bool) -> None:
             print(path)
 
 
+def figure_beside(table: Table) -> str | None:
+    path = result_path(table, "png")
+    return path.name if table.figure is not None and path.exists() else None
+
+
 def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:
     if not csv_path.exists() and not markdown_path.exists():
         return True  # nothing is claimed, so nothing is wrong
@@ -117,7 +122,9 @@ def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:
         return False
     rows = merge(read_results(csv_path, table))
     same_csv = csv_path.read_text() == to_csv(table, rows)
-    return same_csv and markdown_path.read_text() == to_markdown(table, rows)
+    return same_csv and markdown_path.read_text() == to_markdown(
+        table, rows, figure=figure_beside(table)
+    )
 
 
 if __name__ == "__main__":

@@ -780,8 +780,11 @@ def test_a_figure_is_drawn_once_runs_are_done_the_same_every_time(drawn, tmp_pat
     fabricate(runs[1], done=False)
     assert main(here) == 0
     assert not (results / "mini.png").exists()  # one finished run is too few for this figure
+    assert "(mini.png)" not in (results / "mini.md").read_text()
     fabricate(runs[1])
     assert main(here) == 0
+    assert f"\n\n![{drawn.title}](mini.png)\n\n" in (results / "mini.md").read_text()
+    assert main([*here, "--check"]) == 0
     first = [(results / f"mini.{kind}").read_bytes() for kind in ("png", "pdf")]
     assert [content[:4] for content in first] == [b"\x89PNG", b"%PDF"]
     assert not any(word in first[1] for word in (b"CreationDate", b"Producer"))

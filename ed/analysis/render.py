@@ -56,10 +56,15 @@ def to_csv(table: Table, rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def to_markdown(table: Table, rows: Sequence[Row]) -> str:
-    """The table for people: the paper's numbers beside ours, and footnotes on what deviates."""
+def to_markdown(table: Table, rows: Sequence[Row], *, figure: str | None = None) -> str:
+    """The table for people: the paper's numbers beside ours, and footnotes on what deviates.
+
+    `figure` is a picture file beside it.
+    """
     footnotes: list[str] = []
     parts = [f"# {table.title}", f"{table.place}.", *_sections(table, rows, footnotes)]
+    if figure is not None:
+        parts.append(f"![{table.title}]({figure})")
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     parts.append(_provenance(table, rows))
