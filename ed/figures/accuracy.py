@@ -5,7 +5,9 @@ fell on the way and climbed again ends with a number like any other: this shows 
 """
 
 import math
+import textwrap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -17,14 +19,22 @@ TEST, TRAIN = "eval/acc", "train/acc"
 STYLES = {TEST: {"linewidth": 1.3}, TRAIN: {"linewidth": 0.7, "linestyle": (0, (4, 2))}}
 REFERENCE = {"color": "0.72", "linewidth": 2.5, "zorder": 0}
 COLUMNS = 4
+LETTERS = 28  # of a label, above a panel
+
+
+class Curves(NamedTuple):
+    """What a run logged: for each metric the parts of training (%), and its values there."""
+
+    seed: int
+    curves: dict[str, tuple[list[float], list[float]]]
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     """None while no run has curves."""
-    cells: dict[tuple[str, str], list[Row]] = {}
+    cells: dict[tuple[str, str], list[Curves]] = {}
     for row in rows:
-        cells.setdefault(row.home, []).append(row)
-    cells = {home: own for home, own in cells.items() if any(_curve(row, TEST)[0] for row in own)}
+        cells.setdefault(row.home, []).append(_curves(row))
+    cells = {home: own for home, own in cells.items() if any(run.curves[TEST][0] for run in own)}
     if not cells:
         return None
     columns = min(COLUMNS, len(cells))
@@ -33,30 +43,33 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     labels = {cell.home: cell.label for cell in table.points.values()}
     first, *_ = cells
-    for axis, (home, own) in zip(axes.flat, cells.items(), strict=False):
-        for row in cells[first] if home != first else ():
-            axis.plot(*_curve(row, TEST), **REFERENCE)
-        for row in own:
+    for place, (axis, (home, own)) in enumerate(zip(axes.flat, cells.items(), strict=False)):
+        for run in cells[first] if home != first else ():
+            axis.plot(*run.curves[TEST], **REFERENCE)
+        for run in own:
             for metric, style in STYLES.items():
-                axis.plot(*_curve(row, metric), color=f"C{row.seed}", **style)
-        axis.set_title(labels[home])
+                axis.plot(*run.curves[metric], color=f"C{run.seed}", **style)
+        axis.set_title(textwrap.fill(labels[home], LETTERS))
+        if place + columns >= len(cells):  # nothing below it
+            axis.set_xlabel("% of training")
+            axis.tick_params(labelbottom=True)
     for axis in axes.flat[len(cells) :]:
         axis.set_axis_off()
     axes[0, 0].set(xlim=(0, 100), ylim=(0, 100))
-    for axis in axes[-1]:
-        axis.set_xlabel("% of training")
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy (%)")
-    seeds = sorted({row.seed for own in cells.values() for row in own})
+    seeds = sorted({run.seed for own in cells.values() for run in own})
     handles = _legend(seeds, labels[first] if len(cells) > 1 else None)
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns)
     return figure
 
 
-def _curve(row: Row, metric: str) -> tuple[list[float], list[float]]:
-    steps, values = series(row.history(), metric)
-    total = row.total_steps or max(steps, default=1)
-    return [100 * step / total for step in steps], values
+def _curves(row: Row) -> Curves:
+    history = row.history()
+    curves = {metric: series(history, metric) for metric in STYLES}
+    total = row.total_steps or max((max(steps) for steps, _ in curves.values() if steps), default=1)
+    parts = {m: ([100 * step / total for step in steps], v) for m, (steps, v) in curves.items()}
+    return Curves(row.seed, parts)
 
 
 def _legend(seeds: Sequence[int], reference: str | None) -> list[Line2D]:
