@@ -76,7 +76,7 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     csv_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(csv_path, to_csv(table, rows))
     draw(table, rows, available=options.available)
-    write_atomic(markdown_path, to_markdown(table, rows, figure=figure_beside(table)))
+    write_atomic(markdown_path, to_markdown(table, rows, figures=figures_beside(table, rows)))
     done = sum(row.status == "done" for row in rows)
     print(f"{markdown_path}: {done} of {len(rows)} runs done")
     if options.latex:
@@ -110,9 +110,11 @@ def draw(table: Table, rows: list[Row], *, available: bool) -> None:
             print(path)
 
 
-def figure_beside(table: Table) -> str | None:
-    path = result_path(table, "png")
-    return path.name if table.figure is not None and path.exists() else None
+def figures_beside(table: Table, rows: list[Row]) -> list[str]:
+    """Its picture and those of its reductions, where they have been drawn."""
+    stems = (reduced_name(table.name, d.split()) for d in sorted({row.deviations for row in rows}))
+    names = [f"{stem}.png" for stem in stems] if table.figure is not None else []
+    return [name for name in names if result_path(table, "png").with_name(name).exists()]
 
 
 def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:
@@ -123,7 +125,7 @@ def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:
     rows = merge(read_results(csv_path, table))
     same_csv = csv_path.read_text() == to_csv(table, rows)
     return same_csv and markdown_path.read_text() == to_markdown(
-        table, rows, figure=figure_beside(table)
+        table, rows, figures=figures_beside(table, rows)
     )
 
 

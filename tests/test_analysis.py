@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -845,13 +846,23 @@ def test_runs_under_way_are_drawn_when_asked_where_none_is_done(drawn, tmp_path)
 
 
 def test_reduced_runs_are_drawn_apart(drawn, tmp_path):
-    for run in expand(drawn, sets=["task.epochs=2"], cells=["ed"], root=tmp_path / "runs"):
+    sets = ["optimizer.clip=1.5", "task.epochs=2"]
+    for run in expand(drawn, sets=sets, cells=["ed"], root=tmp_path / "runs"):
         fabricate(run)
-    (run.folder.parents[1] / "deviations.json").write_text('["task.epochs=2"]')
-    assert main([str(drawn.path), "--runs", str(tmp_path / "runs")]) == 0
+    (run.folder.parents[1] / "deviations.json").write_text(json.dumps(sets))
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
+    assert main(here) == 0
     (picture,) = (tmp_path / "results").glob("*.png")
     assert picture.stem == run.folder.parents[1].name
-    assert picture.stem.startswith("mini@epochs2")
+    assert picture.stem.startswith("mini@clip1.5-epochs2-")
+    markdown = tmp_path / "results" / "mini.md"
+    assert re.findall(r"!\[.*\]\((.*)\)", markdown.read_text()) == [picture.name]
+    assert main([*here, "--check"]) == 0
+    for run in expand(drawn, cells=["ed"], root=tmp_path / "runs"):
+        fabricate(run)
+    assert main(here) == 0
+    shown = re.findall(r"!\[.*\]\((.*)\)", markdown.read_text())
+    assert shown == ["mini.png", picture.name]
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such.module:draw", "little_figure:paint"])

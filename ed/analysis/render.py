@@ -56,15 +56,14 @@ def to_csv(table: Table, rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def to_markdown(table: Table, rows: Sequence[Row], *, figure: str | None = None) -> str:
+def to_markdown(table: Table, rows: Sequence[Row], *, figures: Sequence[str] = ()) -> str:
     """The table for people: the paper's numbers beside ours, and footnotes on what deviates.
 
-    `figure` is a picture file beside it.
+    `figures` are picture files beside it.
     """
     footnotes: list[str] = []
     parts = [f"# {table.title}", f"{table.place}.", *_sections(table, rows, footnotes)]
-    if figure is not None:
-        parts.append(f"![{table.title}]({figure})")
+    parts += [f"![{table.title}]({figure})" for figure in figures]
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     parts.append(_provenance(table, rows))

@@ -215,7 +215,8 @@ def parse_value(text: str):
 
 def _tag(deviations: Sequence[str]) -> str:
     """Readable, short, and different for different deviations."""
-    words = [re.sub(r"[^A-Za-z0-9.+-]", "", d.split(".")[-1].replace("=", "")) for d in deviations]
+    short = [re.sub(r"^[^=]*\.(?=[^.=]*=)", "", d) for d in deviations]  # clip=1.0
+    words = [re.sub(r"[^A-Za-z0-9.+-]", "", text) for text in short]
     digest = hashlib.sha256("\n".join(deviations).encode()).hexdigest()[:6]
     return f"{'-'.join(words)[:30].strip('-.')}-{digest}"
 
