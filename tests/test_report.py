@@ -26,6 +26,7 @@ from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, tag
 from ed.analysis.report.page import build_page
 from ed.analysis.report.tables import comparison, header_comment, print_width
+from ed.analysis.spec import reduced_name
 from ed.analysis.stats import Ours
 from tests.browser import browser, missing
 
@@ -297,6 +298,17 @@ def test_pictures_go_to_the_experiment_they_are_named_after(folder):
     assert "other" in page.texts["figures"]
     sources = [value.split(",")[0] for _, value in page.values("src")]
     assert sources == ["data:image/png;base64", "data:image/svg+xml;base64"]
+
+
+def test_what_has_a_title_already_is_not_named_again(folder):
+    """A table's own picture stands under its title, a reduction's in the fold of that name."""
+    for stem in ("small", reduced_name("small", ["task.epochs=1"])):
+        (folder / "results" / f"{stem}.png").write_bytes(b"\x89PNG")
+    text = build_page(folder)
+    assert text.count("data:image/png;base64") == 2
+    assert text.count("figcaption>small") == 0
+    _, fold = text.split("<summary>Reduced: ")
+    assert fold.split("</details>")[0].count("data:image/png;base64") == 1
 
 
 def png(width: int, resolution: bytes) -> bytes:

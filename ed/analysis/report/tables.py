@@ -30,7 +30,7 @@ from ed.analysis.report.markdown import inline
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.pools import pool as pool_table
 from ed.analysis.report.sortable import Field, sortable
-from ed.analysis.spec import Cell, Paper, Table, expand
+from ed.analysis.spec import Cell, Paper, Table, expand, reduced_name
 from ed.analysis.stats import Ours, difference
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
@@ -80,14 +80,15 @@ def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[P
             main = join(grid, tag("details", title, main))
     else:
         main = pool_table(table, [row for row in rows if not row.deviations])
-    folds = [*_tuning(table, rows, footnotes), *_reduced(table, rows, cells, footnotes)]
+    drawn = {path.stem: path for path in pictures}
+    folds = [*_tuning(table, rows, footnotes), *_reduced(table, rows, cells, footnotes, drawn)]
     parts = [
         tag("h3", table.title),
         tag("p", inline(f"{table.place}."), class_="place"),
         main,
         _aggregate(table, rows, ""),
         _footnotes(table, footnotes),
-        *(figure(path) for path in pictures),
+        *(figure(drawn[s], named=s != table.name) for s in drawn if "@" not in s),
         _notes(table),
         _pending(experiment),
         *folds,
@@ -213,16 +214,24 @@ def _tuning(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[Htm
 
 
 def _reduced(
-    table: Table, rows: Sequence[Row], cells: Sequence[tuple[Cell, str]], footnotes: list[str]
+    table: Table,
+    rows: Sequence[Row],
+    cells: Sequence[tuple[Cell, str]],
+    footnotes: list[str],
+    drawn: dict[str, Path],
 ) -> list[Html]:
-    """Runs with other settings than the file's, one fold per set of them."""
+    """Runs with other settings than the file's, one fold per set of them; `drawn` has the
+    pictures by name."""
     points = [(p, p.metrics[0]) for grid in table.tuning.values() for p in grid.points]
     folds = []
     for deviations in sorted({row.deviations for row in rows} - {""}):
         lines = table_lines(table, rows, deviations) + grid_lines(table, rows, deviations)
         pairs = [p for p in zip([*cells, *points], lines, strict=True) if p[1].begun]
         shown = comparison(table, [p[0] for p in pairs], [p[1] for p in pairs], footnotes)
-        shown = join(shown, _aggregate(table, rows, deviations))
+        picture = drawn.get(reduced_name(table.name, deviations.split()))
+        shown = join(
+            shown, _aggregate(table, rows, deviations), picture and figure(picture, named=False)
+        )
         folds.append(tag("details", tag("summary", "Reduced: ", code(deviations)), shown))
     return folds
 
@@ -284,12 +293,13 @@ def owner(path: Path, names: Sequence[str]) -> str | None:
     return max((name for name in names if path.stem.startswith(name)), key=len, default=None)
 
 
-def figure(path: Path) -> Html:
-    """A picture inside the page. SVG goes in as a picture, too: there it can run no script."""
+def figure(path: Path, *, named: bool = True) -> Html:
+    """A picture inside the page, with its name where nothing above it says what it is. SVG goes in
+    as a picture, too: there it can run no script."""
     content = base64.b64encode(path.read_bytes()).decode()
     source = f"data:{KINDS[path.suffix.lower()]};base64,{content}"
     title = path.stem.replace("_", " ")
-    caption = tag("figcaption", title)
+    caption = tag("figcaption", title) if named else None
     picture = tag("img", src=source, alt=title, width=print_width(path.read_bytes()))
     return tag("figure", tag("div", picture, class_="card"), caption, class_="picture")
 
