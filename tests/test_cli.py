@@ -117,6 +117,12 @@ def test_a_swept_choice_without_the_key_is_named(choices, value, monkeypatch):
     assert "'regularizer.anchored=choice(false)'" in composition(error, inherited)
 
 
+def test_a_setting_of_a_measure_is_found_below_its_name():
+    error = Exception("Could not override 'measures.pairs'")
+    found = composition(error, ["measures=[ed]", "measures.pairs=50"])
+    assert "did you mean measures.ed.pairs" in found
+
+
 def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
     """Hydra's --config-dir brings further choices, whose keys are known to the messages as well."""
     for group, name, leaf in (

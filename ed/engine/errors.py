@@ -131,7 +131,8 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     valid = _valid_keys(overrides)
     if group == "measures" and rest and rest[0] in leaves and f"measures.{rest[0]}" not in valid:
         return f"{key}: {rest[0]} is not among the measures; add measures=[{rest[0]}]"
-    owners = sorted(c for c, keys in leaves.items() if len(rest) == 1 and rest[0] in keys)
+    plain = len(rest) == 1 and group != "measures"  # whose keys stand below their names
+    owners = sorted(c for c, keys in leaves.items() if plain and rest[0] in keys)
     swept = next((w for w in overrides if re.match(rf"{group}=[^\[]*,", w)), None)
     if owners and swept:
         return _key_of_a_sweep(key, swept, overrides)
