@@ -77,44 +77,37 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
     message = str(error)
     if "Could not load 'hydra/launcher/submitit_slurm'" in message:
         return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install '.[slurm]'"
-    choice = re.search(r"Could not (?:find|load) '(\w+)/([^']+)'", message)
-    if choice is not None:
-        return _unknown_choice(*choice.groups(), overrides)
-    lacking = re.search(r"Interpolation key '(task\.\w+)' not found\s+full_key: (\S+)", message)
-    if lacking is not None:
+    if found := re.search(r"Could not (?:find|load) '(\w+)/([^']+)'", message):
+        return _unknown_choice(found[1], found[2], overrides)
+    if found := re.search(r"Interpolation key '(task\.\w+)' not found\s+full_key: (\S+)", message):
         return (
-            "{1} is taken from {0}, which this task does not have; the README names the model of "
-            "each task, e.g. task=procgen model=impala".format(*lacking.groups())
+            f"{found[2]} is taken from {found[1]}, which this task does not have; the README names "
+            "the model of each task, e.g. task=procgen model=impala"
         )
-    needed = re.search(r"Missing mandatory value: ((\w+)\.\S+)", message)
-    if needed is not None:
-        return "{0} has no default: give {0}=VALUE; the file in configs/{1} says which".format(
-            *needed.groups()
-        )
-    lost = re.search(r"Error locating target '([^']+)'.*full_key: (\S+)", message, re.DOTALL)
-    if lost is not None:
+    if found := re.search(r"Missing mandatory value: ((\w+)\.\S+)", message):
+        key, group = found.groups()
+        return f"{key} has no default: give {key}=VALUE; the file in configs/{group} says which"
+    if found := re.search(r"(?s)Error locating target '([^']+)'.*full_key: (\S+)", message):
         root = error
         while root.__cause__ is not None:
             root = root.__cause__
         return (
-            "{1}._target_={0}: not found ({2}); put the folder of its module on PYTHONPATH"
-        ).format(*lost.groups(), _one_line(root))
-    stray = re.search(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", message, re.DOTALL)
-    if stray is not None:
+            f"{found[2]}._target_={found[1]}: not found ({_one_line(root)}); put the folder of its "
+            "module on PYTHONPATH"
+        )
+    if found := re.search(r"(?s)unexpected keyword argument '(\w+)'.*full_key: (\S+)", message):
         tiny = "; debug=tiny is for tasks on pictures" if "debug=tiny" in overrides else ""
-        return "{1}.{0}: there is no such setting here, leave it out".format(*stray.groups()) + tiny
-    absent = re.search(r"missing \d+ required .*?'(\w+)'.*full_key: (\S+)", message, re.DOTALL)
-    if absent is not None:
-        name, key = absent.groups()
+        return f"{found[2]}.{found[1]}: there is no such setting here, leave it out{tiny}"
+    if found := re.search(r"(?s)missing \d+ required .*?'(\w+)'.*full_key: (\S+)", message):
+        name, key = found.groups()
         return (
             f"{key}.{name} is needed and not among the settings: a part of your own needs a line "
             "for it in its file, a run older than it one in its config.yaml, with a value as in "
             f"configs/{key.split('.')[0]}"
         )
-    wrong = re.search(r"Could not override '([^']+)'", message)
-    if wrong is None:
-        return _one_line(error)
-    return _unknown_key(wrong.group(1), overrides)
+    if found := re.search(r"Could not override '([^']+)'", message):
+        return _unknown_key(found[1], overrides)
+    return _one_line(error)
 
 
 def _unknown_choice(group: str, choice: str, overrides: Sequence[str]) -> str:
