@@ -1,4 +1,3 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
 """Frames per second of PPO on Procgen: python scripts/benchmark_procgen.py [--games NAME ...]
 
 In one run, in training frames per second, for each game of the paper: the engine alone on random
@@ -19,8 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout finds ed
 
 import numpy as np
 import torch

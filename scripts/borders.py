@@ -1,4 +1,3 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
 """Does a network lean on the black borders of crops? python scripts/borders.py RUN [RUN ...]
 
 Training crops (task.augment=true) have borders that are exactly black, blends of two seldom. A
@@ -13,8 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout finds ed
 
 import torch
 from torch import Tensor, nn

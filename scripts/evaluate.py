@@ -1,4 +1,3 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
 """Evaluate a model without training it: python scripts/evaluate.py [group=choice] [key=value ...]
 
 Takes the settings of train.py and prints what its evaluations would: for CLIP the zero-shot
@@ -10,8 +9,7 @@ accuracies, or with model.weights=FILE those of a fine-tuned model.
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout finds ed
 
 from ed.engine.errors import explain
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
 """Watch an agent: python scripts/play.py RUN [--levels START:COUNT] [--mode easy] [--episodes 100]
 
 Plays a trained agent of task=procgen on any range of levels (unless told otherwise on its test
@@ -15,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout finds ed
 
 import numpy as np
 import torch

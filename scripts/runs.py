@@ -11,7 +11,7 @@ import csv
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout finds ed
 
 from ed.analysis.sweeps import aligned, read_runs, run_rows, summary_rows
 
