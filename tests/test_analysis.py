@@ -195,7 +195,7 @@ def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
         ({"cells": {"a": {"overrides": []}}}, "cell a: the key 'paper' is missing"),
         ({"cells": {"a b": {"overrides": [], "paper": None}}}, "letters, digits"),
         ({"cells": {"a": {"overrides": ["x"], "paper": None}}}, "key=value is needed, not 'x'"),
-        ({"cells": {"a": {"best_of": "b", "paper": None}}, "tuning": {}}, "best_of: b"),
+        ({"cells": {"a": {"best_of": "b", "paper": None}}, "tuning": {}}, "; there are none there"),
         ({"cells": {"a": {"same_as": "no/a", "paper": None}}}, "same_as: no/a"),
         ({"cells": {"a": {"overrides": [], "paper": {"eval/x": {"mean": 1}}}}}, "paper: eval/x"),
         (

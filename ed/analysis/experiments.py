@@ -311,9 +311,10 @@ class _Reader:
         if table.paper_seeds is None and any(std is not None for std in stds):
             self.fail("paper_seeds: needed, as the paper prints standard deviations")
         names = [*table.cells, *(p.name for g in table.tuning.values() for p in g.points)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice or set(table.cells) & set(table.tuning):
-            self.fail(f"{(twice or sorted(set(table.cells) & set(table.tuning)))[0]} stands twice")
+        twice = {name for name in names if names.count(name) > 1}
+        twice |= table.cells.keys() & table.tuning.keys()
+        if twice:
+            self.fail(f"{min(twice)} stands twice")
         by_overrides: dict[tuple, str] = {}
         for cell in table.points.values():
             same = by_overrides.setdefault(cell.overrides, cell.name)

@@ -252,4 +252,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     if near:
         return f"did you mean {', '.join(near)}?"
-    return f"known are {', '.join(known)}" if known else "there are none in that folder"
+    return f"known are {', '.join(known)}" if known else "there are none there"
