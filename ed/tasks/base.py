@@ -17,7 +17,7 @@ class Task:
     """Interface and defaults. Lengths come in the task's own unit and leave as optimizer steps."""
 
     batch_size: int
-    total_steps: int  # optimizer steps; an upper bound for RL
+    total_steps: int  # optimizer steps
     warmup_steps: int = 0
     eval_steps: int  # evaluate every so many steps
     metric: str  # the key of `evaluate` that tables report, e.g. eval/acc
@@ -81,7 +81,7 @@ class Task:
         return True
 
     def state_dict(self) -> dict:
-        """Only what `batches(start)` cannot recompute (environment state, reward statistics)."""
+        """Only what `batches(start)` cannot recompute, e.g. reward statistics."""
         return {}
 
     def load_state_dict(self, state: dict) -> None:

@@ -23,8 +23,7 @@ class Shift:
 
     Attributes:
         title: its name in tables.
-        folders: where the class folders may lie in a collection, as unpacked; "." is the folder
-            itself.
+        folders: where the class folders may lie in a collection, as unpacked.
         labels: class folder -> label in this set.
         groups: for each label the ImageNet indices that count as it; None: label = index.
         pictures: how many there are.
