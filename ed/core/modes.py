@@ -9,11 +9,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> contextlib.AbstractContextManager:
     """Eval mode for every submodule, restored one by one: a model may mix both modes."""
-    with _attribute(list(model.modules()), "training", False):
-        yield
+    return _attribute(list(model.modules()), "training", False)
 
 
 @contextlib.contextmanager

@@ -66,9 +66,7 @@ def own_stream(name: str) -> str:
 
 def total(value: Tensor) -> Tensor:
     """The sum over all processes."""
-    if world_size() == 1:
-        return value
-    return _add_up(value.clone())
+    return value if world_size() == 1 else _add_up(value.clone())
 
 
 def all_rows(rows: Tensor, count: int) -> Tensor:

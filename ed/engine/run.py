@@ -59,11 +59,8 @@ class RunFolder:
 
     def __init__(self, path: Path, cfg: DictConfig, *, writes: bool = True):
         self.path, self.cfg, self.writes = path, cfg, writes
-        if writes:
-            self._open()
-
-    def _open(self) -> None:
-        path = self.path
+        if not writes:
+            return
         path.mkdir(parents=True, exist_ok=True)
         self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
         if not lock(self._lock):

@@ -9,7 +9,7 @@ from ed.analysis.collect import Row
 from ed.analysis.correlation import Correlation, correlations, line_and_band
 from ed.analysis.spec import Table
 
-COLOURED_BY = {"optimizer.lr": "learning rate"}  # settings that group points, in this order
+COLOURED_BY = "optimizer.lr"  # the setting that groups points
 COLOURS = ("#1b6ca8", "#e08e1b", "#3a9d5d", "#8c5ab0", "#7a7a7a")
 LINE = "#c0392b"
 
@@ -47,15 +47,11 @@ def _panel(axis, table: Table, found: Correlation) -> None:
 
 def _groups(table: Table, cells: Sequence[str]) -> list[tuple[str | None, list[int]]]:
     """(legend, places of its points) for each value of the setting that groups them."""
-    for key, name in COLOURED_BY.items():
-        values = [_setting(table.cells[cell].overrides, key) for cell in cells]
-        if None not in values and 1 < len(set(values)) <= len(COLOURS):
-            return [
-                (f"{name} {value}", [i for i, own in enumerate(values) if own == value])
-                for value in dict.fromkeys(values)
-            ]
-    return [(None, list(range(len(cells))))]
-
-
-def _setting(overrides: Sequence[str], key: str) -> str | None:
-    return dict(text.split("=", 1) for text in overrides).get(key)
+    settings = [dict(s.split("=", 1) for s in table.cells[cell].overrides) for cell in cells]
+    values = [own.get(COLOURED_BY) for own in settings]
+    if None in values or not 1 < len(set(values)) <= len(COLOURS):
+        return [(None, list(range(len(cells))))]
+    return [
+        (f"learning rate {value}", [i for i, own in enumerate(values) if own == value])
+        for value in dict.fromkeys(values)
+    ]

@@ -383,9 +383,8 @@ class RewardNormaliser:
         squares = (variance * weight + apart.square().sum(1).cumsum(0)) / counts
         variances = squares - shifts.square()
         last = {"mean": mean + shifts[-1], "variance": variances[-1], "weight": counts[-1]}
-        self.state |= {
-            name: value.clone() for name, value in last.items()
-        }  # no views: they are saved
+        # no views: they are saved
+        self.state |= {name: value.clone() for name, value in last.items()}
         return variances
 
     def state_dict(self) -> dict:
