@@ -131,6 +131,11 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     task, model = trained_model(options.run, str(device))
     if not task.num_examples:
         raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
+    if measure.outputs == "softmax" and not task.has_logits:
+        raise ValueError(
+            f"--run {options.run}: {type(task).__name__} learns values, not logits; add "
+            "--raw-outputs, or --normalised"
+        )
     if options.weights:
         read_into(model, options.weights)
     with torch.no_grad():

@@ -97,6 +97,17 @@ def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
         measure.main(["--run", str(tmp_path), *QUICK])
 
 
+def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
+    """As train.py has it: a softmax of what a regression says would be a number without meaning."""
+    base = ["task=pnn", "task.steps=2", "task.warmup_steps=0", "task.examples=20", "model=pnn"]
+    small_run(tmp_path / "run", "model.width=4", "system.device=cpu", base=base)
+    words = ["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")]
+    with pytest.raises(ValueError, match=r"PolynomialMaps learns values, not logits; add --raw-ou"):
+        measure.main(words)
+    measure.main([*words, "--raw-outputs"])
+    assert printed(capsys)[0] > 0
+
+
 def test_what_is_asked_for_is_what_is_estimated(pictures, monkeypatch):
     asked = []
 
