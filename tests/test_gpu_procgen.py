@@ -113,7 +113,7 @@ def test_advantages_and_minibatches_never_wait_for_the_device(bandit):
     overrides = [o for o in SMALL if not o.startswith("system.device")]
     task = instantiate(compose_config([*overrides, "task.frames=640"]).task)
     task.prepare(CUDA, seed=0)
-    player = task.make_players(0, Policy(impala(), device=CUDA, bf16=True))["train"]
+    player = task.make_player("train", 0, Policy(impala(), device=CUDA, bf16=True))
     play(player)
     task._advantages(player.memory, task.normaliser)
     torch.cuda.set_sync_debug_mode("error")

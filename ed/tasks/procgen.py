@@ -146,11 +146,8 @@ class ProcgenPPO(Task):
         seed = stream_seed(self.seed, f"environment {side}", rollout)
         return [self.make_games(side, count, seed + lane) for lane, count in enumerate(counts)]
 
-    def make_players(self, rollout: int, policy: Policy) -> dict[str, Player]:
-        return {
-            side: Player(self.make_lanes(side, rollout), policy, steps=steps)
-            for side, steps in self.sides().items()
-        }
+    def make_player(self, side: str, rollout: int, policy: Policy) -> Player:
+        return Player(self.make_lanes(side, rollout), policy, steps=self.sides()[side])
 
     def make_policy(self, model: nn.Module) -> Policy:
         bf16 = self.precision == "bf16" and self.device.type == "cuda"
@@ -163,7 +160,7 @@ class ProcgenPPO(Task):
     def _batches(self, model: nn.Module, start: int) -> Iterator[Batch]:
         first = start // self.steps_per_rollout
         policy = self.make_policy(model)
-        players = self.make_players(first, policy)
+        players = {side: self.make_player(side, first, policy) for side in self.sides()}
         self.played = self.noted = first * self.envs * self.rollout
         self.clock = time.monotonic()  # building all this is no playing
         for rollout in range(first, self.rollouts):
@@ -208,7 +205,7 @@ class ProcgenPPO(Task):
             )
         policy = self.make_policy(self.model)
         policy.refresh()
-        player = self.make_players(self.rollouts, policy)["train"]
+        player = self.make_player("train", self.rollouts, policy)
         reseed(self.generator, self.seed, "actions", self.rollouts)
         player.draw(self.generator)
         play(player)
