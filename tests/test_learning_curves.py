@@ -166,6 +166,16 @@ def test_the_table_has_the_interquartile_mean_of_all_games():
     assert one.low is None
 
 
+@pytest.mark.parametrize("key", ["task.game", "regularizer", "task.frames"])
+def test_a_cell_that_does_not_name_its_game_method_or_length_is_told(key):
+    table, runs = load_table("procgen_short"), short_runs(lambda cell, seed: 1.0)
+    name, cell = next(iter(table.cells.items()))
+    kept = tuple(text for text in cell.overrides if not text.startswith(f"{key}="))
+    table = replace(table, cells=table.cells | {name: replace(cell, overrides=kept)})
+    with pytest.raises(ValueError, match=rf"{table.path}: cell {name}: {key} is not among its ov"):
+        aggregates(table, runs)
+
+
 def test_the_aggregate_is_written_below_the_table_it_belongs_to():
     table = load_table("procgen_short")
     rows = [

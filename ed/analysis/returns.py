@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ed.analysis.collect import Row
-from ed.analysis.spec import Table
+from ed.analysis.spec import SpecError, Table
 
 METHODS = {"none": "PPO", "ed": "PPO + ED"}  # by the choice of regularizer
 GAME = "task.game"
@@ -107,9 +107,15 @@ def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
         if own:
             texts = (*cell.overrides, *own[0].deviations.split())
             settings = {"task.mode": "hard"} | dict(text.split("=", 1) for text in texts)
-            keys = (GAME, "regularizer", "task.mode")
-            frames = float(settings["task.frames"])
-            found.append(GameRuns(*(settings[key] for key in keys), frames, own))
+            keys = (GAME, "regularizer", "task.mode", "task.frames")
+            missing = [key for key in keys if key not in settings]
+            if missing:
+                raise SpecError(
+                    f"{table.path}: cell {cell.name}: {missing[0]} is not among its overrides; "
+                    "games and methods are told apart by them, so name it, also as it is by default"
+                )
+            game, method, mode, frames = (settings[key] for key in keys)
+            found.append(GameRuns(game, method, mode, float(frames), own))
     return found
 
 
