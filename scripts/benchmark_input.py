@@ -25,6 +25,7 @@ from ed.engine.compose import compose_config
 from ed.engine.errors import or_explain
 from ed.engine.main import build_model, choose_device, make_step
 from ed.files import write_atomic
+from ed.tasks.imagenet_data import ImageNetTask
 
 WARM_UP = 10  # steps: compilation, capture, first batches
 
@@ -43,6 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
     unset = [default for group, default in defaults.items() if group not in given]
     cfg = compose_config([*unset, *options.overrides])
     task, device = instantiate(cfg.task), choose_device(cfg.system.device)
+    if not isinstance(task, ImageNetTask):
+        raise ValueError(f"{type(task).__name__} reads no files while it trains; use task=imagenet")
     task.workers = cfg.system.workers
     task.prepare(device, cfg.seed)
     lines = [f"# {machine()}", "# " + " ".join(options.overrides)]

@@ -3,6 +3,8 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 from ed.tasks.imagenet_data import shifts
 from tests.imagenet import fill
 
@@ -51,3 +53,5 @@ def test_the_input_benchmark_runs(capsys, monkeypatch):
     words += ["model.width=16", "model.heads=2", "model.depth=1", "system.device=cpu"]
     script("benchmark_input")["main"](["--seconds", "0.1", *words, "system.workers=1"])
     assert capsys.readouterr().out.count("pictures/s") == 6
+    with pytest.raises(ValueError, match="Cifar10 reads no files while it trains; use task=image"):
+        script("benchmark_input")["main"](["task=cifar10_mini", "model=vit_micro"])
