@@ -73,8 +73,8 @@ def describe(label: str, result: dict) -> dict:
     return {
         "label": label,
         "accuracy": round(last["eval/acc"], 2),
-        "degree": round(float(estimate.mean), 4),
-        "standard_error": round(float(estimate.standard_error), 4),
+        "degree": round(estimate.mean, 4),
+        "standard_error": round(estimate.standard_error, 4),
     }
 
 

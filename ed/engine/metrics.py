@@ -42,10 +42,10 @@ class Metrics:
             self.tracker.log(values, step=step)
         shown = brief(values)
         training = all(name.startswith(("train/", "time/")) for name in values)
+        level = logging.INFO
         if self.bar is not None and training:
             self.bar.set_postfix_str(shown)
-        # beside a bar the terminal shows evaluations alone; the log file has every line
-        level = logging.DEBUG if self.bar is not None and training else logging.INFO
+            level = logging.DEBUG  # the terminal has it on its bar; the log file has every line
         logger.log(level, "step %d/%d  %s  eta %s", step, self.total, shown, self.eta(step))
 
     def advance(self, step: int) -> None:

@@ -20,6 +20,7 @@ MOST_FRAMES = 300  # of the GIF, about; longer episodes leave frames out
 FRAME_MS = 70  # games run at 15 frames a second
 PAPER, INK, FAINT = (250, 250, 248), (28, 32, 38), (128, 134, 142)
 CELL, FULL, CHOSEN = (233, 235, 236), (31, 94, 148), (214, 118, 30)
+_font = ImageFont.load_default  # at a size
 
 
 @dataclass
@@ -130,7 +131,3 @@ def _picture(frame: np.ndarray, scale: int) -> Image.Image:
     """Pixels stay pixels: the network sees no more than these."""
     picture = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
     return picture.resize((64 * scale, 64 * scale), Image.Resampling.NEAREST)
-
-
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)

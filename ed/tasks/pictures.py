@@ -118,8 +118,7 @@ def _decode(table, image: str, size: tuple[int, int], what: str) -> tuple[np.nda
 
 
 def _cache_folder() -> Path:
-    root = os.environ.get("ED_CACHE") or Path.home() / ".cache" / "ed"
-    return Path(root)
+    return Path(os.environ.get("ED_CACHE") or Path.home() / ".cache" / "ed")
 
 
 def _read_cache(path: Path):
