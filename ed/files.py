@@ -25,6 +25,12 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def sweep(path: Path) -> None:
+    """Removes what killed writers of a file left beside it; a live one's `write_atomic` fails."""
+    for temporary in path.parent.glob(f"{path.name}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value) -> None:
     write_atomic(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 

@@ -1,6 +1,7 @@
 """Data: the embedded pictures, foreign folders, augmentation."""
 
 import io
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from hydra.utils import instantiate
 from PIL import Image
 
 from ed.engine.compose import compose_config
+from ed.files import sweep
 from ed.tasks.base import shuffled_batches
 from ed.tasks.cifar10 import Cifar10
 from ed.tasks.images import crop_and_flip
@@ -74,7 +76,22 @@ def test_a_damaged_cache_is_made_again(tmp_path):
     first = load_pictures("embedded", "test", **SIZE)
     for path in (tmp_path / "cache").iterdir():
         path.write_bytes(path.read_bytes()[:1000])
+        path.with_name(f"{path.name}.1.tmp").touch()  # of a process that was killed
     assert torch.equal(load_pictures("embedded", "test", **SIZE).pixels, first.pixels)
+    assert list((tmp_path / "cache").iterdir()) == [path]
+
+
+def test_who_is_overtaken_while_writing_the_cache_has_its_pictures(tmp_path, monkeypatch):
+    """Another process that has just written the same ones sweeps beside them."""
+    replace = os.replace
+
+    def overtaken(temporary, path):
+        sweep(path)
+        replace(temporary, path)
+
+    monkeypatch.setattr("ed.files.os.replace", overtaken)
+    assert len(load_pictures("embedded", "test", **SIZE)) == 500
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_folder_with_the_hubs_columns_is_read(tmp_path):

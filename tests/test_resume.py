@@ -241,6 +241,32 @@ def test_a_folder_that_someone_looks_into_for_a_moment_is_opened(tmp_path, monke
     assert (tmp_path / "config.yaml").exists()
 
 
+KILLED_WRITER = """
+import os, pathlib, sys
+from ed import files
+os.replace = lambda *_: os.kill(os.getpid(), 9)
+files.write_atomic(pathlib.Path(sys.argv[1]), "half")
+"""
+
+
+def test_what_killed_writers_left_goes_once_the_folder_is_ours_and_no_others(tmp_path):
+    import fcntl
+
+    ours = ["config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id"]
+    for name in (*ours, "FAILED", "slurm.json"):
+        subprocess.run([sys.executable, "-c", KILLED_WRITER, tmp_path / name], cwd=ROOT)
+    before = sorted(tmp_path.glob("*.tmp"))
+    assert len(before) == 7
+    with open(tmp_path / ".lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RunError):
+            RunFolder(tmp_path, small_config(tmp_path))
+        assert sorted(tmp_path.glob("*.tmp")) == before  # it may be writing them
+    RunFolder(tmp_path, small_config(tmp_path)).close()
+    left = {path.name.split(".")[0] for path in tmp_path.glob("*.tmp")}
+    assert left == {"FAILED", "slurm"}  # the launcher's, which holds no lock
+
+
 def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):
     with pytest.raises(FloatingPointError, match=r"train/loss = nan between steps 1 and \d+"):
         small_run(tmp_path / "run", "optimizer.lr=1e30", "task.epochs=3", "system.log_every=5")

@@ -20,11 +20,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ed.files import lock, write_atomic, write_json
+from ed.files import lock, sweep, write_atomic, write_json
 
 # config groups that cannot change a result; measures only read a model, so a run is the same run
 # with others, or with none
 INCIDENTAL = ("system", "logger", "measures")
+# files that only the holder of the lock writes; FAILED and slurm.json are the launcher's
+OWN = ("config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id")
 MOST_NAMED = 20  # changed files in a run's record
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
 PACKAGES += ("envpool",)  # its releases draw games differently
@@ -65,6 +67,8 @@ class RunFolder:
         self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
         if not lock(self._lock):
             raise RunError(f"another process is training in {path}: wait for it, or stop it")
+        for name in OWN:
+            sweep(path / name)
         self._keep_config()
 
     def close(self) -> None:
