@@ -403,8 +403,33 @@ def test_a_folder_with_another_run_is_refused(table, tmp_path):
         collect_run(run, table)
     config["task"]["epochs"] = 20
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(CollectError, match=r"task\.epochs=20, but the table says 300"):
+    with pytest.raises(CollectError, match=r"task\.epochs=20, but the table says 300") as error:
         collect_run(run, table)
+    assert str(error.value).endswith(f"; move {run.folder} away and launch again")
+    del config["task"]
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(CollectError, match=r"has no task\.epochs, but the table says 300.*; move "):
+        collect_run(run, table)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("config.yaml", "seed: [", "is not YAML (while parsing"),
+        ("DONE", "", "is not JSON ("),
+        ("DONE", "[]", "does not hold a dict"),
+        ("DONE", '{"last": {}, "best": {}}', "is not the summary of a run ('steps' is missing)"),
+        ("meta.json", "[]", "does not hold a dict"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_in_one_line(table, tmp_path, name, text, complaint):
+    run = expand(table, root=tmp_path)[0]
+    fabricate(run)
+    (run.folder / name).write_text(text)
+    with pytest.raises(CollectError) as error:
+        collect_run(run, table)
+    assert str(error.value).startswith(f"{run.folder / name} {complaint}")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -691,7 +716,11 @@ def test_lines_of_another_file_are_added(table, tmp_path):
         (lambda text: text.replace(",79.0,", ",high,"), "line 2: could not convert"),
         (lambda text: text.replace(",79.0,", ",nan,"), "line 2: nan is not a finite number"),
         (lambda text: text.replace("done", "great"), "line 2: status 'great'"),
-        (lambda text: "a" + text, "line 1: not the header"),
+        (lambda text: "a" + text, "line 1: not the header of table mini (atable, table); needed"),
+        (
+            lambda text: text.replace("table,cell", "cell,table", 1),
+            "line 1: not the header of table mini (cell, table, seed",
+        ),
         (lambda text: text + text.splitlines()[1].replace("79.0", "12.0") + "\n", "two runs"),
     ],
 )

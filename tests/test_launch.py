@@ -295,17 +295,34 @@ def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(tmp_path, capsy
 
 def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
-    arguments = ["--runs", str(tmp_path / "runs"), "--cells", "ed", "--seeds", "0"]
+    arguments = ["--runs", str(tmp_path / "runs")]
     launch.main([write_table(tmp_path), *arguments])
-    frozen = tmp_path / "runs/six/ed/seed0/config.yaml"
+    runs = tmp_path / "runs/six"
+    frozen = runs / "ed/seed0/config.yaml"
     assert yaml.safe_load(frozen.read_text())["regularizer"]["weight"] == 7
     before = frozen.read_bytes()
     cells = {"ed": {"overrides": ["regularizer=ed", "regularizer.degree=2"], "paper": None}}
-    assert launch.main([write_table(tmp_path, cells=cells), *arguments]) == 1
-    assert "regularizer.degree=3, but the table says 2" in capsys.readouterr().err
+    edited = write_table(tmp_path, cells=cells)
+    # what is to be moved away: all that was launched, but nothing that has begun
+    for begun, moved in (
+        ("a note", f"{runs}, where no run has begun,"),
+        ("none/seed0/meta.json", f"{runs}/ed, where no run has begun,"),
+        ("ed/seed1/meta.json", f"{runs}/ed/seed0"),
+        ("ed/seed1/metrics.jsonl", f"{runs}/ed/seed0"),
+        ("ed/seed1/DONE", f"{runs}/ed/seed0"),
+    ):
+        (runs / begun).touch()
+        assert launch.main([edited, *arguments]) == 1
+        assert capsys.readouterr().err == (
+            f"error: {frozen} has regularizer.degree=3, but the table says 2: it is another run; "
+            f"move {moved} away and launch again\n"
+        )
+        (runs / begun).unlink()
     cells = {"ed": {"overrides": ["regularizer=none"], "paper": None}}
-    assert launch.main([write_table(tmp_path, cells=cells), *arguments]) == 1
-    assert "holds a run with another config" in capsys.readouterr().err
+    assert launch.main([write_table(tmp_path, cells=cells), *arguments, "--seeds", "0"]) == 1
+    refused = capsys.readouterr().err
+    assert "holds a run with another config" in refused
+    assert refused.endswith(", or move that folder away\n")  # the table decides system.run_dir
     assert frozen.read_bytes() == before
 
 

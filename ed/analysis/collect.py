@@ -22,6 +22,7 @@ from ed.files import read_rows
 STATUSES = ("done", "partial", "failed", "pending")
 COLUMNS = ("table", "cell", "seed", "deviations", "status", "steps", "total_steps")
 DIVERGED = "diverged: "  # how the engine's error of a run that left the numbers begins
+TRACES = ("meta.json", "metrics.jsonl", "DONE")  # of a run that has begun
 PROVENANCE = ("seconds", "device", "torch", "commit", "dirty", "error")
 
 
@@ -74,7 +75,7 @@ class Row:
     @property
     def diverged(self) -> bool:
         """An outcome, unlike an accident: it would end so again."""
-        return self.status == "failed" and DIVERGED in self.error
+        return DIVERGED in self.error
 
     def history(self) -> list[dict]:
         """Every row of metrics the run wrote, each with its `step`; NoHistory without a folder."""
@@ -247,12 +248,23 @@ def _check_config(run: Run) -> None:
         try:
             stored = nested(config, key)
         except (KeyError, TypeError):
-            raise CollectError(f"{path} has no {key}, which the table sets to {text}") from None
-        if stored != parse_value(text):
-            raise CollectError(
-                f"{path} has {key}={stored}, but the table says {text}: it is another run; move "
-                "its folder away and launch again"
-            )
+            found = f"no {key}"
+        else:
+            if stored == parse_value(text):
+                continue
+            found = f"{key}={stored}"
+        raise CollectError(
+            f"{path} has {found}, but the table says {text}: it is another run; move "
+            f"{_in_the_way(run)} away and launch again"
+        )
+
+
+def _in_the_way(run: Run) -> str:
+    """The run's folder; that of its cell or table where all in it were launched and none begun."""
+    for folder in (run.folder.parents[1], run.folder.parent):
+        if not any(any(folder.glob(f"**/{name}")) for name in TRACES):
+            return f"{folder}, where no run has begun,"
+    return str(run.folder)
 
 
 def read_json(path: Path, kind: type = dict):

@@ -86,7 +86,7 @@ class RunFolder:
         if differences:
             raise RunError(
                 f"{self.path} holds a run with another config: {'; '.join(differences)}. "
-                "Give the stored values, or another folder with system.run_dir"
+                "Give the stored values or another system.run_dir, or move that folder away"
             )
 
     @property
