@@ -11,6 +11,7 @@ are not done yet and the same command goes on.
 import argparse
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -266,7 +267,7 @@ def visible_gpus() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    return [str(i) for i, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
+    return re.findall(r"^GPU (\d+):", listed.stdout, re.MULTILINE)  # their parts follow each
 
 
 def mps_runs() -> bool:

@@ -157,16 +157,32 @@ def finishing(run) -> list[str]:
 
 def test_failures_keep_their_last_line_and_run_again_only_when_asked(tmp_path, capsys, monkeypatch):
     arguments = one_run(tmp_path)
-    monkeypatch.setattr(launch, "command", stand_in("import sys; sys.exit('error: too bad')"))
+    code = "import os, sys; sys.exit('error: too bad in ' + os.getcwd())"
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    monkeypatch.chdir(tmp_path)  # where train.py is not
     assert launch.main(arguments) == 1
-    assert "seed 0  failed   exit 1: error: too bad" in capsys.readouterr().out
+    assert f"seed 0  failed   exit 1: error: too bad in {ROOT}" in capsys.readouterr().out
     monkeypatch.setattr(launch, "command", finishing)
     assert launch.main(arguments) == 1
     output = capsys.readouterr().out
     assert "start" not in output
     assert "--rerun-failed runs them again" in output
     assert launch.main([*arguments, "--rerun-failed"]) == 0
+    assert "ed  seed 0  done     1\n" in capsys.readouterr().out  # its accuracy
     assert not (tmp_path / "six/ed/seed0/FAILED").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import os; os._exit(3)", "exit 3: no output"),
+        ("import os; os.write(1, b'\\xff bad\\n \\n'); os._exit(1)", "exit 1: \ufffd bad"),
+    ],
+)
+def test_failures_are_told_whatever_the_run_has_said(tmp_path, monkeypatch, code, told):
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    assert launch.main(one_run(tmp_path)) == 1
+    assert (tmp_path / "six/ed/seed0/FAILED").read_text() == f"{told}\n"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +190,8 @@ def test_failures_keep_their_last_line_and_run_again_only_when_asked(tmp_path, c
     [
         ("raise SystemExit(75)", "pending"),
         ("import os; os.kill(os.getpid(), 9)", "pending"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", "pending"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGUSR2)", "pending"),
         (
             "import sys; open(sys.argv[1] + '/metrics.jsonl', 'w').write('{\"step\": 3}\\n')\n"
             "raise SystemExit(75)",
@@ -205,7 +223,8 @@ def test_a_run_is_claimed_until_it_has_ended(tmp_path, monkeypatch):
     assert not launch.is_busy(run)
 
 
-def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch, asked):
     code = (
         "import signal, sys, time, pathlib\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
@@ -218,10 +237,13 @@ def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch)
 
     def stop():
         wait_for(ready.exists, "the run")
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), asked)
 
     threading.Thread(target=stop).start()
-    assert launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"]) == 75
+    code = None
+    with contextlib.suppress(KeyboardInterrupt):  # which would end all tests
+        code = launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"])
+    assert code == 75
     output = capsys.readouterr().out
     assert "stopped six/ed/seed0" in output
     assert ready.with_name("saved").exists()
@@ -291,6 +313,20 @@ def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(tmp_path, capsy
     (tmp_path / "mps/control").touch()
     launch.main(arguments)
     assert capsys.readouterr().err == ""
+
+
+def test_gpus_are_those_of_the_environment_or_all_of_the_machine(tmp_path, monkeypatch):
+    fake(tmp_path, "nvidia-smi", "printf 'GPU 0: A100\\n  MIG 1g.5gb\\nGPU 1: A100\\n'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for given, seen in (("3,5", ["3", "5"]), ("", []), (None, ["0", "1"])):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if given is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        assert launch.visible_gpus() == seen
+    fake(tmp_path, "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
+    assert launch.visible_gpus() == []
+    monkeypatch.setenv("PATH", "")
+    assert launch.visible_gpus() == []
 
 
 def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, capsys, monkeypatch):
@@ -509,6 +545,8 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(tmp_path, capsy
     assert len((folder / "jobs.txt").read_text().splitlines()) == 6
     assert launch.main(arguments) == 0  # all are queued: nothing is submitted again
     assert "nothing to submit" in capsys.readouterr().out
+    assert launch.main([*arguments[:3], "--status"]) == 75
+    assert "6 runs: 6 queued" in capsys.readouterr().out
 
     fake(binaries, "srun", 'exec "$@"')
     fake(binaries, "scontrol", f'echo "$@" > {tmp_path}/requeued')
@@ -596,16 +634,19 @@ def test_several_gpus_are_a_process_each(tmp_path, capsys, monkeypatch, gres):
         fake(tmp_path, name, f"echo {answer}")
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs")]
     asked = ["--where", "slurm", "--gpus", "4", "--nodes", "2", "--cpus", "16"]
+    asked += ["--time", "02:00:00"]
     asked += [] if gres == "gpu:4" else ["--gres", gres]
     assert launch.main([*arguments, *asked]) == 0
     (folder,) = (tmp_path / "runs/.slurm").iterdir()
     lines = (folder / "array.sh").read_text().splitlines()
     assert "#SBATCH --array=0-5%8" in lines  # unless --jobs says otherwise
     wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", f"#SBATCH --gres={gres}"]
-    assert {*wanted, "#SBATCH --cpus-per-task=16"} <= set(lines)
-    with pytest.raises(SystemExit):
-        launch.main([*arguments, "--where", "slurm", "--gpus", "0"])
-    assert "--gpus 0: at least 1" in capsys.readouterr().err
+    wanted += ["#SBATCH --cpus-per-task=16", "#SBATCH --time=02:00:00"]
+    assert set(wanted) <= set(lines)
+    for option in ("--gpus", "--jobs"):
+        with pytest.raises(SystemExit):
+            launch.main([*arguments, "--where", "slurm", option, "0"])
+        assert f"{option} 0: at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", [[], ["--where", "local"], ["--where", "print"], ["--status"]])
