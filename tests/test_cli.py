@@ -1,5 +1,6 @@
 """What a user types: help, sweeps, and mistakes that end in one line."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -12,10 +13,15 @@ from hydra.utils import instantiate
 
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
+from ed.core.processes import LostProcess
+from ed.engine.checkpoint import SaveError
 from ed.engine.compose import compose_config
-from ed.engine.errors import composition, explain
+from ed.engine.errors import EXPECTED, composition, explain
 from ed.engine.kinds import check_kinds
+from ed.engine.loop import Interrupted
 from ed.engine.main import start_tracker, trained_model
+from ed.engine.run import RunError
+from ed.envs.procgen import EngineError
 from scripts.launch import command
 from tests.small import SMALL, small_run
 
@@ -156,6 +162,7 @@ def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
     [
         ("factor: 0.5", "regularizer._target_ is missing: the file of a part says what to call"),
         ("_target_: mine.Shrnk", "regularizer._target_=mine.Shrnk: not found"),
+        ("_target_: mine.Shrink.bild", "regularizer._target_=mine.Shrink.bild: not found"),
         ("_target_: yours.Shrink", "(No module named 'yours'); mend the name, or put the folder"),
         (
             "_target_: mine.Shrink",
@@ -198,6 +205,54 @@ def test_a_part_of_ones_own_that_is_there_and_fails_is_not_called_missing(tmp_pa
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         check_kinds(compose_config(["regularizer=own"], folders=[tmp_path]))
+
+
+OWN_CONSTRUCTORS = """
+from __future__ import annotations
+
+class Base:
+    def __init__(self, weight: float, name: str): pass
+
+class Own(Base):
+    def __init__(self, name: int, **rest): pass
+
+class Typed(Base):
+    def __init__(self, part: OnlyForTypeCheckers, **rest): pass
+
+def make(weight: float): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        ("{_target_: own_kinds.Own, name: 3, weight: 1}", None),
+        ("{_target_: own_kinds.Own, name: three, weight: 1}", "name=three: must be a whole number"),
+        ("{_target_: own_kinds.Own, name: 3, weight: x}", "weight=x: must be a number"),
+        ("{_target_: own_kinds.Typed, part: 3, weight: x}", "weight=x: must be a number"),
+        ("{_target_: own_kinds.make, weight: x}", "weight=x: must be a number"),
+        ("{_target_: own_kinds.make, weight: '???'}", None),  # it has a message of its own
+    ],
+)
+def test_kinds_are_those_of_the_nearest_constructor_that_names_them(
+    leaf, message, tmp_path, monkeypatch
+):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
+    (tmp_path / "own_kinds.py").write_text(OWN_CONSTRUCTORS)
+    monkeypatch.syspath_prepend(tmp_path)
+    refused = pytest.raises(ValueError, match=f"^regularizer.{message}$")
+    with refused if message else contextlib.nullcontext():
+        check_kinds(compose_config(["regularizer=own"], folders=[tmp_path]))
+
+
+def test_every_setting_of_the_system_has_a_kind():
+    whole = compose_config([])
+    for key in set(whole.system) - {"compile", "capture", "channels_last"}:  # these may be auto
+        cfg = whole.copy()
+        cfg.system[key] = [1]
+        with pytest.raises(ValueError, match=rf"^system\.{key}=\[1\]: must be "):
+            check_kinds(cfg)
 
 
 def test_settings_of_measures_are_of_their_kinds():
@@ -252,6 +307,7 @@ MISTAKES = {
     "+sed=3": r"\+sed: no such key",
     "seed=first": "seed=first: must be a whole number",
     "seed=1.5": "seed=1.5: must be a whole number",
+    "seed=true": "seed=True: must be a whole number",
     "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
     "optimizer.clip=off": "optimizer.clip=off: must be a number or null",
     "regularizer.weight=abc": "regularizer.weight=abc: must be a number",
@@ -260,7 +316,7 @@ MISTAKES = {
     "regularizer.anchored=maybe": "regularizer.anchored=maybe: must be true or false",
     "task.epochs=ten": "task.epochs=ten: must be a whole number",
     "task.epochs=true": "task.epochs=True: must be a whole number",
-    "model.depth=deep": "model.depth=deep: must be a whole number",
+    "model.dropout=much": "model.dropout=much: must be a number",
     "system.device=gpu": "system.device=gpu: use auto, cpu or cuda",
     "task.data=/no/such/folder": "task.data=/no/such/folder: no such folder",
     "task.batch_size=0": "task.batch_size=0: must be a whole number, at least 1",
@@ -324,8 +380,6 @@ MISTAKES = {
 
 @pytest.mark.parametrize("override", MISTAKES)
 def test_impossible_settings_are_refused_before_anything_is_written(override, tmp_path):
-    from ed.engine.errors import EXPECTED
-
     with pytest.raises((*EXPECTED, InstantiationException)) as caught:
         small_run(tmp_path / "run", "regularizer=ed", override)
     cause = caught.value.__cause__ if isinstance(caught.value, InstantiationException) else None
@@ -353,6 +407,26 @@ def test_of_several_processes_the_silent_ones_end_after_the_one_that_speaks(monk
         assert errors.explain(ValueError("seed=x: no number")) == 1
     assert waits == [errors.SPEAKING_SECONDS]
     assert capsys.readouterr().err == "error: seed=x: no number\n"
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert errors.explain(Interrupted("stopped")) == 75
+    assert capsys.readouterr().err == ""
+
+
+MENDED = (ValueError, FileNotFoundError, FloatingPointError, RunError, SaveError, EngineError)
+
+
+@pytest.mark.parametrize("kind", [*MENDED, LostProcess])
+def test_what_a_user_can_mend_is_explained_in_one_line(kind, capsys):
+    assert explain(kind("too bad; do this")) == 1
+    assert capsys.readouterr().err == "error: too bad; do this\n"
+
+
+def test_a_defect_is_explained_by_its_traceback(capsys):
+    with pytest.raises(KeyError) as error:
+        {}["a key"]
+    assert explain(error.value) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_too_few_nodes_without_damping_are_refused(tmp_path):
@@ -383,8 +457,6 @@ def test_a_sweep_gives_every_run_its_own_folder(tmp_path):
 def test_wandb_offline_logs_and_a_resumed_run_stays_one(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    from ed.engine.loop import Interrupted
-
     extra = ["logger=wandb", "logger.mode=offline"]
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", *extra, "system.max_minutes=0")
