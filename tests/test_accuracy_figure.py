@@ -1,6 +1,7 @@
 """The figure of accuracies over the course of training."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,12 @@ def test_a_panel_per_cell_with_each_seed_and_the_first_cell_behind():
     (legend,) = figure.legends
     words = [text.get_text() for text in legend.get_texts()]
     assert words == ["seed 0", "seed 1", "test", "training", "Baseline, test"]
+    *seeds, solid, dashed, grey = legend.get_lines()
+    assert [line.get_color() for line in (*seeds, grey)] == ["C0", "C1", REFERENCE["color"]]
+    assert [line.get_linestyle() for line in (solid, dashed)] == ["-", "--"]
+    assert (first.get_ylabel(), second.get_ylabel()) == ("accuracy (%)", "")
+    grey, *colored = sorted(second.lines, key=lambda line: line.zorder)  # drawn in this order
+    assert grey.get_color() == REFERENCE["color"] != colored[-1].get_color()
 
 
 def test_runs_under_way_are_drawn_as_far_as_they_are():
@@ -61,9 +68,12 @@ def test_runs_under_way_are_drawn_as_far_as_they_are():
             return [] if self.seed else super().history()[:2]
 
     table = load_table("table1_100")
-    figure = draw(table, runs(("table1_100", "baseline"), kind=Begun))
+    begun = runs(("table1_100", "baseline"), kind=Begun)
+    figure = draw(table, begun)
     (axis,) = figure.axes
     assert lines(axis) == [("C0", "-", [(50, 40)]), ("C0", "--", [(50, 45)])]
+    (axis,) = draw(table, [replace(run, total_steps=None) for run in begun]).axes  # not noted
+    assert lines(axis) == [("C0", "-", [(100, 40)]), ("C0", "--", [(100, 45)])]
     (legend,) = figure.legends  # one cell has no other to be compared with
     assert "Baseline, test" not in [text.get_text() for text in legend.get_texts()]
 
@@ -71,7 +81,9 @@ def test_runs_under_way_are_drawn_as_far_as_they_are():
 def test_runs_of_another_table_have_this_ones_label():
     table = load_table("ablations_100")
     cells = [("table1_100", "baseline"), ("table1_100", "ed"), ("ablations_100", "r4_uniform")]
-    figure = draw(table, runs(*cells, seeds=[0]))
+    figure = draw(table, [*runs(*cells, seeds=[0]), *runs(cells[1], seeds=[2])])
+    (legend,) = figure.legends  # names seeds that the first cell does not have
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["seed 0", "seed 2"]
     titles = [axis.get_title() for axis in figure.axes]
     assert titles == ["Baseline", "ED, efficiency configuration", "Sampling: uniform"]
     long = draw(load_table("baseline_gap"), runs(("baseline_gap", "matrices"), seeds=[0]))

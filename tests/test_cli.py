@@ -189,13 +189,38 @@ def test_mistakes_in_a_part_of_ones_own_end_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("symbol", "name"),
-    [("lambda", "weight"), ("r", "resolution"), ("K", "degree"), ("m", "components")],
+    ("key", "overrides", "told"),
+    [
+        ("lr", [], "did you mean logger, optimizer.lr?"),
+        ("zzz", [], "see python train.py --cfg job"),
+        ("measures.edd.pairs", [], "did you mean measures?"),
+        ("measures.ed.pair", ["measures=[ed]"], "did you mean measures.ed.pairs, "),
+        ("regularizer.lambda", ["regularizer=mixup"], "did you mean regularizer.alpha, "),
+        ("regularizer.wieght", ["regularizer=ed,sam"], "did you mean regularizer.weight, "),
+    ],
 )
-def test_the_papers_symbols_are_known(symbol, name):
+def test_an_unknown_key_names_what_is_near_and_there(key, overrides, told):
+    error = ValueError(f"Could not override '{key}'")
+    found = composition(error, [*overrides, f"{key}=3"])
+    assert found.startswith(f"unknown key '{key}'; {told}")
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "symbol", "name"),
+    [
+        ("ed", "lambda", "weight"),
+        ("ed", "r", "resolution"),
+        ("ed", "K", "degree"),
+        ("ed", "m", "components"),
+        ("ed", "n_p", "pairs"),
+        ("ed", "epsilon", "damping"),
+        ("jacobian", "n_proj", "projections"),
+    ],
+)
+def test_the_papers_symbols_are_known(regularizer, symbol, name):
     error = ValueError(f"Could not override 'regularizer.{symbol}'")
     told = f"the paper's {symbol} is regularizer.{name}"
-    assert told in composition(error, ["regularizer=ed", f"regularizer.{symbol}=3"])
+    assert told in composition(error, [f"regularizer={regularizer}", f"regularizer.{symbol}=3"])
 
 
 def test_a_part_of_ones_own_that_is_there_and_fails_is_not_called_missing(tmp_path, monkeypatch):
