@@ -19,6 +19,7 @@ from ed.analysis.collect import (
     committed,
     merge,
     read_metrics,
+    read_results,
 )
 from ed.analysis.experiments import load_table
 from ed.analysis.render import (
@@ -348,6 +349,9 @@ def test_rows_tell_done_partial_failed_and_pending_runs_apart(table, tmp_path):
     (runs[0].folder / "meta.json").write_text(json.dumps({"sessions": [session]}))
     copied = collect_run(runs[0], table)
     assert (copied.dirty, copied.total_steps) == (None, 20)  # as many as its summary says
+    assert copied.torch == ""
+    (runs[0].folder / "meta.json").unlink()
+    assert collect_run(runs[0], table).dirty is None  # nobody knows
     assert (partial.status, partial.steps, partial.total_steps) == ("partial", 12, 20)
     assert partial.last == {"eval/acc": 80.0}  # a results file could not be read with a nan in it
     assert (failed.status, failed.error) == ("failed", "exit 1: error: too bad")
@@ -693,6 +697,18 @@ def test_rows_of_another_tables_file_are_shown_with_the_metrics_of_this_one(tmp_
     assert (row.last, row.best) == ({"eval/loss": 0.5}, None)
 
 
+def test_a_results_file_holds_all_that_is_known_of_a_run(table, tmp_path):
+    about = {"device": "cpu", "torch": "2.0", "commit": "abc"}
+    score = {"last": {"eval/acc": 79.5}, "best": 80.25, "seconds": 3.5}
+    rows = [
+        Row("mini", "baseline", 0, "", "done", 20, 20, **score, **about, dirty=False),
+        Row("mini", "baseline", 1, "", "failed", 5, 20, **about, dirty=True, error="exit 1: a, b"),
+        Row("mini", "ed", 0, "task.epochs=2", "partial", 5),
+    ]
+    (tmp_path / "mini.csv").write_text(to_csv(table, rows))
+    assert read_results(tmp_path / "mini.csv", table) == rows
+
+
 def test_lines_of_another_file_are_added(table, tmp_path):
     fabricate(expand(table, root=tmp_path / "far")[0], 79.0)
     main([str(table.path), "--runs", str(tmp_path / "far")])
@@ -716,6 +732,7 @@ def test_lines_of_another_file_are_added(table, tmp_path):
         (lambda text: text.replace(",79.0,", ",high,"), "line 2: could not convert"),
         (lambda text: text.replace(",79.0,", ",nan,"), "line 2: nan is not a finite number"),
         (lambda text: text.replace("done", "great"), "line 2: status 'great'"),
+        (lambda text: text.replace(",no,", ",maybe,"), "line 2: status 'done', dirty 'maybe' make"),
         (lambda text: "a" + text, "line 1: not the header of table mini (atable, table); needed"),
         (
             lambda text: text.replace("table,cell", "cell,table", 1),
