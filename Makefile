@@ -2,14 +2,15 @@
 # make test          all checks: lint, format, tests
 # make test-slurm    the launcher and sweeps on a real SLURM, which it installs and starts; 3 minutes
 # make test-browser  the report page in a real browser, which it installs
+# make test-lowest   the tests with the oldest packages that pyproject.toml allows, in .venv-lowest
 # make benchmark     how fast this machine trains and measures
 # make report        every table, run and figure of the committed results: report/index.html
-# All set up what they need in .venv by themselves.
+# All set up what they need by themselves, in .venv unless another is named.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slurm test-browser benchmark report format clean
+.PHONY: demo test test-slurm test-browser test-lowest benchmark report format clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -27,6 +28,13 @@ test-browser: .venv/ready
 	bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest tests/test_report.py -m browser
 
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet uv
+	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python \
+		--resolution lowest-direct --editable '.[clip,glue,slurm,dev]'
+	.venv-lowest/bin/python -m pytest -n auto
+
 benchmark: .venv/ready
 	$(BIN)/python scripts/benchmark.py
 
@@ -41,4 +49,4 @@ format: .venv/ready
 	PYTHON="$(PYTHON)" bash scripts/setup.sh
 
 clean:
-	rm -rf .venv demo .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest demo .pytest_cache .ruff_cache .hypothesis

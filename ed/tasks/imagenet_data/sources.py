@@ -108,7 +108,9 @@ class Table(Source):
                 "'label', as in the hub's ILSVRC/imagenet-1k"
             )
         self.names = getattr(table.features["label"], "names", None)
-        self.labels = np.asarray(table.with_format("numpy")["label"][:], dtype=np.int64)
+        # not as numpy: with that, datasets may import what torchvision no longer has
+        labels = table.select_columns("label").with_format("arrow")[:]
+        self.labels = labels["label"].to_numpy().astype(np.int64)
         self.table = table.cast_column(self.column, Encoded(decode=False))
 
     def name(self, index: int) -> str:
