@@ -69,7 +69,8 @@ def test_help_and_config_answer_without_loading_torch(argument):
             "measures.ed.pairs=50",
             "measures.ed.pairs: ed is not among the measures; add measures=[ed]",
         ),
-        ("regularizer.weight=[", "error: no viable alternative at input '['"),
+        ("regularizer.weight=[", "error: regularizer.weight=[ cannot be read: write key=value, br"),
+        ("regularizer.weight", "error: regularizer.weight cannot be read: write key=value"),
         (
             "task=procgen",  # with the default model, a classifier
             "model.classes is taken from task.classes, which this task does not have; the README",

@@ -77,6 +77,11 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
     message = str(error)
     if "Could not load 'hydra/launcher/submitit_slurm'" in message:
         return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install '.[slurm]'"
+    if type(error).__name__ == "OverrideParseException":
+        return (
+            f"{error.override} cannot be read: write key=value, brackets and quotes in pairs, "
+            "spaces in quotes; see https://hydra.cc/docs/advanced/override_grammar/basic"
+        )
     if found := re.search(r"Could not (?:find|load) '(\w+)/([^']+)'", message):
         return _unknown_choice(found[1], found[2], overrides)
     if found := re.search(r"Interpolation key '(task\.\w+)' not found\s+full_key: (\S+)", message):
