@@ -33,6 +33,14 @@ def full_data() -> Path:
 
 
 @pytest.fixture
+def table(tmp_path):
+    """Two cells and a grid of two points, two seeds each."""
+    from tests.tables import write_table
+
+    return write_table(tmp_path)
+
+
+@pytest.fixture
 def bandit(monkeypatch):
     """Procgen played on a hand-made game: no engine is needed, so none need be installed."""
     from ed.tasks.procgen import ProcgenPPO
