@@ -55,7 +55,9 @@ class ChebyshevNodes:
 class UniformNodes:
     """alpha ~ U[0, 1], sorted; `even=True`: equally spaced, ends included, the same for all paths.
 
-    Anchored: the first node is 0 and the last is 1.
+    Anchored: the first node is 0 and the last is 1. With K = r - 1 both
+    are poor to train with: where draws nearly meet, ED answers an output hundreds of times as
+    strongly as at Chebyshev nodes, and 15 even nodes answer 44 times as strongly (4 do not).
     """
 
     even: bool = False

@@ -102,7 +102,8 @@ def penalty(
         changes: fields of the representation to change, e.g. resolution=15, components=3.
     Returns:
         The mean over paths, a scalar: 0 for constant probabilities, 1 / C for a straight line from
-        one class to another. In float32 at least, also under autocast, outside of which `backward`
+        one class to another, sqrt(1/2) / m with m components (so a strength found without PCA is
+        another one with it). In float32 at least, also under autocast, outside of which `backward`
         belongs; what a model in float16 says beyond 65,504 is infinite, and the penalty then nan.
     """
     field = as_field(model, inputs)
