@@ -16,8 +16,8 @@ LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # seconds
 def write_atomic(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb" if isinstance(content, bytes) else "w") as file:
-            file.write(content)
+        with open(temporary, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -123,8 +123,8 @@ def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:
     if not (csv_path.exists() and markdown_path.exists()):
         return False
     rows = merge(read_results(csv_path, table))
-    same_csv = csv_path.read_text() == to_csv(table, rows)
-    return same_csv and markdown_path.read_text() == to_markdown(
+    same_csv = csv_path.read_text("utf-8") == to_csv(table, rows)
+    return same_csv and markdown_path.read_text("utf-8") == to_markdown(
         table, rows, figures=figures_beside(table, rows)
     )
 

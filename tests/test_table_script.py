@@ -1,8 +1,12 @@
 """scripts/table.py: results from folders and committed files, and figures."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -289,3 +293,11 @@ def test_a_figure_that_cannot_be_found_is_one_line(drawn, tmp_path, name, capsys
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"figure: {name}" in error
+
+
+def test_files_are_utf_8_whatever_the_locale():
+    """Tables and their notes have ± in them; a locale of ASCII reads the same files."""
+    ascii_only = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "scripts/table.py", "mnist_cifar", "--check"]
+    root = Path(__file__).parents[1]
+    subprocess.run(command, cwd=root, env=os.environ | ascii_only, check=True)

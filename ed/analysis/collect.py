@@ -160,7 +160,7 @@ def read_results(path: Path, table: Table) -> list[Row]:
     """Rows of a committed CSV file; a line that is not one of ours is an error with its number."""
     if not path.exists():
         return []
-    text = path.read_text()
+    text = path.read_text("utf-8")
     reader = csv.reader(io.StringIO(text, newline=""))
     header = next(reader, [])
     if header != columns(table):
@@ -237,7 +237,7 @@ def _check_config(run: Run) -> None:
     """The folder must hold the run the table means: same seed, same values where it names any."""
     path = run.folder / "config.yaml"
     try:
-        config = yaml.safe_load(path.read_text())
+        config = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
         raise CollectError(f"{path} is not YAML ({str(error).splitlines()[0]})") from None
     for key, text in dict(o.split("=", 1) for o in run.overrides).items():
@@ -271,7 +271,7 @@ def read_json(path: Path, kind: type = dict):
     if not path.exists():
         return None
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_bytes())
     except ValueError as error:
         raise CollectError(f"{path} is not JSON ({error})") from None
     if not isinstance(value, kind):

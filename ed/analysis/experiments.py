@@ -84,7 +84,7 @@ class _Reader:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self.raw = yaml.load(path.read_text(), _UniqueKeys)  # safe: a SafeLoader
+            self.raw = yaml.load(path.read_bytes(), _UniqueKeys)  # safe: a SafeLoader
         except (yaml.YAMLError, SpecError) as error:
             self.fail(re.sub(r"\s+", " ", str(error)))
         if not isinstance(self.raw, dict):

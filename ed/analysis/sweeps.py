@@ -33,7 +33,7 @@ def read_runs(roots: Sequence[Path]) -> list[SweepRun]:
 
 def _read(path: Path) -> SweepRun:
     try:
-        config = yaml.safe_load(path.read_text())
+        config = yaml.safe_load(path.read_bytes())
         seed = config["seed"]
     except (yaml.YAMLError, KeyError, TypeError):
         raise CollectError(f"{path} is not the config of a run: mend or remove it") from None

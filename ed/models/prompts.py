@@ -33,4 +33,4 @@ def captions(prompts: str) -> list[list[str]]:
 
 
 def _read(name: str):
-    return json.loads((IMAGENET / name).read_text())
+    return json.loads((IMAGENET / name).read_bytes())

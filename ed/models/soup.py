@@ -45,7 +45,7 @@ def read_recipe(path: Path, name: str, given: str) -> dict | None:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text())[name]
+        return json.loads(path.read_bytes())[name]
     except (ValueError, KeyError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(

@@ -103,7 +103,7 @@ def _name(row: Row) -> str:
 
 def _surroundings(name: str, row: Row) -> Html:
     sessions = [_session(session) for session in read_sessions(row.folder)]
-    config = (row.folder / "config.yaml").read_text()
+    config = (row.folder / "config.yaml").read_text("utf-8")
     summary = tag("summary", f"{name}: complete settings, hardware, versions")
     return tag("details", summary, *sessions, tag("pre", config, tabindex="0"))
 

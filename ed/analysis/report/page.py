@@ -103,7 +103,7 @@ def _head() -> Html:
 
 
 def _inline(kind: str, name: str) -> Html:
-    return Html(f"<{kind}>\n{(ASSETS / name).read_text()}</{kind}>\n")
+    return Html(f"<{kind}>\n{(ASSETS / name).read_text('utf-8')}</{kind}>\n")
 
 
 def _header(experiments: Sequence[Experiment], results: Path) -> Html:
@@ -212,7 +212,7 @@ def _other_files(results: Path, names: Sequence[str]) -> list[Html]:
     return [
         tag(
             "section",
-            render_markdown(path.read_text()),
+            render_markdown(path.read_text("utf-8")),
             id=f"document-{path.stem}",
             class_="document",
         )
@@ -260,6 +260,6 @@ def _explorer(path: Path) -> Html | None:
         "fitted to them; bars, its coefficients. Drag the degree, or pick another pair. "
         "Everything is computed here, from stored outputs."
     )
-    frame = (ASSETS / "explorer.html").read_text()
+    frame = (ASSETS / "explorer.html").read_text("utf-8")
     parts = (tag("h2", "Explorer"), tag("p", intro), Html(frame), script)
     return tag("section", *parts, id="explorer")

@@ -275,8 +275,9 @@ def _pending(experiment: Experiment) -> Html:
 def header_comment(path: Path) -> list[tuple[bool, str]]:
     """The file's first comment, which says how to run it and what that costs: (is it a command,
     text) in turn. Commands begin with their program or are indented."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
-    texts = (re.sub("^# ?", "", line) for line in lines)
+    lines = path.read_text("utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    texts = (re.sub("^# ?", "", line) for line in comment)
     blocks = itertools.groupby(texts, lambda text: text.startswith(("python ", "export ", "  ")))
     return [
         (is_command, dedent("\n".join(group)) if is_command else " ".join(group).strip())

@@ -37,4 +37,4 @@ def objectnet_others() -> tuple[str, ...]:
 
 @cache
 def _read(name: str):
-    return json.loads((FOLDER / f"{name}.json").read_text())
+    return json.loads((FOLDER / f"{name}.json").read_bytes())
