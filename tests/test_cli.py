@@ -125,6 +125,17 @@ def test_a_swept_choice_without_the_key_is_named(choices, value, monkeypatch):
     assert "'regularizer.anchored=choice(false)'" in composition(error, inherited)
 
 
+def test_an_unknown_key_names_choices_that_inherit_it(tmp_path, monkeypatch):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "mine.yaml").write_text("defaults: [ed_performance, _self_]\n")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
+    error = Exception("Could not override 'regularizer.components'")
+    assert composition(error, ["regularizer=none", "regularizer.components=3"]) == (
+        "unknown key 'regularizer.components' here; it belongs to regularizer=ed, ed_performance, "
+        "mine"
+    )
+
+
 def test_a_setting_of_a_measure_is_found_below_its_name():
     error = Exception("Could not override 'measures.pairs'")
     found = composition(error, ["measures=[ed]", "measures.pairs=50"])

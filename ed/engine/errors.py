@@ -5,7 +5,6 @@ again); anything unforeseen is a defect of ours and keeps its traceback.
 """
 
 import argparse
-import contextlib
 import difflib
 import os
 import re
@@ -116,7 +115,7 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
 
 
 def _unknown_choice(group: str, choice: str, overrides: Sequence[str]) -> str:
-    choices = sorted(_leaves(group, overrides))
+    choices = _choices(group, overrides)
     near = difflib.get_close_matches(choice, choices, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{group}={choice}: no such choice; {hint}There are {', '.join(choices)}"
@@ -125,20 +124,20 @@ def _unknown_choice(group: str, choice: str, overrides: Sequence[str]) -> str:
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     group, *rest = key.split(".")
     overrides = [re.sub(r"^(\w+)=choice\((.*)\)$", r"\1=\2", word) for word in overrides]
-    leaves = _leaves(group, overrides)
+    choices = _choices(group, overrides)
     valid = _valid_keys(overrides)
-    if group == "measures" and rest and rest[0] in leaves and f"measures.{rest[0]}" not in valid:
+    if group == "measures" and rest and rest[0] in choices and f"measures.{rest[0]}" not in valid:
         return f"{key}: {rest[0]} is not among the measures; add measures=[{rest[0]}]"
-    plain = len(rest) == 1 and group != "measures"  # whose keys stand below their names
-    owners = sorted(c for c, keys in leaves.items() if plain and rest[0] in keys)
-    swept = next((w for w in overrides if re.match(rf"{group}=[^\[]*,", w)), None)
-    if owners and swept:
-        return _key_of_a_sweep(key, swept, overrides)
-    if owners:
-        return f"unknown key {key!r} here; it belongs to {group}={', '.join(owners)}"
     symbol = ".".join([group, SYMBOLS[rest[0]]]) if rest and rest[0] in SYMBOLS else None
     if symbol in valid:
         return f"unknown key {key!r}; the paper's {rest[0]} is {symbol}"
+    # a measure's key names its owner
+    owners = [] if group == "measures" else [c for c in choices if _has(c, key, overrides)]
+    swept = next((w for w in overrides if re.match(rf"{group}=[^\[]*,", w)), None)
+    if owners and swept:
+        return _key_of_a_sweep(key, swept, owners, overrides)
+    if owners:
+        return f"unknown key {key!r} here; it belongs to {group}={', '.join(owners)}"
     near = difflib.get_close_matches(key, valid, n=3, cutoff=0.5)
     leaf = difflib.get_close_matches(
         key.split(".")[-1], sorted({k.split(".")[-1] for k in valid}), n=3, cutoff=0.6
@@ -148,32 +147,33 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
-def _key_of_a_sweep(key: str, swept: str, overrides: Sequence[str]) -> str:
+def _key_of_a_sweep(key: str, swept: str, owners: Sequence[str], overrides: Sequence[str]) -> str:
     """A key of some of the choices that `swept` goes over, e.g. regularizer=none,ed."""
     given = next(word for word in overrides if word.startswith(f"{key}="))
     group, choices = swept.split("=", 1)
-    others = [word for word in overrides if word != swept]
     for choice in map(str.strip, choices.split(",")):
-        if key not in _valid_keys([*others, f"{group}={choice}"]):
+        if choice not in owners:
             return f"{given}: {group}={choice} has no such setting; give it a command of its own"
     # Hydra reads what is not swept before it chooses, so on top of the group's default choice
     value = given.removeprefix(f"{key}=")
     return f"{given}: in a sweep over {group} write it as one, too: '{key}=choice({value})'"
 
 
-def _leaves(group: str, overrides: Sequence[str]) -> dict[str, list[str]]:
-    """The choices of a group, ours and the user's, with the keys of each."""
-    from omegaconf import OmegaConf
-
+def _choices(group: str, overrides: Sequence[str]) -> list[str]:
+    """Of a group: ours and the user's."""
     from ed.engine.compose import CONFIGS
 
     folders = [CONFIGS, *_config_dirs(overrides)]
-    leaves = {}
-    for path in (path for folder in folders for path in (folder / group).glob("*.yaml")):
-        leaves[path.stem] = []
-        with contextlib.suppress(YAMLError):  # of another choice: not what is being explained
-            leaves[path.stem] = list(OmegaConf.load(path))
-    return leaves
+    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+
+
+def _has(choice: str, key: str, overrides: Sequence[str]) -> bool:
+    """Whether a choice for the key's group brings the key, of its own or by inheritance."""
+    group = key.split(".")[0]
+    try:
+        return key in _valid_keys([*overrides, f"{group}={choice}"])  # the last choice counts
+    except Exception:  # a broken file, of a choice that nobody asked for
+        return False
 
 
 def _config_dirs(overrides: Sequence[str]) -> list[Path]:
