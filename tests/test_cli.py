@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra.errors import InstantiationException
+from hydra.errors import ConfigCompositionException, InstantiationException
 from hydra.utils import instantiate
 
 from ed.analysis.experiments import load_table
@@ -120,9 +120,32 @@ def test_a_swept_choice_without_the_key_is_named(choices, value, monkeypatch):
         f"regularizer.weight={value}: regularizer=none has no such setting; give it a command of "
         "its own"
     )
-    inherited = ["regularizer=ed,ed_performance", "regularizer.anchored=false"]  # from ed's file
+
+
+def test_a_swept_choice_may_inherit_the_key():
+    overrides = ["regularizer=ed,ed_performance", "regularizer.anchored=false"]  # from ed's file
     error = Exception("Could not override 'regularizer.anchored'")
-    assert "'regularizer.anchored=choice(false)'" in composition(error, inherited)
+    assert "'regularizer.anchored=choice(false)'" in composition(error, overrides)
+
+
+def test_a_swept_choice_that_is_none_is_named(monkeypatch):
+    """Hydra reads the choices of a sweep after the keys, so it complains about a key first."""
+    overrides = ["regularizer=edd,ed", "regularizer.weight=3"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
+    error = Exception("Could not override 'regularizer.weight'")
+    assert composition(error, overrides).startswith("regularizer=edd: no such choice; did you mean")
+
+
+def test_a_part_of_ones_own_that_overrides_what_is_not_there_is_named(tmp_path, monkeypatch):
+    (tmp_path / "regularizer").mkdir()
+    leaf = "defaults: [ed, override /sampeler: uniform, _self_]\n"
+    (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
+    with pytest.raises(ConfigCompositionException) as error:
+        compose_config(["regularizer=own"], folders=[tmp_path])
+    found = composition(error.value, ["regularizer=own"])
+    assert found.startswith("In 'regularizer/own': Could not override 'sampeler@")
+    assert "\n" not in found
 
 
 def test_an_unknown_key_names_choices_that_inherit_it(tmp_path, monkeypatch):

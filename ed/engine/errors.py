@@ -110,7 +110,11 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
             f"configs/{key.split('.')[0]}"
         )
     if found := re.search(r"Could not override '([^']+)'", message):
-        return _unknown_key(found[1], overrides)
+        try:
+            return _unknown_key(found[1], overrides)
+        except Exception as other:  # about a choice: those of a sweep Hydra reads after the keys
+            if str(other) != message:  # the same: a file of the user's overrides what is not there
+                return composition(other, overrides)
     return _one_line(error)
 
 
