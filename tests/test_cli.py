@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra.errors import ConfigCompositionException, InstantiationException
+from hydra.errors import (
+    ConfigCompositionException,
+    InstantiationException,
+    MissingConfigException,
+)
 from hydra.utils import instantiate
 
 from ed.analysis.experiments import load_table
@@ -134,6 +138,14 @@ def test_a_swept_choice_that_is_none_is_named(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
     error = Exception("Could not override 'regularizer.weight'")
     assert composition(error, overrides).startswith("regularizer=edd: no such choice; did you mean")
+
+
+def test_a_mistyped_launcher_is_told_by_its_group():
+    with pytest.raises(MissingConfigException) as error:
+        compose_config(["hydra/launcher=slrum"])
+    assert composition(error.value, []) == (
+        "hydra/launcher=slrum: no such choice; did you mean slurm? There are slurm"
+    )
 
 
 def test_a_part_of_ones_own_that_overrides_what_is_not_there_is_named(tmp_path, monkeypatch):

@@ -81,7 +81,7 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
             f"{error.override} cannot be read: write key=value, brackets and quotes in pairs, "
             "spaces in quotes; see https://hydra.cc/docs/advanced/override_grammar/basic"
         )
-    if found := re.search(r"Could not (?:find|load) '(\w+)/([^']+)'", message):
+    if found := re.search(r"Could not (?:find|load) '((?:hydra/)?\w+)/([^']+)'", message):
         return _unknown_choice(found[1], found[2], overrides)
     if found := re.search(r"Interpolation key '(task\.\w+)' not found\s+full_key: (\S+)", message):
         return (
