@@ -39,27 +39,32 @@ def explain(error: BaseException, aloud: bool | None = None) -> int:
         aloud = _is_first()
         if not aloud:  # whoever ends first ends all by torchrun, so the one that speaks must
             time.sleep(SPEAKING_SECONDS)
-    if not aloud:
-        return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
+    if aloud:
+        _speak(error)
+    return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
+
+
+def _speak(error: BaseException) -> None:
     if isinstance(error, BrokenPipeError):  # whoever read our output has left: `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at the end
-        return 1
+    elif type(error).__name__ == "Interrupted":
+        print(f"{error}; the same command goes on", file=sys.stderr)
+    elif (reason := _reason(error)) is not None:
+        print(f"error: {reason}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+
+
+def _reason(error: BaseException) -> str | None:
+    """What the user did wrong, in one line; None where the mistake is ours."""
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
         refused = isinstance(error.__cause__, EXPECTED)  # by a constructor that Hydra called
-        reason = error.__cause__ if refused else composition(error, sys.argv[1:])
-        print(f"error: {reason}", file=sys.stderr)
-        return 1
+        return str(error.__cause__) if refused else composition(error, sys.argv[1:])
     if isinstance(error, YAMLError):  # of a file in configs, which it names
-        print(f"error: {_one_line(error)}", file=sys.stderr)
-        return 1
-    if type(error).__name__ == "Interrupted":
-        print(f"{error}; the same command goes on", file=sys.stderr)
-        return INTERRUPTED
+        return _one_line(error)
     if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    traceback.print_exception(error)
-    return 1
+        return str(error)
+    return None
 
 
 def _one_line(error: BaseException) -> str:
