@@ -34,6 +34,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
 DRAWN = 3  # of the paths that are measured
 BAR_WIDTH, BAR_DECADES = 40, 5
 NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors; paths are many
+OTHER_WEIGHTS = "give --weights FILE, or --random-weights to measure the untrained model"
+OTHER_FOLDER = "give a folder with config.json, preprocessor_config.json and model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ def timm_model(options: argparse.Namespace):
     architecture = name.split(".")[0]
     if ":" not in name and not timm.is_model(architecture):
         near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.4)
-        raise ValueError(f"--timm {name}: no such model; {nearest(near)}")
+        hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
+        raise ValueError(f"--timm {name}: no such model; {hint}")
     own = not (options.random_weights or options.weights)
     # timm itself would go on with random weights where a model has none
     if own and ":" not in name and not timm.models.is_model_pretrained(name):
@@ -275,17 +278,9 @@ def classifier_of(name: str, options: argparse.Namespace) -> tuple[nn.Module, li
     return model, sorted(loaded["missing_keys"])
 
 
-OTHER_WEIGHTS = "give --weights FILE, or --random-weights to measure the untrained model"
-OTHER_FOLDER = "give a folder with config.json, preprocessor_config.json and model.safetensors"
-
-
 def unreachable(what: str, error: Exception, remedy: str) -> ValueError:
     reason = " ".join(str(error).split())[:160]
     return ValueError(f"{what}: could not be had ({type(error).__name__}: {reason}); {remedy}")
-
-
-def nearest(names: list[str]) -> str:
-    return f"did you mean {', '.join(names)}?" if names else "see timm.list_models()"
 
 
 def read_into(model: nn.Module, path: Path) -> None:
@@ -311,16 +306,20 @@ def bars(spectrum: Tensor) -> list[str]:
     highest = spectrum.max().item() or 1.0
     lines = []
     for degree, value in enumerate(spectrum.tolist()):
-        decades = math.log10(value / highest) if value > 0 else -math.inf
-        length = max(0, round(BAR_WIDTH * (1 + decades / BAR_DECADES))) if value > 0 else 0
-        lines.append(f"{degree:3d}  {value:.3e}  {'#' * length}".rstrip())
+        share = 1 + math.log10(value / highest) / BAR_DECADES if value > 0 else 0
+        bar = "#" * round(BAR_WIDTH * share)  # none for a negative number
+        lines.append(f"{degree:3d}  {value:.3e}  {bar}".rstrip())
     return lines
 
 
-def draw(subject: Subject, result: Estimate, path: Path, *, softmax: bool, **budget) -> None:
+def draw(
+    subject: Subject, result: Estimate, path: Path, *, softmax: bool, memory_gib: float
+) -> None:
     pairs = result.ends.T[:DRAWN].tolist()
     title = "/".join(subject.name.split("/")[-2:])
-    portrait = Portrait.of(title, subject.field, pairs, result, softmax=softmax, **budget)
+    portrait = Portrait.of(
+        title, subject.field, pairs, result, softmax=softmax, memory_gib=memory_gib
+    )
     ends = None
     if subject.picture is not None:
         order = [index for first, second in pairs for index in (second, first)]
