@@ -393,7 +393,8 @@ def _plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _markdown_row(fields: Sequence[str]) -> str:
-    return f"| {' | '.join(field.replace('|', chr(92) + '|') for field in fields)} |"
+    escaped = (field.replace("|", r"\|") for field in fields)
+    return f"| {' | '.join(escaped)} |"
 
 
 def _label(table: Table, line: Line) -> str:
@@ -413,9 +414,7 @@ def _latex_number(mean: float | None, std: float | None, table: Table) -> str:
 
 
 def _escape(text: str) -> str:
-    for letter in "&%_#":
-        text = text.replace(letter, f"\\{letter}")
-    return text
+    return re.sub("[&%_#]", r"\\\g<0>", text)
 
 
 def _provenance(table: Table, rows: Sequence[Row]) -> str:
