@@ -468,7 +468,7 @@ def test_a_stopped_run_is_measured_when_it_goes_on(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ParameterNorm, "__call__", stop)
         with pytest.raises(Interrupted, match="stopped before measure sharpness"):
-            small_run(tmp_path / "run", "measures=[norm,sharpness]")
+            small_run(tmp_path / "run", "measures=[norm,sharpness]", "system.measure_every=1")
     assert not (tmp_path / "run" / "DONE").exists()
     last = small_run(tmp_path / "run", "measures=[norm,sharpness]")["last"]
     assert {"measure/norm", "measure/sharpness_0.05"} < set(last)

@@ -1,5 +1,7 @@
 """A run may be stopped at any moment; the same command goes on as if nothing had happened."""
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -13,10 +15,11 @@ import pytest
 import torch
 
 from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
-from ed.engine.loop import Interrupted
+from ed.engine.loop import Interrupted, _stop_requests
 from ed.engine.main import trained_model
+from ed.engine.metrics import Metrics
 from ed.engine.run import RunError, RunFolder, changed_files
-from ed.files import read_rows
+from ed.files import read_rows, write_atomic
 from tests.small import SMALL, SMALL_GROKKING, small_config, small_run, weights
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +44,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 TEN_STEPS = {name: [*SMALL, f"regularizer={name}", "model.dropout=0.1"] for name in REGULARIZERS}
 TEN_STEPS["ed_without_anchors"] = [*TEN_STEPS["ed"], "regularizer.anchored=false"]
 TEN_STEPS["grokking"] = [*SMALL_GROKKING, "measures=norm", "system.measure_every=2"]
+TEN_STEPS["grokking"] += ["system.log_every=3"]  # a row has the mean over several sessions
 
 
 @pytest.mark.parametrize("kind", TEN_STEPS)
@@ -54,7 +58,8 @@ def test_interrupted_equals_uninterrupted(kind, tmp_path):
     assert summary["steps"] == 10
     assert_same_run(tmp_path / "whole", tmp_path / "pieces")
     steps = [r["step"] for r in rows_without_time(tmp_path / "pieces") if "train/loss" in r]
-    assert steps == list(range(1, 11))  # nothing twice, nothing missing
+    expected = [3, 6, 9, 10] if kind == "grokking" else list(range(1, 11))
+    assert steps == expected  # nothing twice, nothing missing
 
 
 def test_another_regularizer_changes_neither_weights_nor_batches(tmp_path):
@@ -97,7 +102,8 @@ def test_a_run_killed_before_it_counts_as_done_does_not_log_its_measures_twice(t
 
 def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
     """Large sweeps want numbers; the run is as done as any other, and is not trained again."""
-    summary = small_run(tmp_path / "run", "system.keep_checkpoint=false")
+    often = "system.save_seconds=0"  # there is a previous one as well
+    summary = small_run(tmp_path / "run", "system.keep_checkpoint=false", often)
     assert not list((tmp_path / "run").glob("*.pt"))
     assert small_run(tmp_path / "run") == summary
     with pytest.raises(FileNotFoundError, match=r"no checkpoint: .*system\.keep_checkpoint=true"):
@@ -145,6 +151,24 @@ def test_term_signal_saves_and_exits_with_try_again(tmp_path):
     assert step == rows_without_time(folder)[-1]["step"]
 
 
+def test_a_request_is_granted_after_its_step_and_named(tmp_path, monkeypatch):
+    """Whoever requeues a run needs to know that it was the time limit that stopped it."""
+    monkeypatch.setattr(Metrics, "advance", lambda *_: signal.raise_signal(signal.SIGUSR2))
+    with pytest.raises(Interrupted, match="stopped and saved at step 1 of 10") as stopped:
+        small_run(tmp_path)
+    assert stopped.value.signals == (signal.SIGUSR2,)
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with _stop_requests() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop == [signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
@@ -187,6 +211,8 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(SaveError, match=r"No space left on device.*run the same command again"):
         save_checkpoint(tmp_path, {"step": 2})
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(tmp_path / "DONE", "{}")
     monkeypatch.undo()
     assert load_checkpoint(tmp_path, print)["step"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.pt"]
@@ -201,12 +227,17 @@ def test_a_folder_with_another_config_is_refused_untouched(tmp_path):
         small_run(tmp_path / "run", "seed=1")
     after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
     assert before == after
+    for name in ("config.yaml", "DONE"):
+        (tmp_path / "run" / name).unlink()
+    with pytest.raises(ValueError, match=r"the checkpoint in .* belongs to another config"):
+        small_run(tmp_path / "run", "optimizer.lr=0.001")
 
 
 def test_what_cannot_change_a_result_may_change_between_sessions(tmp_path):
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "system.max_minutes=0")
-    assert small_run(tmp_path / "run", "system.log_every=4")["steps"] == 10
+    others = ["system.log_every=4", "logger.project=another"]
+    assert small_run(tmp_path / "run", *others)["steps"] == 10
     rows = [row["step"] for row in rows_without_time(tmp_path / "run") if "train/loss" in row]
     assert rows == [1, 4, 8, 10]  # the last steps too
 
@@ -216,7 +247,21 @@ def test_the_time_of_all_sessions_adds_up(tmp_path):
         small_run(tmp_path, "system.max_minutes=0")
     state = load_checkpoint(tmp_path, print)
     save_checkpoint(tmp_path, state | {"seconds": state["seconds"] + 5000})
+    with pytest.raises(Interrupted):
+        small_run(tmp_path, "system.max_minutes=0")
     assert 5000 < small_run(tmp_path)["seconds"] < 6000
+
+
+def test_checkpoints_and_the_limit_of_time_go_by_the_clock(tmp_path, monkeypatch):
+    """By a clock that goes on by a second whenever it is asked, which each step does once."""
+    clock, saved = itertools.count(), []
+    loop = "ed.engine.loop"
+    monkeypatch.setattr(f"{loop}.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(f"{loop}.save_checkpoint", lambda _, state: saved.append(state["step"]))
+    small_run(tmp_path / "saved", "system.save_seconds=4")
+    assert saved == [4, 8, 10]
+    with pytest.raises(Interrupted, match="at step 6 of 10"):
+        small_run(tmp_path / "stopped", "system.max_minutes=0.1")
 
 
 def test_a_locked_folder_is_refused(tmp_path):
@@ -271,6 +316,8 @@ def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):
     with pytest.raises(FloatingPointError, match=r"train/loss = nan between steps 1 and \d+"):
         small_run(tmp_path / "run", "optimizer.lr=1e30", "task.epochs=3", "system.log_every=5")
     assert not (tmp_path / "run" / "last.pt").exists()
+    with pytest.raises(FloatingPointError, match="between steps 2 and 2 of"):  # the row before was
+        small_run(tmp_path / "rows", "optimizer.lr=1e30")
 
 
 def test_a_checkpoint_between_two_rows_holds_no_ruined_weights(tmp_path):
@@ -311,3 +358,13 @@ def test_a_run_knows_what_was_changed_since_its_commit(tmp_path, monkeypatch):
     assert changed_files() == ["code.py"]  # it is another commit that was named
     monkeypatch.setenv("ED_COMMIT", "0123456789abcdef")  # of a history that is not here
     assert changed_files() is None
+
+
+def test_every_session_notes_whether_its_code_was_changed(tmp_path, monkeypatch):
+    with contextlib.closing(RunFolder(tmp_path, small_config(tmp_path))) as folder:
+        for changed in ([], ["code.py"], None):  # None: unknown
+            monkeypatch.setattr("ed.engine.run.changed_files", lambda changed=changed: changed)
+            folder.open_session("cpu", 10, processes=1, provenance={})
+    sessions = json.loads((tmp_path / "meta.json").read_text())["sessions"]
+    noted = [(session["dirty"], session["changed"]) for session in sessions]
+    assert noted == [(False, []), (True, ["code.py"]), (None, None)]
