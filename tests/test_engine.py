@@ -8,9 +8,10 @@ import torch
 from hydra.utils import instantiate
 
 from ed.core.streams import stream_seed
+from ed.engine import main
 from ed.engine.compose import compose_config, flat_keys
 from ed.engine.main import wants_channels_last
-from ed.engine.metrics import Metrics
+from ed.engine.metrics import Metrics, brief
 from ed.engine.optimizer import SGD, AdamW
 from ed.engine.schedule import learning_rate_factor
 from ed.engine.step import TrainStep
@@ -18,6 +19,7 @@ from ed.models.spaces import split
 from ed.models.vit import ACTIVATIONS
 from ed.regularizers.base import Moment
 from ed.tasks.base import shuffled_batches
+from tests.small import small_run
 
 
 def test_warmup_then_cosine_to_zero():
@@ -66,6 +68,20 @@ def test_a_summary_has_the_last_values_and_the_best_one(higher_is_better, best, 
     assert summary == {"last": {"eval/mse": 2.0, "eval/loss": 4.0}, "best": {"eval/mse": best}}
 
 
+def test_pace_and_eta_count_the_steps_of_this_session(tmp_path, monkeypatch):
+    clock = iter((0.0, 20.0, 20.0))
+    monkeypatch.setattr("ed.engine.metrics.time.monotonic", lambda: next(clock))
+    metrics = Metrics(tmp_path, total=110, start=10)
+    metrics.close()
+    assert metrics.pace(20) == 2.0
+    assert metrics.eta(20) == "0:03:00"  # 90 steps to go
+
+
+def test_a_line_for_people_says_how_much_it_leaves_out():
+    assert brief({"a": 1, "b": 0.123456}) == "a 1  b 0.1235"
+    assert brief(dict.fromkeys("abcdefghijklmn", 1)).endswith("l 1  and 2 more")
+
+
 def test_streams_differ_in_seed_name_and_counter():
     seeds = {
         stream_seed(seed, name, counter)
@@ -91,6 +107,25 @@ def test_batches_are_the_same_wherever_a_run_starts():
     epochs = torch.tensor(list(whole.values())).view(3, 9)
     assert [len(epoch.unique()) for epoch in epochs] == [9, 9, 9]
     assert len(epochs.unique(dim=0)) == 3
+
+
+def test_a_seed_is_that_of_weights_batches_dropout_and_regularizer(tmp_path, monkeypatch):
+    seen = []
+
+    def note(folder, cfg, task, model, step, measures):
+        drawn = torch.rand(()).item()  # from the stream of dropout
+        batch = next(iter(task.batches(model, 0)))
+        weights = sum(weight.sum().item() for weight in model.parameters())
+        seen.append((weights, drawn, batch["x"].sum().item(), step.seed))
+        raise InterruptedError
+
+    monkeypatch.setattr("ed.engine.main.train_in", note)
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        with pytest.raises(InterruptedError):
+            small_run(tmp_path / name, f"seed={seed}")
+    first, again, other = seen
+    assert first == again
+    assert all(one != two for one, two in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -201,6 +236,15 @@ def make_step(*overrides: str, model=None, **how) -> TrainStep:
     task.prepare(torch.device("cpu"), seed=0)
     regularizer, recipe = instantiate(cfg.regularizer), instantiate(cfg.optimizer)
     return TrainStep(task, model, regularizer, recipe, device=torch.device("cpu"), seed=0, **how)
+
+
+def test_a_step_is_made_as_the_settings_say(monkeypatch):
+    monkeypatch.setattr(main, "TrainStep", lambda *_, **how: how)
+    cfg = compose_config(["seed=3", "accumulate=2", "precision=bf16", "system.checkpointing=true"])
+    cpu = torch.device("cpu")
+    how = main.make_step(cfg, instantiate(cfg.task), torch.nn.Linear(2, 2), None, None, cpu)
+    fast = {"bf16": False, "compile_model": False, "capture": False}  # on a GPU alone
+    assert how == {"device": cpu, "seed": 3, "accumulate": 2, "recompute": True, **fast}
 
 
 def test_path_points_leave_batch_norm_statistics_alone():

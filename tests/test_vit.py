@@ -115,6 +115,7 @@ def test_only_matrices_decay():
     assert {"patch_embed.proj.weight", "head.weight", "blocks.0.attn.qkv.weight"} <= set(
         decayed["param_names"]
     )
+    assert not [n for n in decayed["param_names"] if "norm" in n]
     assert all(
         "bias" in n or "norm" in n or n in ("cls_token", "pos_embed") for n in others["param_names"]
     )
