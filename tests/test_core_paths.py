@@ -13,7 +13,13 @@ from torch import nn
 
 import ed
 from ed.core.bases import legendre
-from ed.core.estimator import PROTOCOL, _LargestOutput, estimate_each
+from ed.core.estimator import (
+    LIVE_TENSORS,
+    PROTOCOL,
+    _LargestOutput,
+    estimate_each,
+    points_per_chunk,
+)
 from ed.core.field import Field
 from ed.core.fit import fit
 from ed.core.modes import evaluating
@@ -413,8 +419,8 @@ def test_settings_come_one_by_one_or_as_one_object():
 
 
 def test_too_few_nodes_are_warned_of_where_the_damping_decides():
-    with pytest.warns(UserWarning, match="4 nodes do not determine the 6 coefficients"):
-        ed.Representation(resolution=4, degree=5)
+    with pytest.warns(UserWarning, match="4 nodes do not determine the 5 coefficients"):
+        ed.Representation(resolution=4, degree=4)
 
 
 def test_pairs_are_uniform_draws_within_the_batch():
@@ -509,6 +515,13 @@ def test_no_tensor_is_larger_than_the_memory_budget(size):
     with _LargestOutput() as largest:
         ed.estimate(lambda p: p[:, :3].tanh(), x, pairs=4, memory_gib=budget / 2**30)
     assert x[0].numel() * 4 <= largest.size <= budget
+
+
+def test_a_chunk_has_room_for_several_activations_of_each_point():
+    """Of which the input is the largest here; the weights, seen transposed, are none."""
+    field = ed.Field.of(nn.Linear(4000, 10), torch.randn(2, 4000))
+    with torch.no_grad():
+        assert points_per_chunk(field, memory_gib=1.0) == 2**30 // (LIVE_TENSORS * 4000 * 4)
 
 
 def test_estimate_is_the_mean_of_its_paths_and_its_spectrum():
@@ -660,6 +673,8 @@ def test_rounded_outputs_are_warned_of(dtype):
     with pytest.warns(UserWarning, match=rf"{dtype}: their rounding .* measure model\.float\(\)"):
         rounded = ed.estimate(model.to(dtype), x.to(dtype), pairs=20)
     assert rounded.mean > (1.2 if dtype == torch.bfloat16 else 1.0) * exact.mean
+    again = ed.estimate(lambda p: model(p.to(dtype)).float(), x.to(dtype), pairs=20)
+    torch.testing.assert_close(rounded.values, again.values)  # the softmax rounds no more
 
 
 def test_a_second_softmax_is_warned_of(recwarn):

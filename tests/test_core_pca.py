@@ -24,9 +24,10 @@ def test_scores_equal_those_of_the_svd(components, outputs):
     torch.testing.assert_close(ours.abs(), theirs.abs(), rtol=1e-9, atol=1e-9)  # up to sign
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1, 1e4])
 @pytest.mark.parametrize("components", [1, 2, 3])
-def test_gradient_equals_autograd_through_the_svd(components):
-    values = normal(8, 4, 10).requires_grad_()
+def test_gradient_equals_autograd_through_the_svd(components, scale):
+    values = (scale * normal(8, 4, 10)).requires_grad_()
     weight = normal(8, 4, components, seed=1)
 
     def objective(scores):  # even in every column, as ED is: signs are arbitrary
@@ -57,11 +58,12 @@ def test_detached_scores_keep_the_values_and_hold_the_directions():
         torch.zeros(4, 10),  # a flat path: all eigenvalues zero
         torch.ones(4, 10),
         torch.linspace(0, 1, 4)[:, None] * torch.ones(10),  # a line: one eigenvalue
+        normal(50, 4, 1) * normal(10),  # lines: rounding makes some of the others negative
         torch.eye(4),  # three equal eigenvalues
         torch.eye(4) * 1e-12,
         torch.eye(4) * 1e12,
     ],
-    ids=["zero", "constant", "line", "equal", "tiny", "huge"],
+    ids=["zero", "constant", "line", "lines", "equal", "tiny", "huge"],
 )
 def test_gradients_stay_finite_where_eigenvalues_meet_or_vanish(values, dtype, detach):
     values = values.detach().to(dtype, copy=True).requires_grad_()
