@@ -297,9 +297,22 @@ def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
 def test_means_keep_shapes_and_dtypes(monkeypatch):
     """Of two processes, the other of which has 2 more everywhere."""
     monkeypatch.setattr(processes, "world_size", lambda: 2)
-    monkeypatch.setattr(processes, "_add_up", lambda value: 2 * value + 2)
+    monkeypatch.setattr(processes, "_add_up", lambda value: value.mul_(2).add_(2))  # in place
     values = [torch.rand(2, 3), torch.rand((), dtype=torch.float64), torch.rand(4)]
-    torch.testing.assert_close(processes.mean(values), [value + 1 for value in values])
+    before = [value.clone() for value in values]
+    torch.testing.assert_close(processes.mean(values), [value + 1 for value in before])
+    torch.testing.assert_close(processes.total(values[0]), 2 * before[0] + 2)
+    assert all(map(torch.equal, values, before))  # which are whoever asked's own
+
+
+def test_processes_of_one_machine_share_its_cores(monkeypatch):
+    """Eight of them; a scheduler has counted those of each process already."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert processes.available_cores() == 8
+    for beside, cores in (("3", 2), ("16", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", beside)
+        assert processes.available_cores() == cores
 
 
 def test_alone_nothing_is_asked():
