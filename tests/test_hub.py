@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -99,6 +100,18 @@ def test_what_the_cache_has_is_used(unreachable, tmp_path, capsys):
             assert hf_hub_download("a/b", "config.json") == str(version / "config.json")
             assert datasets.config.HF_HUB_OFFLINE
     assert capsys.readouterr().err.count(f"{unreachable} does not answer") == 1
+
+
+def test_a_hub_that_is_not_found_at_first_is_asked_again(unreachable, monkeypatch):
+    answers = iter((OSError("no such name"), None))
+
+    def head(*_, **__):
+        if error := next(answers):
+            raise error
+
+    session = SimpleNamespace(head=head)
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: session)
+    assert hub.unanswered(unreachable) is None
 
 
 def test_a_hub_that_answers_is_left_alone(answering):
