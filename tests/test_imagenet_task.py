@@ -7,12 +7,14 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
+from ed.core import processes
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
 from ed.engine.main import run
 from ed.engine.run import digest
 from ed.tasks.imagenet_data import CLIP, EvaluationSet, ImageNetTask
 from ed.tasks.imagenet_data.views import to_tensor
+from scripts import evaluate
 from tests.small import weights
 
 CPU = torch.device("cpu")
@@ -36,7 +38,13 @@ def small_run(folder: Path, *overrides: str) -> dict:
     return run(compose_config([*SMALL, f"system.run_dir={folder}", *overrides]), ["imagenet"])
 
 
-def test_a_run_in_pieces_is_the_run_in_one(tmp_path):
+@pytest.fixture
+def no_workers(monkeypatch):
+    """What system.workers=0 says; cores are counted where it does not arrive."""
+    monkeypatch.setattr(processes, "available_cores", lambda: pytest.fail("workers begin"))
+
+
+def test_a_run_in_pieces_is_the_run_in_one(tmp_path, no_workers):
     small_run(tmp_path / "whole")
     for _ in range(2):  # of 3 steps, each in a session of its own
         with pytest.raises(Interrupted):
@@ -51,6 +59,16 @@ def test_a_run_in_pieces_is_the_run_in_one(tmp_path):
     assert remark in log
     for session in json.loads((tmp_path / "pieces" / "meta.json").read_text())["sessions"]:
         assert remark in session["data"]
+
+
+def test_evaluation_without_training_is_of_the_model_that_training_begins_with(no_workers):
+    """In eval mode, so without dropout; its weights are those of the seed."""
+    small = [*SMALL, "model.init=timm"]  # not with a last layer of zeros
+    found, plain, other = (
+        evaluate.evaluate([*small, *more]) for more in ([], ["model.dropout=0"], ["seed=1"])
+    )
+    assert found == plain
+    assert found["eval/loss"] != other["eval/loss"]
 
 
 def test_workers_are_no_part_of_a_runs_identity():
