@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.errors import (
@@ -26,6 +27,7 @@ from ed.engine.loop import Interrupted
 from ed.engine.main import start_tracker, trained_model
 from ed.engine.run import RunError
 from ed.envs.procgen import EngineError
+from ed.files import read_rows
 from scripts.launch import command
 from tests.small import SMALL, small_run
 
@@ -559,6 +561,18 @@ def test_wandb_groups_a_tables_runs_by_cell_and_names_them_by_seed(tmp_path, mon
     ]
     assert seen[0] == seen[2]
     assert seen[0][2] != seen[1][2]
+
+
+def test_wandb_has_every_row_at_its_step_and_goes_on_with_a_run(tmp_path, monkeypatch):
+    told, logged = [], []
+    run = SimpleNamespace(
+        log=lambda values, step: logged.append({"step": step, **values}), finish=lambda: None
+    )
+    wandb = SimpleNamespace(init=lambda **how: told.append(how) or run)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    small_run(tmp_path, "logger=wandb")
+    assert logged == read_rows(tmp_path / "metrics.jsonl")
+    assert [how["resume"] for how in told] == ["allow"]  # "never" ends a run that is resumed
 
 
 def test_a_stop_on_request_is_said_once_and_is_no_error(tmp_path):
