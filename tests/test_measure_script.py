@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from ed.tasks.pnn import uniform_inputs
 from scripts import measure, theory
 from tests.small import small_run
 
@@ -25,7 +26,8 @@ def pictures(tmp_path) -> Path:
     draw = np.random.default_rng(0)
     for index in range(5):
         pixels = draw.integers(0, 255, (40, 50, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{index}.png")
+        kind = "L" if index == 0 else "RGB"  # one of them is grey
+        Image.fromarray(pixels).convert(kind).save(folder / f"{index}.png")
     return folder
 
 
@@ -84,6 +86,11 @@ def test_a_folder_of_pictures_and_weights_of_ones_own(tmp_path, pictures, capsys
     assert "ED_norm" in capsys.readouterr().out
 
 
+def test_a_bar_loses_a_fifth_of_its_length_for_every_factor_of_ten():
+    lines = measure.bars(torch.tensor([0.5, 5.0, 0.0]))
+    assert [line.count("#") for line in lines] == [32, 40, 0]
+
+
 def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
     settings = ["measures=ed", "measures.ed.pairs=6", "measures.ed.resolution=20"]
     summary = small_run(tmp_path / "run", *settings, "measures.ed.degree=6")
@@ -100,12 +107,16 @@ def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
 def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
     """As train.py has it: a softmax of what a regression says would be a number without meaning."""
     base = ["task=pnn", "task.steps=2", "task.warmup_steps=0", "task.examples=20", "model=pnn"]
-    small_run(tmp_path / "run", "model.width=4", "system.device=cpu", base=base)
+    base += ["measures=ed", "measures.ed.pairs=6", "measures.ed.resolution=20", "seed=1"]
+    base += ["measures.ed.degree=6", "measures.ed.outputs=raw", "model.width=4"]
+    last = small_run(tmp_path / "run", "system.device=cpu", base=base)["last"]
     words = ["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")]
     with pytest.raises(ValueError, match=r"PolynomialMaps learns values, not logits; add --raw-ou"):
         measure.main(words)
+    capsys.readouterr()
     measure.main([*words, "--raw-outputs"])
-    assert printed(capsys)[0] > 0
+    assert printed(capsys)[0] == pytest.approx(last["measure/ed"], rel=1e-3)
+    assert not measure.trained_model(tmp_path / "run", "cpu")[1].training
 
 
 def test_what_is_asked_for_is_what_is_estimated(pictures, monkeypatch):
@@ -118,12 +129,13 @@ def test_what_is_asked_for_is_what_is_estimated(pictures, monkeypatch):
     monkeypatch.setattr(measure, "estimate", note)
     words = ["--timm", "test_vit", "--random-weights", "--data", str(pictures), *QUICK]
     own = ["--basis", "legendre", "--components", "2", "--seed", "3", "--pairs", "2"]
+    own += ["--memory-gib", "0.25"]
     for more in (own, [*own, "--raw-outputs"], [*own, "--normalised"]):
         with pytest.raises(InterruptedError):
             measure.main([*words, *more])
         field, how = asked[-1]
         assert len(field.x) == 4  # as many examples as two paths have ends
-        assert (how["pairs"], how["seed"]) == (2, 3)
+        assert (how["pairs"], how["seed"], how["memory_gib"]) == (2, 3, 0.25)
         found = how["representation"]
         assert (found.resolution, found.degree, found.basis, found.components) == (
             *(20, 6),
@@ -148,6 +160,11 @@ def test_pictures_that_are_shown_are_those_between_which_paths_run(tmp_path, pic
     subject = measure.of_name(measure.parse([*words, *QUICK]), "cpu")
     for index, x in enumerate(subject.field.x):  # test_vit asks for mean and std 0.5
         torch.testing.assert_close(subject.picture(index), (x + 1) / 2)
+    again = measure.of_name(measure.parse([*words, *QUICK]), "cpu").field.module
+    assert torch.equal(again.head.weight, subject.field.module.head.weight)  # random by the seed
+    one = [[*words, *QUICK, "--pairs", "1", "--seed", seed] for seed in "012"]
+    titles = [measure.of_name(measure.parse(words), "cpu").titles for words in one]
+    assert len({tuple(pair) for pair in titles}) > 1  # the seed chooses two of five
 
 
 def save_transformer(kind: str, folder: Path) -> None:
@@ -173,6 +190,9 @@ def test_the_picture_shows_paths_that_were_measured(tmp_path, pictures, monkeypa
     torch.testing.assert_close(own, portrait.estimate.values[: len(own)])
     left, right = portrait.estimate.ends.T[0].flip(0).tolist()  # x2 stands on the left
     assert [title for _, title in how["ends"]][:2] == [f"picture {left}", f"picture {right}"]
+    for more in (["--components", "2"], ["--raw-outputs"]):
+        measure.main([*named, *QUICK, *more, "--out", str(tmp_path / "a.png")])
+    assert [how["name"](2) for _, how in drawn] == ["class 2", "component 2", "output 2"]
 
 
 def test_a_run_on_imagenets_pictures_shows_them(tmp_path, monkeypatch):
@@ -198,6 +218,9 @@ def test_a_transformers_classifier(tmp_path, pictures, capsys):
     shared = ["--data", str(pictures), *QUICK, "--out", str(tmp_path / "a.png")]
     measure.main(["--transformers", str(tmp_path / "model"), *shared])
     assert "its own weights" in capsys.readouterr().out
+    other = ["--random-weights", "--classes", "4"]
+    measure.main(["--transformers", str(tmp_path / "model"), *other, *shared])
+    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
 
 
 @pytest.mark.parametrize(
@@ -207,6 +230,7 @@ def test_a_transformers_classifier(tmp_path, pictures, capsys):
         (["--timm", "resnet50"], "--data: give pictures"),
         (["--timm", "resnet50", "--data", "/no/folder"], "--data /no/folder: no such folder"),
         (["--timm", "resnet50", "--data", "EMPTY"], "0 pictures there"),
+        (["--timm", "resnet50", "--data", "embedded", "--split", "dev"], "split 'dev' could not"),
         (["--run", "EMPTY"], "no run folder"),
         (["--timm", "vit_tiny_patch16_224_none", "--data", "embedded"], "no such model"),
         (["--timm", "vovnet39a", "--data", "embedded"], "timm has no weights for it; give --we"),
@@ -222,6 +246,19 @@ def test_mistakes_end_in_one_line(arguments, message, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         measure.main([*QUICK, *arguments])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--random-weights", "--weights", "w.pt"], "--random-weights: not with --weights"),
+        (["--classes", "4"], "--classes: for a model by name with --weights or --random-weights"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(more, message, capsys):
+    with pytest.raises(SystemExit):
+        measure.parse(["--timm", "test_vit", "--data", "embedded", *more])
+    assert message in capsys.readouterr().err
 
 
 def test_weights_in_half_precision_are_measured_in_single(tmp_path, pictures, capsys):
@@ -327,4 +364,17 @@ def test_theory_draws_its_picture(tmp_path, capsys):
     printed = capsys.readouterr().out
     degrees = [float(value) for value in re.findall(r"ED ([\d.]+)", printed)]
     assert degrees == pytest.approx([0.667, 1.187, 2.972], rel=0.15)
+    error = float(re.search(r"degree 1: .* \+- ([\d.]+)", printed)[1])
+    # of the mean of three |v| / 2, where v is the difference of two uniform numbers
+    assert error == pytest.approx((2 / 27 / 1000) ** 0.5, rel=0.1)
     assert Image.open(tmp_path / "theory.png").size[0] > 1000
+
+
+def test_theory_fits_what_its_lemma_says():
+    """On every path: the leading coefficient of each output, and nothing above its degree."""
+    inputs = uniform_inputs(40, torch.Generator().manual_seed(0))
+    for number, leading in theory.leading_parts(inputs).items():
+        found = theory.on_paths(number, inputs).abs()
+        for output, degree in enumerate(theory.DEGREES[number]):
+            torch.testing.assert_close(found[:, output, degree], leading[:, output])
+            assert found[:, output, degree + 1 :].max() < 1e-12
