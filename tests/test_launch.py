@@ -532,7 +532,7 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(tmp_path, capsy
     binaries.mkdir()
     monkeypatch.setenv("PATH", f"{binaries}:{os.environ['PATH']}")
     fake(binaries, "sinfo", "echo ci")
-    fake(binaries, "sbatch", "echo 42")
+    fake(binaries, "sbatch", "echo '42;cluster'")  # as where there are several
     fake(binaries, "squeue", "echo 42_0 PENDING")
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
@@ -578,6 +578,7 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(tmp_path, capsy
     [
         ("echo step 7; exit 139", 139, "exit 139 (SEGV): step 7\n"),
         ("echo step 7; exit 137", 137, "exit 137 (KILL): step 7\n"),  # as for memory
+        ("exit 143", 143, None),  # TERM while Python was importing
         (
             # one of two processes fails, and the other, which srun ends, has the higher code
             "printf 'error: x\\nframe #0: main\\n\\n'; "
@@ -606,6 +607,7 @@ def test_a_task_that_crashes_is_marked_and_not_requeued(tmp_path, monkeypatch, s
     run.mkdir()
     earlier = "error: y\nsrun: error: n1: task 0: Exited with exit code 2\n"
     (run / "output.log").write_text(earlier)
+    (run / "FAILED").write_text("exit 2: error: y\n")
     submit(tmp_path, "six", {run: ["true"]}, root=tmp_path, parallel=1, settings={})
     (script,) = tmp_path.glob(".slurm/*/array.sh")
     environment = os.environ | {"SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "43"}
