@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -40,11 +41,11 @@ class Favourite(torch.nn.Module):
         return outputs
 
 
-def play_fake(monkeypatch, *, episodes: int, greedy: bool, count: int = 3):
+def play_fake(monkeypatch, *, episodes: int, greedy: bool, seed: int = 0, count: int = 3):
     """Copy i's episodes last i + 2 steps, and every step pays the action's number."""
     pretend_procgen(monkeypatch)
     games = make_task(engine="procgen").make_games("train", count, seed=0)
-    options = Namespace(episodes=episodes, greedy=greedy, seed=0)
+    options = Namespace(episodes=episodes, greedy=greedy, seed=seed)
     recorded = Episode("jumper", level=-1)
     policy = Policy(Favourite(4), device=torch.device("cpu"))
     return list(script.episodes_of(games, policy, options, recorded)), recorded
@@ -68,6 +69,7 @@ def test_sampled_actions_follow_the_probabilities(monkeypatch):
     found = sum(r.total for r in results) / sum(r.length for r in results)
     assert found == pytest.approx(mean, abs=0.3)
     assert results == play_fake(monkeypatch, episodes=600, greedy=False)[0]
+    assert results != play_fake(monkeypatch, episodes=600, greedy=False, seed=1)[0]
 
 
 def test_mean_and_standard_error_and_table():
@@ -136,22 +138,34 @@ def test_every_action_has_a_name():
 
 @needs_envpool
 def test_a_saved_agent_is_played(tmp_path, capsys):
-    overrides = [*SMALL, "model.channels=[]", "task.frames=32", "task.threads=1"]
+    overrides = [*SMALL, "model.channels=[]", "task.frames=32", "task.threads=1", "task.mode=easy"]
     run(compose_config([*overrides, f"system.run_dir={tmp_path / 'run'}"]), ["procgen"])
     common = [str(tmp_path / "run"), "--episodes", "3"]
     out = ["--out", str(tmp_path / "new" / "seen-0.01")]  # a stem may have dots
-    script.main([*common, *out, "--levels", "7:1", "--mode", "easy", "--per-level"])
+    script.main([*common, *out, "--levels", "7:1", "--mode", "hard", "--per-level"])
     printed = capsys.readouterr().out
     assert f"agent of {tmp_path / 'run'}, trained for 32 frames" in printed
-    assert "starpilot, easy, levels 7:1 (training levels), sampled actions" in printed
+    assert "starpilot, hard, levels 7:1 (training levels), sampled actions" in printed
     assert "of 3 episodes on 1 levels" in printed
     assert "pictures of level 7" in printed
     assert Image.open(tmp_path / "new" / "seen-0.01.gif").n_frames > 1
     assert Image.open(tmp_path / "new" / "seen-0.01.png").width > 64
     (tmp_path / "run" / "DONE").unlink()
-    script.main([*common, "--levels", "7:1"])
-    assert "not yet done with its 32 frames" in capsys.readouterr().out
+    script.main(common)
+    printed = capsys.readouterr().out
+    assert "not yet done with its 32 frames" in printed
+    assert re.search(r"starpilot, easy, levels \d+:\d+ \(unseen levels\)", printed)
     assert (tmp_path / "run" / "play.gif").exists()  # two agents do not overwrite each other's
+
+
+def test_another_engine_than_in_training_is_warned_of(tmp_path, monkeypatch, capsys):
+    (tmp_path / "meta.json").write_text('{"sessions": [{"engine": "a"}, {"engine": "b"}]}')
+    said = []
+    for here in ("b", "a"):
+        monkeypatch.setattr(script, "engine_version", lambda _, here=here: here)
+        script.warn_of_engine(tmp_path, make_task())
+        said.append(capsys.readouterr().out)
+    assert said == ["", "warning: trained on b, played on a, which draws differently\n"]
 
 
 def test_evaluate_sends_to_play(capsys):
