@@ -57,6 +57,7 @@ def test_a_run_in_pieces_is_the_run_in_one(tmp_path, no_workers):
     log = (tmp_path / "pieces" / "train.log").read_text()
     remark = "2,000 pictures instead of the 1,281,167 of ImageNet (train): results are not comp"
     assert remark in log
+    assert "500 pictures instead of the 50,000 of ImageNet (validation)" in log
     for session in json.loads((tmp_path / "pieces" / "meta.json").read_text())["sessions"]:
         assert remark in session["data"]
 

@@ -47,7 +47,7 @@ def test_random_crops_keep_their_area_and_ratio():
     # small crops always fit, so among them area and place are uniform, the ratio log-uniform
     small = area < 0.4
     assert abs(area[small].mean() - 0.225) < 0.02
-    assert abs(np.log(ratio[small]).mean()) < 0.03
+    assert abs(np.log(ratio[small]).mean()) < 0.02  # a uniform one: 0.028
     assert abs((left / (width - w).clip(1))[small].mean() - 0.5) < 0.04
 
 
