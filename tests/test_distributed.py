@@ -315,6 +315,15 @@ def test_processes_of_one_machine_share_its_cores(monkeypatch):
         assert processes.available_cores() == cores
 
 
+def test_of_processes_that_fail_alike_one_speaks(monkeypatch):
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(processes, "_store", torch.distributed.HashStore())
+    assert [processes.first_to_fail(ValueError()) for _ in range(2)] == [True, False]
+    monkeypatch.setattr(processes, "_store", None)  # went with rank 0, who speaks unless it is lost
+    assert not processes.first_to_fail(ValueError())
+    assert processes.first_to_fail(processes.LostProcess())
+
+
 def test_alone_nothing_is_asked():
     x = torch.ones(3)
     assert processes.total(x) is x
