@@ -161,6 +161,9 @@ def test_the_table_has_the_interquartile_mean_of_all_games():
     assert (plain.games, plain.runs) == ("4 games", 12)
     assert plain.mean == pytest.approx(np.mean(sorted(finals)[3:9]))
     assert plain.low < plain.mean < plain.high
+    assert aggregates(table, runs) == [plain, ed]  # to the last digit
+    lacking = [run for run in runs if run.seed == 0 or not run.cell.endswith("jumper")]
+    assert aggregates(table, lacking)[0].low is None  # one seed of a game says nothing of others
     (one, _) = aggregates(table, [run for run in runs if run.seed == 0])
     assert one.mean == pytest.approx(np.mean(sorted(finals[::3])[1:3]))
     assert one.low is None

@@ -29,8 +29,10 @@ def test_verdict_uses_two_standard_errors_and_judges_nothing_without_the_papers_
     assert both == pytest.approx(2 * np.sqrt(9 / 9 + 4 / 4))
     assert tolerance(Ours(0.0, None, 1), Paper(0.0, 2.0), 4) == 4.0
     done = {"paper_count": 4, "done": 9, "planned": 9}
-    assert verdict(Ours(10.0, 3.0, 9), Paper(10.0 + both * 0.999, 2.0), **done) == "match"
-    assert verdict(Ours(10.0, 3.0, 9), Paper(10.0 - both * 1.001, 2.0), **done) == "differs"
+    for side in (1, -1):  # far better differs, too, and so does far worse
+        near, far = (Paper(10.0 + side * both * part, 2.0) for part in (0.999, 1.001))
+        assert verdict(Ours(10.0, 3.0, 9), near, **done) == "match"
+        assert verdict(Ours(10.0, 3.0, 9), far, **done) == "differs"
     assert verdict(Ours(10.3, 0.001, 3), Paper(10.0), **done) == "no std: +3 %"
     assert verdict(Ours(-12.0, None, 1), Paper(-10.0), **done) == "no std: -20 %"
     assert verdict(Ours(9.96, None, 1), Paper(10.0), **done) == "no std: -0.4 %"
