@@ -132,12 +132,15 @@ def test_cells_that_lack_a_seed_or_a_measure_are_no_points(table, values):
     rows = rows_of(table, values)
     rows = rows[1:]  # the first cell lacks a seed
     del rows[2].last["measure/a"]  # a radius too large: not finite, so not there
+    del rows[-1].last["measure/gap"]
     first, second, _ = correlations(table, rows)
-    assert len(first.cells) == 6
-    assert len(second.cells) == 7
+    assert len(first.cells) == 5
+    assert len(second.cells) == 6
     few = correlations(table, rows[:7])
     assert [c.r for c in few] == [None, None, None]
     assert not any(c.selected for c in few)
+    least = correlations(table, rows[:9])[1]  # four: some draws are of one point and have no r
+    assert least.low < least.r < least.high < 0
 
 
 def test_the_line_is_least_squares_and_its_band_that_of_lines_through_draws(monkeypatch):
@@ -149,6 +152,7 @@ def test_the_line_is_least_squares_and_its_band_that_of_lines_through_draws(monk
     np.testing.assert_allclose(line, np.polyval(np.polyfit(x, y, 1), at), atol=1e-12)
     lines = [np.polyval(np.polyfit(x[draw], y[draw], 1), at) for draw in _resamples(30)]
     np.testing.assert_allclose([low, high], np.quantile(lines, (0.025, 0.975), axis=0), atol=1e-9)
+    assert np.isfinite(line_and_band(x[:4], y[:4], at)).all()  # also where a draw has no line
 
 
 def test_markdown_lists_every_variant_and_the_points(table, values):

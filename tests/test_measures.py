@@ -22,7 +22,7 @@ from ed.engine.check import check
 from ed.engine.compose import CONFIGS, compose_config
 from ed.engine.loop import Interrupted, _Session
 from ed.engine.main import run
-from ed.measures.base import Measure, fixed_subset, in_groups
+from ed.measures.base import Measure, fixed_subset, in_groups, untouched
 from ed.measures.degree import EffectiveDegree
 from ed.measures.gap import GeneralizationGap
 from ed.measures.norm import ParameterNorm
@@ -30,6 +30,19 @@ from ed.measures.sharpness import TINY, Sharpness, worst_case
 from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
 from tests.small import small_config, small_run, weights
+
+
+class Careless(Measure):
+    """A user's own, which moves whatever `untouched` promises to put back."""
+
+    def __call__(self, model, task):
+        with untouched(model), torch.no_grad():
+            model.train()
+            for tensor in model.state_dict().values():
+                tensor.add_(1)
+            torch.rand(1)
+        return {"": 1.0}
+
 
 ED = EffectiveDegree(pairs=20, resolution=16, degree=6)
 ALL = {
@@ -45,6 +58,7 @@ ALL = {
     "groups": Sharpness(radii=(0.05, 0.1), examples=30, group=12),
     "norm": ParameterNorm(),
     "gap": GeneralizationGap(batch_size=17),
+    "careless": Careless(),
 }
 
 

@@ -72,6 +72,12 @@ def test_pictures_are_decoded_once(tmp_path, monkeypatch):
     assert torch.equal(first.pixels, second.pixels)
 
 
+def test_pictures_of_another_size_are_refused_also_when_decoded_before():
+    load_pictures("embedded", "test", **SIZE)
+    with pytest.raises(ValueError, match="picture 0 is 32x32, but 28x28 is expected"):
+        load_pictures("embedded", "test", classes=10, size=(28, 28))
+
+
 def test_a_damaged_cache_is_made_again(tmp_path):
     first = load_pictures("embedded", "test", **SIZE)
     for path in (tmp_path / "cache").iterdir():

@@ -71,8 +71,14 @@ def test_the_network_is_a_polynomial_of_degree_eight():
     assert coefficients[:, 8].min() > 1e-11 * coefficients.max()
 
 
-def test_it_computes_in_double_precision():
-    assert network()(torch.zeros(2, 3)).dtype == torch.float64
+def test_it_is_the_formula_in_double_precision():
+    model, x = network(), torch.randn(5, 3)
+    expected = x.double()
+    for layer in model.hidden:
+        z = expected @ layer.weight.T + layer.bias
+        expected = (z**2 - 1) / 2**0.5  # the second Hermite polynomial, of unit variance
+    expected = expected @ model.output.weight.T + model.output.bias
+    torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_unknown_maps_and_sizes_are_refused():

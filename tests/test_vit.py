@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 from hydra.utils import instantiate
+from torch.nn import functional as F
 
 from ed.engine.compose import compose_config
 from ed.engine.optimizer import AdamW
-from ed.models.vit import ViT, sincos_positions
+from ed.models.vit import ACTIVATIONS, ViT, sincos_positions
 
 
 def vit(**settings) -> ViT:
@@ -97,6 +98,22 @@ def test_dropout_follows_positions_and_every_dense_layer_but_queries_keys_and_va
     }
     assert {name for name, rate in rates.items() if rate} == wanted | {"pos_drop"}
     assert {rate for rate in rates.values() if rate} == {0.1}
+
+
+def test_activations_are_what_their_names_say():
+    x = torch.linspace(-3, 3, 13)
+    expected = {
+        "gelu": F.gelu(x),
+        "gelu_tanh": F.gelu(x, approximate="tanh"),
+        "quick_gelu": x * torch.sigmoid(1.702 * x),
+        "relu": x.clamp(min=0),
+        "silu": x * torch.sigmoid(x),
+        "tanh": x.tanh(),
+    }
+    assert set(expected) == set(ACTIVATIONS)
+    for name, values in expected.items():
+        for block in vit(activation=name).blocks:
+            torch.testing.assert_close(block.mlp.act(x.clone()), values)  # some work in place
 
 
 def test_vit_s16_is_the_published_size():
