@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -26,7 +27,7 @@ from ed.measures.ensembling import Ensembling, interpolate
 from ed.models.clip import ClipClassifier, Towers, build, classifier, tokenise, zero_shot_rows
 from ed.models.prompts import captions
 from ed.tasks.clip import matching_loss
-from ed.tasks.corruptions import CORRUPTIONS, corrupt
+from ed.tasks.corruptions import CORRUPTIONS, blur, corrupt
 from ed.tasks.imagenet_data import shifts
 from ed.tasks.pictures import load_pictures
 from scripts import evaluate
@@ -281,13 +282,14 @@ def test_wrong_settings_name_their_key(given, message):
 
 
 def test_captions_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="context_length=4: a caption has"):
-        tokenise([["a photo of a cat."]], 4)
+    assert tokenise([["a photo of a cat."]], 8).shape == (1, 1, 8)
+    with pytest.raises(ValueError, match="context_length=7: a caption has 8 tokens"):
+        tokenise([["a photo of a cat."]], 7)
 
 
 def test_matching_loss_against_a_slow_reference():
-    logits = torch.randn(5, 3, 2, generator=generator(0, "x"), dtype=torch.float64)
-    labels = torch.tensor([0, 2, 2, 0, 2])  # none of class 1
+    logits = torch.randn(5, 3, 2, generator=generator(5, "x"), dtype=torch.float64)
+    labels = torch.tensor([0, 2, 2, 2, 2])  # none of class 1
     captions_of, pictures_of = [], []
     for n, label in enumerate(labels):
         others = sum(math.exp(value) for value in logits[n].flatten())
@@ -299,6 +301,11 @@ def test_matching_loss_against_a_slow_reference():
             pictures_of.append(sum(own) / len(own))
     expected = (sum(captions_of) / 10 + sum(pictures_of) / 4) / 2
     torch.testing.assert_close(matching_loss(logits, labels), expected)
+    task = instantiate(compose_config([*PRETRAIN, "task.classes=3"]).task)
+    loss, report = task.loss(logits.flatten(1), {"label": labels})
+    assert loss == matching_loss(logits, labels)
+    right = [max(range(3), key=lambda c: sum(logits[n, c])) == labels[n] for n in range(5)]
+    assert report["acc"] == pytest.approx(20 * sum(right))  # by all templates of a class together
 
 
 @pytest.mark.parametrize("name", list(CORRUPTIONS))
@@ -323,6 +330,7 @@ def test_corruptions_of_plain_pictures():
     for name in ("blur", "contrast", "pixelate"):
         assert torch.equal(corrupt(grey, name, 2 if name == "pixelate" else 0.7), grey)
     assert torch.equal(corrupt(grey, "brightness", 0.2), grey + 51)
+    assert torch.equal(corrupt(grey, "brightness", 0.108), grey + 28)  # 27.54
     assert corrupt(grey, "brightness", 2.0).min() == 255  # cut at white
     noise = (corrupt(grey, "noise", 0.1).float() - 100) / 255
     assert noise.std() == pytest.approx(0.1, rel=0.05)
@@ -330,6 +338,29 @@ def test_corruptions_of_plain_pictures():
     stripes[..., ::2] = 200
     assert torch.equal(corrupt(stripes, "pixelate", 2), torch.full_like(grey, 150))
     assert corrupt(stripes, "contrast", 0.5).unique().tolist() == [125, 175]
+    stripes[:, 0] = 10  # every channel has a mean of its own
+    assert corrupt(stripes, "contrast", 1.0)[0, :, 0, 0].tolist() == [10, 150, 150]
+
+
+def test_blur_is_a_gaussian_over_a_mirrored_border():
+    row = torch.rand(32, generator=generator(0, "x"), dtype=torch.float64)
+    kernel = np.exp(-0.5 * (np.arange(-3, 4) / 0.7) ** 2)  # up to three sigma
+    expected = np.convolve(np.pad(row, 3, "reflect"), kernel / kernel.sum(), "valid")
+    columns = row.float().expand(1, 3, 32, 32)
+    for picture, found in ((columns, blur(columns, 0.7)), (columns.mT, blur(columns.mT, 0.7).mT)):
+        assert found.shape == picture.shape
+        torch.testing.assert_close(found.double(), torch.tensor(expected).expand(1, 3, 32, 32))
+
+
+def test_shifts_of_the_stand_in_are_its_test_pictures_corrupted():
+    cfg = compose_config(["task=clip_standin", "task.data=embedded"])
+    task = instantiate(cfg.task)
+    task.prepare(CPU, seed=0)
+    assert list(task.shifts) == list(cfg.task.corruptions)
+    for name, severity in cfg.task.corruptions.items():
+        expected = corrupt(task.test.pixels, name, severity)
+        assert torch.equal(task.shifts[name].pixels, expected)
+        assert torch.equal(task.shifts[name].labels, task.test.labels)
 
 
 @pytest.mark.parametrize(
@@ -375,6 +406,8 @@ def test_both_ends_are_exact():
     second = {"w": torch.randn(1000, generator=generator(0, "b")) * 1e-3}
     assert torch.equal(interpolate(first, second, 0.0)["w"], first["w"])
     assert torch.equal(interpolate(first, second, 1.0)["w"], second["w"])
+    counts = ({"batches": torch.tensor(number)} for number in (3, 5))
+    assert interpolate(*counts, 0.5) == {"batches": torch.tensor(5)}  # whole, of the fine-tuned
 
 
 @pytest.mark.parametrize("bf16", [False, True])
@@ -538,7 +571,7 @@ def test_shifts_that_are_not_there_name_their_key():
         instantiate(compose_config(["task=clip_finetune", "task.shift_names=[r,x]"]).task)
 
 
-def test_logits_do_not_lose_bits_under_autocast():
+def test_logits_do_not_lose_bits_under_autocast(towers):
     torch.manual_seed(0)
     model = ClipClassifier(nn.Identity(), 100 * F.normalize(torch.randn(5, 8), dim=-1))
     features = torch.randn(4, 8)
@@ -546,6 +579,10 @@ def test_logits_do_not_lose_bits_under_autocast():
         inside, rounded = model(features), model.head(F.normalize(features, dim=-1))
     assert torch.equal(inside, model(features))
     assert not torch.equal(rounded.float(), inside)
+    outside = zero_shot_rows(towers.clip, towers.tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(zero_shot_rows(towers.clip, towers.tokens), outside)
+        assert towers(torch.randn(2, 3, 32, 32)).dtype == torch.float32
 
 
 def test_contrastive_training_is_not_cut_into_parts():
