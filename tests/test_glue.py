@@ -43,9 +43,9 @@ ARCHITECTURES = {
 
 def write_checkpoint(folder, architecture="bert", **changes):
     """A tiny random model with a tokenizer for WORDS, as a folder that transformers can load."""
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     config_class, model_class, sizes = ARCHITECTURES[architecture]
-    config = config_class(vocab_size=len(vocabulary), pad_token_id=0, **sizes | changes)
+    config = config_class(vocab_size=len(vocabulary), pad_token_id=1, **sizes | changes)
     torch.manual_seed(0)
     model_class(config).save_pretrained(folder)
     vocabulary_file = folder / "vocab.txt"
@@ -79,7 +79,9 @@ def write_sentences(root):
             if name == "cola":
                 columns = {"sentence": columns["sentence1"]}
             columns["label"] = rng.integers(0, 2, size=count)
-            pq.write_table(pa.table(columns), root / name / f"{split}-00000-of-00001.parquet")
+            for part, rows in enumerate((slice(10), slice(10, None))):
+                table = pa.table({key: values[rows] for key, values in columns.items()})
+                pq.write_table(table, root / name / f"{split}-0000{part}-of-00002.parquet")
     return str(root)
 
 
@@ -106,7 +108,7 @@ def test_a_cut_model_equals_the_ordinary_one(architecture, tmp_path):
     whole.double().eval()
     ids = torch.randint(5, 20, (3, 10))
     mask = torch.ones_like(ids)
-    ids[0, 6:], mask[0, 6:] = 0, 0
+    ids[0, 6:], mask[0, 6:] = 1, 0
     segments = torch.randint(2, ids.shape)
     own = {"token_type_ids": segments} if architecture in ("bert", "roberta", "electra") else {}
     ours = model(model.embed(ids, segments), mask)
@@ -152,6 +154,7 @@ def test_padding_never_changes_an_output(data, checkpoint, name):
     torch.testing.assert_close(task.field(model, wider)(), expected, rtol=1e-10, atol=1e-12)
     dynamic = make_task(data, checkpoint, name, padding="dynamic")
     assert dynamic.evaluate(model) == pytest.approx(task.evaluate(model), abs=1e-9)
+    assert (task.static_shapes, dynamic.static_shapes) == (True, False)
 
 
 @pytest.mark.parametrize("length", [24, 12])
@@ -375,6 +378,7 @@ def test_bad_input_is_named(data, checkpoint, tmp_path):
     task, model = make_task(data, checkpoint, length=60), make_model(checkpoint)
     with pytest.raises(ValueError, match=r"task\.length=60: the model has positions for 40 tokens"):
         task.check_model(model)
+    make_task(data, checkpoint, length=40).check_model(model)
     with pytest.raises(ValueError, match=r"its weights do not fit model\.classes=3, as if it had"):
         TextClassifier(checkpoint, classes=3)  # a head of two classes was saved with it
     model.classes = 3
