@@ -326,7 +326,7 @@ def test_variants_share_their_forward_passes():
     legendre = replace(ED, basis="legendre", degree=4)
     variants = {name: ALL[name] for name in ("ed", "ed_norm", "ed_pca")} | {"legendre": legendre}
     others = {name: ALL[name] for name in ("ed_noise", "norm", "sharpness", "adaptive", "worst")}
-    others["seed"] = replace(ED, seed=1)
+    others |= {"seed": replace(ED, seed=1), "nodes": replace(ED, resolution=20)}
     groups = in_groups(variants | others)
     assert [list(group) for group in groups] == [list(variants), *([name] for name in others)]
     task, model = Counting(), network()
