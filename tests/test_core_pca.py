@@ -24,6 +24,15 @@ def test_scores_equal_those_of_the_svd(components, outputs):
     torch.testing.assert_close(ours.abs(), theirs.abs(), rtol=1e-9, atol=1e-9)  # up to sign
 
 
+def test_small_components_of_float32_outputs_are_no_rounding():
+    """Smooth paths, whose later components are tiny: their Gram matrix needs float64."""
+    nodes = torch.linspace(-1, 1, 200, dtype=torch.float64)[:, None]
+    values = (normal(20, 1, 10) * nodes + normal(20, 1, 10, seed=1)).softmax(-1)
+    ours, theirs = principal_scores(values.float(), 10), svd_scores(values, 10)
+    assert theirs[..., 5:].abs().max() < 1e-4
+    torch.testing.assert_close(ours.double().abs(), theirs.abs(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [1e-4, 1, 1e4])
 @pytest.mark.parametrize("components", [1, 2, 3])
 def test_gradient_equals_autograd_through_the_svd(components, scale):

@@ -23,9 +23,8 @@ def fit_matrix(
     nodes with r = 15, K = 14 one set in 12,000 gave infinities, and half were wrong by 6 % or more.
     """
     check_resolution(nodes.shape[-1], degree, damping)
-    wide = nodes.dtype if nodes.device.type == "mps" else torch.float64  # Apple's GPUs lack it
     with torch.autocast(nodes.device.type, enabled=False):
-        design = basis(2 * nodes.to(wide) - 1, degree)
+        design = basis(2 * widened(nodes) - 1, degree)
         identity = torch.eye(degree + 1, dtype=design.dtype, device=nodes.device)
         normal = design.mT @ design + damping * identity
         # solve_ex: the checking form reads the LU status back to the host at every call
@@ -45,6 +44,11 @@ def fit(values: Tensor, nodes: Tensor, degree: int, **settings) -> Tensor:
     matrix = fit_matrix(nodes.to(dtype), degree, **settings)
     with torch.autocast(values.device.type, enabled=False):
         return (matrix @ values.to(dtype)).mT
+
+
+def widened(values: Tensor) -> Tensor:
+    """In float64, for what squares a condition number; Apple's GPUs lack it."""
+    return values if values.device.type == "mps" else values.double()
 
 
 def check_resolution(resolution: int, degree: int, damping: float) -> None:
