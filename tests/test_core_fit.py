@@ -98,20 +98,24 @@ def test_uniform_nodes_rise_and_keep_their_ends():
     assert even.tolist() == [0, 0.25, 0.5, 0.75, 1]  # shared by all paths
 
 
-@pytest.mark.parametrize(("r", "even", "drawn"), [(4, 1.0, 12.8), (15, 44.1, 392.0)])
-def test_how_strongly_uniform_nodes_make_ed_answer_one_output(r, even, drawn):
+@pytest.mark.parametrize(
+    ("r", "even", "drawn", "worst"), [(4, 1.0, 12.8, 246), (15, 44.1, 392.0, 920)]
+)
+def test_how_strongly_uniform_nodes_make_ed_answer_one_output(r, even, drawn, worst):
     """The most that ED moves with one output at one inner node, K = r - 1, as a multiple of fixed
     Chebyshev nodes': equal spacing is as mild at r = 4 and not at 15, independent draws never are.
     The paper trains well with "uniform" nodes at r = 4 and badly at 15, so it may mean the former.
     """
 
-    def answer(sampler) -> float:
+    def answers(sampler) -> torch.Tensor:
         matrix = fit_matrix(sampler(uniform(20000, r), True), r - 1)[..., 1:-1]
-        return (matrix.abs() * torch.arange(r)[:, None]).sum(-2).amax(-1).mean().item()
+        return (matrix.abs() * torch.arange(r)[:, None]).sum(-2).amax(-1)
 
-    fixed = answer(ChebyshevNodes())
-    assert answer(UniformNodes(even=True)) / fixed == pytest.approx(even, rel=0.02)
-    assert answer(UniformNodes()) / fixed == pytest.approx(drawn, rel=0.1)
+    fixed = answers(ChebyshevNodes()).item()
+    assert answers(UniformNodes(even=True)).item() / fixed == pytest.approx(even, rel=0.02)
+    of_draws = answers(UniformNodes()) / fixed
+    assert of_draws.mean().item() == pytest.approx(drawn, rel=0.1)
+    assert of_draws.quantile(0.99).item() == pytest.approx(worst, rel=0.1)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
+import ed
 from ed.core.pca import gram_eigen, jacobi_eigen, principal_scores
 
 
@@ -31,6 +33,21 @@ def test_small_components_of_float32_outputs_are_no_rounding():
     ours, theirs = principal_scores(values.float(), 10), svd_scores(values, 10)
     assert theirs[..., 5:].abs().max() < 1e-4
     torch.testing.assert_close(ours.double().abs(), theirs.abs(), rtol=1e-5, atol=1e-6)
+
+
+def test_normalised_degree_of_small_components_does_not_depend_on_the_precision():
+    """ED_norm does not see how small a component is, so it shows first that one is rounding."""
+    network = nn.Sequential(nn.Linear(50, 256), nn.Tanh(), nn.Linear(256, 1000)).double()
+    representation = ed.Representation(200, 40, components=10, weighting="normalised")
+    nodes = representation.nodes(20, dtype=torch.float64)
+    with torch.no_grad():
+        outputs = network(normal(20, 1, 50) + 2 * nodes[..., None] * normal(20, 1, 50, seed=1))
+
+    def degree(dtype):
+        coefficients = representation.coefficients(outputs.to(dtype), nodes.to(dtype))
+        return representation.degrees(coefficients).mean().item()
+
+    assert degree(torch.float32) == pytest.approx(degree(torch.float64), rel=1e-3)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1, 1e4])

@@ -3,8 +3,8 @@
 A path has few points (r) and maybe many outputs (C), so the scores come from the r x r
 eigen-problem G = Yc Yc' = V L V': scores = V sqrt(L). For 4 x 1000 outputs that is dozens of times
 cheaper than a batched SVD on a GPU. It squares the condition number, so it happens in float64: in
-float32 small components were mostly rounding: with ten of them ED came out 2 % too high, and
-ED_norm, to which the size of a component is nothing, 60 %.
+float32 small components were mostly rounding, and ED_norm, which does not see how small they are,
+came out twice as high with ten of them (tests/test_core_pca.py has the case).
 """
 
 import functools
