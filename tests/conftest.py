@@ -5,6 +5,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)  # bitwise tests must not depend on how many cores a machine has
+ONEDNN = torch.backends.mkldnn.enabled
 
 
 def pytest_collection_modifyitems(config, items):
@@ -18,9 +19,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def same_draws() -> None:
+def same_draws_and_rounding() -> None:
     """Whatever ran before in this process: pytest-xdist deals tests out anew in every run."""
     torch.manual_seed(0)
+    # torch turns it off for good once a product in bf16 has failed there, as on a CPU without bf16
+    torch.backends.mkldnn.enabled = ONEDNN
 
 
 @pytest.fixture(scope="session")

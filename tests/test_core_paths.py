@@ -664,7 +664,6 @@ def test_inputs_that_do_not_fit_are_shown_beside_what_torch_says():
     )
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_rounded_outputs_are_warned_of(dtype):
     """Rounding is rough, and ED counts it: in bfloat16 this network gains a quarter."""

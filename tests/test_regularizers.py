@@ -93,13 +93,6 @@ def run(step: TrainStep, start: int, stop: int, dtype=torch.float64) -> TrainSte
     return step
 
 
-@pytest.fixture
-def plain_kernels(monkeypatch):
-    """For bf16: on a CPU without it, oneDNN fails once and torch then turns it off for good, which
-    would change the rounding of every later test in this process."""
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-
-
 def moment(seed: int = 0) -> Moment:
     return Moment(torch.tensor(0.5), torch.Generator().manual_seed(seed))
 
@@ -198,7 +191,6 @@ def test_perturbed_weights_come_back_exactly():
         torch.testing.assert_close(now, then, rtol=0, atol=1e-200, msg=name)
 
 
-@pytest.mark.usefixtures("plain_kernels")
 def test_second_pass_sees_the_perturbed_weights_under_autocast():
     """Autocast keeps bf16 copies of the weights; they must not outlive the first pass."""
     gradients = []
@@ -666,7 +658,6 @@ def test_accumulation_leaves_the_gradient_alone():
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)  # order of sums
 
 
-@pytest.mark.usefixtures("plain_kernels")
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_under_accumulation_and_clipping(name, bf16):
