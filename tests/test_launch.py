@@ -241,8 +241,11 @@ def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch,
 
     threading.Thread(target=stop).start()
     code = None
+    # a shell's script lets what it starts in the background ignore SIGINT: these tests, perhaps
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # which would end all tests
         code = launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"])
+    signal.signal(signal.SIGINT, before)
     assert code == 75
     output = capsys.readouterr().out
     assert "stopped six/ed/seed0" in output
