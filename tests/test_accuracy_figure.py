@@ -3,10 +3,12 @@
 import itertools
 from dataclasses import replace
 
+import matplotlib
 import pytest
 
 from ed.analysis.collect import Row
 from ed.analysis.experiments import load_table
+from ed.figures import files
 from ed.figures.accuracy import REFERENCE, draw
 
 
@@ -98,6 +100,23 @@ def test_empty_places_of_the_grid_are_not_drawn(cells, shown):
     assert sum(axis.axison for axis in figure.axes) == shown
     named = [bool(axis.get_xlabel()) for axis in figure.axes[:shown]]
     assert named == [False] * max(0, shown - 4) + [True] * min(4, shown)  # the lowest of a column
+
+
+@pytest.mark.parametrize("cells", [1, 2, 3, 4])
+def test_words_stay_inside_a_narrow_figure(cells, monkeypatch):
+    table = load_table("ablations_100")
+    homes = [("ablations_100", name) for name in table.cells if name.startswith("r15")][:cells]
+    deviations = "model=vit_micro regularizer.pairs=64 task.epochs=5 task.warmup_epochs=1"
+    drawn = []
+    monkeypatch.setattr(files, "_bytes", lambda figure, _: drawn.append(figure))
+    rows = [replace(run, deviations=deviations) for run in runs(*homes, seeds=(0, 1, 2))]
+    with matplotlib.rc_context(files.STYLE):  # the letters are measured, so as large as drawn
+        files.figure_files(table, rows, deviations)
+        figure = drawn[0]
+        figure.draw_without_rendering()
+        for words in (*figure.texts, *figure.legends):
+            box = words.get_window_extent()
+            assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
 
 def test_nothing_to_draw():

@@ -60,7 +60,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
         axis.set_ylabel("accuracy (%)")
     seeds = sorted({run.seed for own in cells.values() for run in own})
     handles = _legend(seeds, labels[first] if len(cells) > 1 else None)
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns)
+    figure.legend(handles=handles, loc="outside lower center", ncols=max(2, 2 * columns - 2))
     return figure
 
 

@@ -6,6 +6,7 @@ returns is told in scripts/table.py.
 
 import importlib
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 
 import matplotlib
@@ -24,6 +25,7 @@ STYLE = {
     "savefig.dpi": 200,
     "pdf.fonttype": 42,  # text in the PDF stays text
 }
+LETTERS_PER_INCH = 15  # of a remark
 UNDATED = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
 
 Draw = Callable[[Table, Sequence[Row]], Figure | None]
@@ -54,7 +56,9 @@ def figure_files(
             return {}
         remarks = _remarks(table, deviations, drawn, done)
         if remarks:
-            figure.suptitle("\n".join(remarks), fontsize=8, color="tab:red")
+            letters = int(LETTERS_PER_INCH * figure.get_figwidth())
+            lines = [textwrap.fill(remark, letters) for remark in remarks]
+            figure.suptitle("\n".join(lines), fontsize=8, color="tab:red")
         stem = reduced_name(table.name, deviations.split())
         return {f"{stem}.{kind}": _bytes(figure, kind) for kind in UNDATED}
 
