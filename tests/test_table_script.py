@@ -174,7 +174,7 @@ def draw(table, rows):
     global latest
     if len(rows) < 2:
         return None
-    figure = latest = Figure(figsize=(2, 1))
+    figure = latest = Figure(figsize=(3, 2))
     axis = figure.add_subplot()
     for row in rows:
         history = [(h["step"], h["eval/acc"]) for h in row.history() if "eval/acc" in h]
