@@ -9,10 +9,10 @@ embeddings of a text classifier; and the settings of a `Representation`, one by 
 (`components=3`) or as one object. `estimate` returns an `Estimate`: mean, standard error, the value
 of each path, and the spectrum of coefficients.
 
-The steps by themselves: samplers of nodes (`RandomizedCosine`, `ChebyshevNodes`, `UniformNodes`),
-bases (`chebyshev`, `legendre`), `fit`, `principal_scores`, and coefficients to degree
-(`effective_degree`, `normalised_degree`, `quadratic_degree`). `Paths` is for a loss that shares one
-forward pass with its penalty.
+The steps by themselves: samplers of nodes (`RandomizedCosine`, `ChebyshevNodes`, `UniformNodes`,
+`StratifiedNodes`), bases (`chebyshev`, `legendre`), `fit`, `principal_scores`, and coefficients to
+degree (`effective_degree`, `normalised_degree`, `quadratic_degree`). `Paths` is for a loss that
+shares one forward pass with its penalty.
 """
 
 import importlib
@@ -25,6 +25,7 @@ _EXPORTS = {
     "legendre": "ed.core.bases",
     "ChebyshevNodes": "ed.core.nodes",
     "RandomizedCosine": "ed.core.nodes",
+    "StratifiedNodes": "ed.core.nodes",
     "UniformNodes": "ed.core.nodes",
     "fit": "ed.core.fit",
     "effective_degree": "ed.core.degree",
