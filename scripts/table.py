@@ -110,11 +110,15 @@ def draw(table: Table, rows: list[Row], *, available: bool) -> None:
             print(path)
 
 
-def figures_beside(table: Table, rows: list[Row]) -> list[str]:
-    """Its picture and those of its reductions, where they have been drawn."""
-    stems = (reduced_name(table.name, d.split()) for d in sorted({row.deviations for row in rows}))
-    names = [f"{stem}.png" for stem in stems] if table.figure is not None else []
-    return [name for name in names if result_path(table, "png").with_name(name).exists()]
+def figures_beside(table: Table, rows: list[Row]) -> dict[str, str]:
+    """Its picture and those of its reductions, where they have been drawn, by deviations."""
+    if table.figure is None:
+        return {}
+    names = {
+        d: f"{reduced_name(table.name, d.split())}.png" for d in {row.deviations for row in rows}
+    }
+    folder = result_path(table, "png").parent
+    return {d: name for d, name in sorted(names.items()) if (folder / name).exists()}
 
 
 def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:

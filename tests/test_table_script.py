@@ -279,8 +279,9 @@ def test_reduced_runs_are_drawn_apart(drawn, tmp_path):
     for run in expand(drawn, cells=["ed"], root=tmp_path / "runs"):
         fabricate(run)
     assert main(here) == 0
-    shown = re.findall(r"!\[.*\]\((.*)\)", markdown.read_text())
-    assert shown == ["mini.png", picture.name]
+    shown = re.findall(r"!\[(.*)\]\((.*)\)", markdown.read_text())
+    reduced = f"{drawn.title}; reduced: {' '.join(sets)}"
+    assert shown == [(drawn.title, "mini.png"), (reduced, picture.name)]
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such.module:draw", "little_figure:paint"])

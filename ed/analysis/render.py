@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ed.analysis import returns
@@ -56,14 +56,18 @@ def to_csv(table: Table, rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def to_markdown(table: Table, rows: Sequence[Row], *, figures: Sequence[str] = ()) -> str:
+def to_markdown(
+    table: Table, rows: Sequence[Row], *, figures: Mapping[str, str] | None = None
+) -> str:
     """The table for people: the paper's numbers beside ours, and footnotes on what deviates.
 
-    `figures` are picture files beside it.
+    `figures` are picture files beside it, by what their runs deviate in.
     """
     footnotes: list[str] = []
     parts = [f"# {table.title}", f"{table.place}.", *_sections(table, rows, footnotes)]
-    parts += [f"![{table.title}]({figure})" for figure in figures]
+    for deviations, figure in (figures or {}).items():
+        reduced = f"; reduced: {deviations}" if deviations else ""
+        parts.append(f"![{table.title}{reduced}]({figure})")
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     parts.append(_provenance(table, rows))
