@@ -1,12 +1,17 @@
-"""The theory, to look at: ED against the number of paths, and degrees that paths preserve.
+"""The theory, to look at: ED against the number of paths, degrees that paths preserve, and nodes.
 
 For the exact maps of the paper's study on polynomial networks (inputs uniform in [-2, 2]^3, no
 network, no training) it draws
 
     top      ED against the number of paths with its standard error, and that error, which falls as
              one over the square root of their number
-    bottom   the lemma of degree preservation: on random paths nothing is left above the degree of
+    middle   the lemma of degree preservation: on random paths nothing is left above the degree of
              the map, and the leading coefficient is 2 P_D(x1 - x2) / 4^D, zero with probability 0
+
+and, of no map at all,
+
+    bottom   which nodes make a fit shaky: the most by which ED moves when the output at one inner
+             node moves by 1, with labels at both ends
 """
 
 import argparse
@@ -18,7 +23,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import ed
+from ed.core.degree import effective_degree
 from ed.core.field import Field
+from ed.core.fit import fit_matrix
+from ed.core.nodes import Sampler
 from ed.engine.errors import or_explain
 from ed.figures.files import STYLE
 from ed.figures.paths import picture_file
@@ -26,6 +34,13 @@ from ed.tasks.pnn import target_map, uniform_inputs
 
 MAPS = {1: "map 1, degree 1", 2: "map 2, degree 2", 3: "map 3, degree 5"}
 DEGREES = {1: (1, 1, 1), 2: (2, 2, 2), 3: (3, 5, 4)}  # of every output
+SAMPLERS = {
+    "fixed Chebyshev": ed.ChebyshevNodes(),
+    "randomized cosine": ed.RandomizedCosine(),
+    "equally spaced": ed.UniformNodes(even=True),
+    "stratified uniform": ed.StratifiedNodes(),
+    "independent uniform": ed.UniformNodes(),
+}
 SETTINGS = ed.Representation(resolution=32, degree=8, sampler=ed.ChebyshevNodes(), damping=0.0)
 
 
@@ -70,15 +85,28 @@ def leading_parts(inputs: Tensor) -> dict[int, Tensor]:
     return {number: torch.stack(parts[number], -1).abs() * scales[number] for number in MAPS}
 
 
+def strongest_answers(sampler: Sampler, resolution: int, degree: int, paths: int = 2000) -> Tensor:
+    """The most by which ED moves with the output at one inner node moving by 1: (paths,) or ()."""
+    uniform = torch.rand(
+        paths, resolution, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    inner = fit_matrix(sampler(uniform, True), degree)[..., 1:-1]
+    return effective_degree(inner.mT).amax(-1)
+
+
 @matplotlib.rc_context(STYLE)
 def draw(coefficients: dict[int, Tensor], leading: dict[int, Tensor], path: Path) -> None:
-    figure = Figure(figsize=(12, 7))
-    axes = figure.subplots(2, 3)
+    figure = Figure(figsize=(12, 10.5))
+    axes = figure.subplots(3, 3)
     draw_convergence(axes[0, 0], axes[0, 1], coefficients)
     draw_distribution(axes[0, 2], coefficients)
     draw_spectra(axes[1, 0], coefficients)
     draw_leading(axes[1, 1], coefficients, leading)
     draw_least(axes[1, 2], leading)
+    draw_answers(axes[2, 0], range(3, 17), None)
+    draw_answers(axes[2, 1], range(4, 33), 3)
+    draw_answers(axes[2, 2], range(8, 33), 7)
+    axes[2, 1].legend(fontsize=8, loc="upper right")
     figure.savefig(path, dpi=150)
 
 
@@ -145,7 +173,22 @@ def draw_least(axis, leading: dict[int, Tensor]) -> None:
         part = torch.stack([(values < bound).double().mean() for bound in bounds])
         axis.plot(bounds, part.where(part > 0, torch.nan), color=f"C{number - 1}")
     axis.set(xscale="log", yscale="log", xlabel="bound", ylabel="part of the paths")
-    axis.set_title("paths with $|c_D|$ below a bound: ever fewer towards zero")
+    axis.set_title("paths with $|c_D|$ below a bound: few near zero")
+
+
+def draw_answers(axis, resolutions: range, degree: int | None) -> None:
+    """Mean over paths, against the number of nodes; None: degree K = r - 1, through all of them."""
+    for place, (name, sampler) in enumerate(SAMPLERS.items(), start=len(MAPS)):
+        means = [
+            strongest_answers(sampler, r, r - 1 if degree is None else degree).mean()
+            for r in resolutions
+        ]
+        axis.plot(
+            resolutions, means, ".-", markersize=4, linewidth=1, color=f"C{place}", label=name
+        )
+    axis.set(yscale="log", xlabel="nodes r on a path", ylabel="most that ED moves with an output")
+    through_all = "K = r - 1: only cosine nodes stay mild"
+    axis.set_title(through_all if degree is None else f"K = {degree}: more nodes calm the fit")
 
 
 if __name__ == "__main__":

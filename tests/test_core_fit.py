@@ -12,6 +12,7 @@ from ed.core.bases import BASES, chebyshev, legendre
 from ed.core.degree import effective_degree, normalised_degree, quadratic_degree
 from ed.core.fit import fit, fit_matrix
 from ed.core.nodes import ChebyshevNodes, RandomizedCosine, StratifiedNodes, UniformNodes
+from scripts.theory import strongest_answers
 
 SAMPLERS = [
     RandomizedCosine(),
@@ -133,12 +134,8 @@ def test_how_strongly_nodes_make_ed_answer_one_output(sampler, r, mean, worst):
     and not at 15, independent draws never are. The paper trains well with "uniform" nodes at r = 4
     and badly at 15, so it may mean either of the former.
     """
-
-    def answers(sampler) -> torch.Tensor:
-        matrix = fit_matrix(sampler(uniform(20000, r), True), r - 1)[..., 1:-1]
-        return (matrix.abs() * torch.arange(r)[:, None]).sum(-2).amax(-1)
-
-    multiples = answers(sampler).flatten() / answers(ChebyshevNodes())
+    fixed = strongest_answers(ChebyshevNodes(), r, r - 1)
+    multiples = strongest_answers(sampler, r, r - 1, paths=20_000).flatten() / fixed
     assert multiples.mean().item() == pytest.approx(mean, rel=0.1)
     assert multiples.quantile(0.99).item() == pytest.approx(worst, rel=0.1)
 
