@@ -133,7 +133,7 @@ class EnvPoolGames(Games):
         return frames, rewards, dones, levels
 
     def _exchange(self, copies: np.ndarray, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """The pool's `step` without what that does in Python, a seventh of the time of 64 copies.
+        """The pool's `step` without what that does in Python, a ninth of the time of playing.
 
         Lanes share one interpreter, so that each would wait for the others' share of it, too.
         """

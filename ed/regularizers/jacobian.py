@@ -116,7 +116,7 @@ class Aligned(TorchFunctionMode):
     """Attention among a multiple of 8 tokens, the added ones without weight.
 
     Tensor cores want rows of products to begin at multiples of 16 bytes; without the added ones the
-    products of a ViT's 65 tokens run elsewhere, which is a quarter of ViT-Tiny's step.
+    products of a ViT's 65 tokens run elsewhere, which is over a quarter of ViT-Tiny's step.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -9,7 +9,7 @@ from ed.core.field import Field
 from ed.core.streams import generator
 from ed.tasks.base import Batch, Task, check_counts, check_shapes, check_warmup
 
-RANGE = 2.0  # inputs are uniform in [-2, 2]^3, the one simple choice that fits the paper's table
+RANGE = 2.0  # inputs are uniform in [-2, 2]^3, a simple choice that fits the paper's table
 MAPS = range(1, 7)
 TEST_EXAMPLES = 10_000
 
