@@ -25,7 +25,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import NoHistory, Row, collect, committed, merge, read_results, result_path
+from ed.analysis.collect import (
+    NoHistory,
+    Row,
+    collect,
+    committed,
+    merge,
+    read_results,
+    result_path,
+    seed_differences,
+)
 from ed.analysis.experiments import load_table, table_names
 from ed.analysis.render import to_csv, to_latex, to_markdown
 from ed.analysis.spec import SpecError, Table, reduced_name
@@ -73,6 +82,8 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
         raise SpecError(f"--add {missing[0]}: no such file")
     added = [row for path in options.add for row in read_results(path, table)]
     rows = merge([*committed(table), *added, *collect(table, options.runs)])
+    for difference in seed_differences(rows):
+        print(f"warning: {difference}; their mean is shown all the same", file=sys.stderr)
     csv_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(csv_path, to_csv(table, rows))
     draw(table, rows, available=options.available)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, target_of
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import Table
 
@@ -51,6 +51,8 @@ def fabricate(run, accuracy: float = 80.0, *, done: bool = True, tail: str = "")
         if "." in key:
             group, name = key.split(".")
             config.setdefault(group, {})[name] = float(value)
+        elif key != "seed":
+            config.setdefault(key, {})["_target_"] = target_of(key, value)
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
     rows = [{"step": 5, "train/loss": 2.0}, {"step": 10, "eval/acc": accuracy}]
     text = "".join(json.dumps(row) + "\n" for row in rows)

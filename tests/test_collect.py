@@ -6,7 +6,15 @@ import math
 import pytest
 import yaml
 
-from ed.analysis.collect import CollectError, Row, collect, collect_run, merge, read_metrics
+from ed.analysis.collect import (
+    CollectError,
+    Row,
+    collect,
+    collect_run,
+    merge,
+    read_metrics,
+    seed_differences,
+)
 from ed.analysis.spec import expand
 from tests.tables import fabricate
 
@@ -83,6 +91,12 @@ def test_a_folder_with_another_run_is_refused(table, tmp_path):
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 5}))
     with pytest.raises(CollectError, match="has seed=5, but the table says 0: it is another run"):
         collect_run(run, table)
+    other = {"regularizer": config["regularizer"] | {"_target_": "ed.regularizers.sam.Sam"}}
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config | other))
+    with pytest.raises(
+        CollectError, match=r"_target_=ed\.regularizers\.sam\.Sam, but the table says"
+    ):
+        collect_run(run, table)
     config["task"]["epochs"] = 20
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(CollectError, match=r"task\.epochs=20, but the table says 300") as error:
@@ -90,8 +104,27 @@ def test_a_folder_with_another_run_is_refused(table, tmp_path):
     assert str(error.value).endswith(f"; move {run.folder} away and launch again")
     del config["task"]
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(CollectError, match=r"has no task\.epochs, but the table says 300.*; move "):
+    with pytest.raises(CollectError, match=r"has no task, but the table says cifar10.*; move "):
         collect_run(run, table)
+
+
+def test_seeds_that_were_trained_differently_are_told(table, tmp_path):
+    runs = expand(table, cells=["ed"], root=tmp_path)
+    for run in runs:
+        fabricate(run)
+    rows = [collect_run(run, table) for run in runs]
+    assert seed_differences(rows) == []
+    path = runs[1].folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    unimportant = {"system": {"device": "cpu"}, "added": "later"}
+    path.write_text(yaml.safe_dump(config | unimportant))
+    assert seed_differences(rows) == []
+    config["regularizer"]["pairs"] = 64
+    path.write_text(yaml.safe_dump(config))
+    first = runs[0].folder / "config.yaml"
+    first.write_text(first.read_text().replace("weight:", "pairs: 128\n  weight:"))
+    told = "mini/ed: seeds differ in regularizer.pairs: 128 (seed 0), 64 (seed 1)"
+    assert seed_differences(rows) == [told]
 
 
 @pytest.mark.parametrize(

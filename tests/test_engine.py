@@ -228,6 +228,23 @@ def make_step(*overrides: str, model=None, **how) -> TrainStep:
     return TrainStep(task, model, regularizer, recipe, device=torch.device("cpu"), seed=0, **how)
 
 
+def test_a_checkpoint_of_another_device_leaves_the_optimizer_as_this_one_wants_it():
+    """A GPU's updates are fused, and their rate is a tensor there; a CPU's do with neither."""
+    ours, theirs = (make_step("model.depth=1") for _ in range(2))
+    batch = next(iter(theirs.task.batches(theirs.model, 0)))
+    theirs(batch, 0)
+    stored = copy.deepcopy(theirs.state_dict())
+    stored["optimizer"]["param_groups"][0] |= {"fused": True, "lr": torch.tensor(0.5)}
+    ours.load_state_dict(stored)
+    (group,) = ours.optimizer.param_groups
+    assert group["fused"] is None
+    assert not isinstance(group["lr"], torch.Tensor)
+    for step in (ours, theirs):
+        step(batch, 1)
+    for mine, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
 def test_a_step_is_made_as_the_settings_say(monkeypatch):
     monkeypatch.setattr(main, "TrainStep", lambda *_, **how: how)
     cfg = compose_config(["seed=3", "accumulate=2", "precision=bf16", "system.checkpointing=true"])

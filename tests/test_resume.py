@@ -191,6 +191,18 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
     assert "last.pt is damaged" in warnings[0]
 
 
+def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(tmp_path, monkeypatch):
+    """Going on from an older one, or from the start, would overwrite it."""
+    save_checkpoint(tmp_path, {"step": 1})
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(PermissionError, match=r"last\.pt"):
+        load_checkpoint(tmp_path, lambda _: None)
+
+
 def test_checkpoints_execute_no_foreign_code(tmp_path):
     class Evil:
         def __reduce__(self):

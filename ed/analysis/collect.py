@@ -6,6 +6,7 @@ two finished runs that claim one key with different numbers are an error, never 
 """
 
 import csv
+import functools
 import io
 import json
 import math
@@ -16,7 +17,16 @@ from pathlib import Path
 import yaml
 
 from ed.analysis.experiments import load_table
-from ed.analysis.spec import PLACES, Run, Table, expand, nested, parse_value
+from ed.analysis.spec import (
+    EXPERIMENTS,
+    INCIDENTAL,
+    PLACES,
+    Run,
+    Table,
+    expand,
+    nested,
+    parse_value,
+)
 from ed.files import read_rows
 
 STATUSES = ("done", "partial", "failed", "pending")
@@ -233,18 +243,57 @@ def _reductions(table: Table, root: Path) -> list[list[str]]:
     return [read_json(path, kind=list) for path in paths]
 
 
-def _check_config(run: Run) -> None:
-    """The folder must hold the run the table means: same seed, same values where it names any."""
-    path = run.folder / "config.yaml"
+def seed_differences(rows: Iterable[Row]) -> list[str]:
+    """Cells whose finished seeds were trained with different settings, and in what they differ."""
+    configs: dict[tuple, dict[int, dict]] = {}
+    for row in rows:
+        if row.status == "done" and row.folder is not None:
+            flat = _flat(_read_config(row.folder))
+            kept = {k: v for k, v in flat.items() if not _may_differ(k)}
+            configs.setdefault((*row.home, row.deviations), {})[row.seed] = kept
+    found = []
+    for (table, cell, deviations), seeds in configs.items():
+        reduced = f" ({deviations})" if deviations else ""
+        for key in sorted(set.intersection(*(set(config) for config in seeds.values()))):
+            values = {seed: config[key] for seed, config in sorted(seeds.items())}
+            if any(value != next(iter(values.values())) for value in values.values()):
+                each = ", ".join(f"{value} (seed {seed})" for seed, value in values.items())
+                found.append(f"{table}/{cell}{reduced}: seeds differ in {key}: {each}")
+    return found
+
+
+def _may_differ(key: str) -> bool:
+    """Settings in which the seeds of a cell may differ: they cannot change a result."""
+    group = key.partition(".")[0]
+    return group in (*INCIDENTAL, "seed", "measures") or key in PLACES
+
+
+def _flat(config: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in config.items():
+        nested = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return flat
+
+
+def _read_config(folder: Path) -> dict:
+    path = folder / "config.yaml"
     try:
-        config = yaml.safe_load(path.read_bytes())
+        return yaml.safe_load(path.read_bytes()) or {}
     except yaml.YAMLError as error:
         raise CollectError(f"{path} is not YAML ({str(error).splitlines()[0]})") from None
+
+
+def _check_config(run: Run) -> None:
+    """The folder must hold the run the table means: same seed, same values where it names any."""
+    path, config = run.folder / "config.yaml", _read_config(run.folder)
     for key, text in dict(o.split("=", 1) for o in run.overrides).items():
-        if ("." not in key and key != "seed") or key.startswith("hydra."):
-            continue  # a group's choice, or where it is found: its values are in the config
-        if key in PLACES:
-            continue  # the same data may lie elsewhere by now
+        if key in (*PLACES, "debug", "measures") or key.startswith("hydra."):
+            continue  # the same data may lie elsewhere by now; these two choose several things
+        if isinstance(config.get(key), dict):  # a group's choice: what it builds must agree
+            key, text = f"{key}._target_", target_of(key, text)
+            if text is None:
+                continue
         try:
             stored = nested(config, key)
         except (KeyError, TypeError):
@@ -257,6 +306,18 @@ def _check_config(run: Run) -> None:
             f"{path} has {found}, but the table says {text}: it is another run; move "
             f"{_in_the_way(run)} away and launch again"
         )
+
+
+@functools.cache
+def target_of(group: str, choice: str) -> str | None:
+    """What a group's choice builds; None where it is not ours to know: a list, or a user's own."""
+    path = EXPERIMENTS.with_name("configs") / group / f"{choice}.yaml"
+    if not path.is_file():
+        return None
+    config = yaml.safe_load(path.read_bytes()) or {}
+    parents = [name for name in config.get("defaults", ()) if isinstance(name, str)]
+    inherited = [target_of(group, name) for name in parents if name != "_self_"]
+    return config.get("_target_") or next(iter(inherited), None)
 
 
 def _in_the_way(run: Run) -> str:

@@ -44,14 +44,18 @@ def save_checkpoint(folder: Path, state: dict) -> None:
 
 
 def load_checkpoint(folder: Path, warn) -> dict | None:
-    """The newest good checkpoint, or None where there is none. `warn` is told of damaged ones."""
+    """The newest good checkpoint, or None where there is none. `warn` is told of damaged ones.
+
+    One that cannot be read (no permission, a disk that does not answer) is no damaged one: OSError,
+    as going on from an older one would overwrite it.
+    """
     for name in NAMES:
         path = folder / name
         if not path.exists():
             continue
         try:
             return _read(path)
-        except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError) as error:
+        except (ValueError, RuntimeError, EOFError, UnpicklingError) as error:
             reason = str(error).splitlines()[0]
             warn(f"{path} is damaged ({reason}): falling back to an older one, or to the start")
     return None

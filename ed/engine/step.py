@@ -110,14 +110,18 @@ class TrainStep:
 
     def load_state_dict(self, state: dict) -> None:
         self.model.load_state_dict(state["model"])
-        # the stored groups bring rates of their own, on the CPU: a captured step would bake them in
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        self.optimizer.load_state_dict(
+            state["optimizer"] | {"param_groups": self._own_settings(state["optimizer"])}
+        )
         lay_out_like_weights(self.optimizer)
         self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         self.count = state["count"]
+
+    def _own_settings(self, stored: dict) -> list[dict]:
+        """The stored groups with what this device wants, as a fused kernel or a rate that lives on
+        it: torch would take over what the device that saved wanted, and where it counted steps."""
+        groups = zip(stored["param_groups"], self.optimizer.param_groups, strict=True)
+        return [own | {"params": saved["params"]} for saved, own in groups]
 
     def _update(self, batch: Batch) -> None:
         def closure(sync: bool = True, update_statistics: bool = True) -> dict[str, Tensor]:
