@@ -200,7 +200,7 @@ def folder(tmp_path) -> Path:
     (results / "small.csv").write_text(header + rows)
     record = results / "runs" / "small" / "plain" / "seed0"
     record.mkdir(parents=True)
-    (record / "config.yaml").write_text("model: {width: 8}\nseed: 0\ntask: <b>\n")
+    (record / "config.yaml").write_text("model: {width: 8}\nseed: 0\ntask: {data: <b>}\n")
     metrics = [{"step": s, "train/loss": 2.0 / s, "eval/acc": 60.0 + s} for s in range(1, 41)]
     (record / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     session = {"device": "Some GPU", "versions": {"numpy": "2.9.9"}, "command": HOSTILE}
@@ -215,7 +215,7 @@ def test_a_record_gives_curves_settings_and_versions(folder):
     shown = page.texts["small--plain"]
     assert "train/loss, by step, log scale" in shown
     assert "eval/acc, by step" in shown
-    assert "task: <b>" in shown
+    assert "task: {data: <b>}" in shown
     assert "2.9.9" in shown
     curves = [a for name, a in page.elements if name == "path" and a["class"] == "line s0"]
     assert [a["d"].count("L") for a in curves] == [39, 39]
