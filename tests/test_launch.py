@@ -359,6 +359,10 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, caps
         (runs / begun).unlink()
     cells = {"ed": {"overrides": ["regularizer=none"], "paper": None}}
     assert launch.main([write_table(tmp_path, cells=cells), *arguments, "--seeds", "0"]) == 1
+    built = "has regularizer._target_=ed.regularizers.ed.EffectiveDegree, but the table says"
+    assert built in capsys.readouterr().err
+    cells = {"ed": {"overrides": ["regularizer=ed"], "paper": None}}  # without what it had named
+    assert launch.main([write_table(tmp_path, cells=cells), *arguments, "--seeds", "0"]) == 1
     refused = capsys.readouterr().err
     assert "holds a run with another config" in refused
     assert refused.endswith(", or move that folder away\n")  # the table decides system.run_dir
