@@ -37,9 +37,15 @@ POLL_SECONDS = 0.2
 ENDED_BY_SOMEONE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
+class LaunchError(ValueError):
+    """What was asked for cannot be done here."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
+        if options.runs.exists() and not options.runs.is_dir():
+            raise LaunchError(f"--runs {options.runs}: not a folder")
         table = load_table(options.table)
         runs = expand(
             table,
@@ -130,13 +136,18 @@ def is_busy(run: Run) -> bool:
 
 
 def is_locked(run: Run, name: str) -> bool:
+    """Whether a process keeps this lock; LaunchError where the system does not tell."""
+    path = run.folder / name
     try:
-        with open(run.folder / name) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
+        with open(path) as file:  # to be shared: NFS locks for one alone only what may be written
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        reason = f"{path}: {error.strerror}"
+        raise LaunchError(f"{reason}, so whether this run is running is unknown") from None
     return False
 
 

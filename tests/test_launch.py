@@ -1,6 +1,8 @@
 """The launcher: a table killed in the middle ends like an undisturbed one; nothing runs twice."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import re
@@ -393,6 +395,52 @@ def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
     (folder / "DONE").touch()  # or ended meanwhile
     (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
     assert launch.start(run, None) is None
+
+
+def test_an_interrupted_run_does_not_look_running_on_nfs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = one_run(tmp_path)
+    launch.main(arguments)
+    plain = fcntl.flock
+
+    def flock(file, operation):
+        """There an exclusive lock is one of all bytes, for which the file must be writable."""
+        if operation & fcntl.LOCK_EX and not file.writable():
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        plain(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    capsys.readouterr()
+    assert launch.main([*arguments, "--status"]) == 75
+    assert "1 runs: 1 pending" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOLCK])
+def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(tmp_path, capsys, monkeypatch, number):
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = one_run(tmp_path)
+    launch.main(arguments)
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    capsys.readouterr()
+    assert launch.main([*arguments, "--status"]) == 1
+    path = tmp_path / "six/ed/seed0" / launch.CLAIM
+    assert capsys.readouterr().err == (
+        f"error: {path}: {os.strerror(number)}, so whether this run is running is unknown\n"
+    )
+
+
+@pytest.mark.parametrize("more", [[], ["--status"], ["--where", "print"]])
+def test_a_file_in_place_of_the_runs_is_refused(tmp_path, capsys, more):
+    (tmp_path / "file").touch()
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "file"), *more]
+    assert launch.main(arguments) == 1
+    assert capsys.readouterr().err == f"error: --runs {tmp_path}/file: not a folder\n"
+    (run, *_) = expand(load_table(arguments[0]), root=tmp_path / "file")
+    assert not launch.is_locked(run, ".lock")
 
 
 def test_a_run_that_began_before_it_failed_keeps_its_settings_and_its_log(
