@@ -58,7 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.status:
             return report(table, runs)
         if options.where == "print":
-            print(*(shlex.join(command(run)) for run in runs if not is_done(run)), sep="\n")
+            missing = [run for run in runs if not is_done(run)]
+            note_or_warn(missing, table)
+            print(*(shlex.join(command(run)) for run in missing), sep="\n")
             return 0
         if options.where == "slurm":
             require_slurm(options.partition)
@@ -166,6 +168,7 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
         except Exception as error:  # Hydra raises its own kinds, all about the overrides
             reason = composition(error, run.overrides)
             raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
+    note_deviations(runs, table)
     for run in runs:
         if is_busy(run):
             continue  # another launcher was faster, and has frozen it
@@ -173,11 +176,28 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
             (run.folder / "config.yaml").unlink(missing_ok=True)
         own = {"seed": run.seed, "system": {"run_dir": str(run.folder)}}
         RunFolder(run.folder, OmegaConf.merge(cells[run.table, run.cell], own)).close()
-        if run.deviations:  # the collector finds reduced runs by this file
-            for name in {run.table, table.name}:
-                folder = run.folder.parents[2] / reduced_name(name, run.deviations)
-                folder.mkdir(parents=True, exist_ok=True)
-                write_json(folder / "deviations.json", list(run.deviations))
+
+
+def note_deviations(runs: Sequence[Run], table: Table) -> None:
+    """Writes the files by which the collector finds reduced runs, from their home table, too."""
+    folders = {
+        run.folder.parents[2] / reduced_name(name, run.deviations): list(run.deviations)
+        for run in runs
+        if run.deviations
+        for name in (run.table, table.name)
+    }
+    for folder, deviations in folders.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "deviations.json", deviations)
+
+
+def note_or_warn(runs: Sequence[Run], table: Table) -> None:
+    """For commands that may be meant for a machine whose folders are not here."""
+    try:
+        note_deviations(runs, table)
+    except OSError as error:
+        told = f"{error.filename}: {error.strerror}"
+        print(f"hint: {told}; table.py finds such runs by deviations.json there", file=sys.stderr)
 
 
 def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from ed.analysis.experiments import load_table
 from ed.analysis.render import to_csv, to_markdown
 from ed.analysis.spec import expand
 from scripts import launch
+from tests.tables import fabricate
 
 ROOT = Path(__file__).parents[1]
 STEPS = 20
@@ -571,6 +572,32 @@ def test_print_shows_commands_and_runs_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path.parent)  # runs start in another folder than the launcher's
     launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", tmp_path.name])
     assert capsys.readouterr().out.splitlines() == lines[1:]
+
+
+def test_reduced_runs_of_printed_commands_are_found_as_well(tmp_path, capsys):
+    arguments = [*one_run(tmp_path), "--where", "print", "--set", "task.epochs=1"]
+    assert launch.main(arguments) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "train.py task=cifar10" in line
+    table = load_table(arguments[0])
+    (run,) = expand(table, cells=["ed"], seeds=[0], sets=["task.epochs=1"], root=tmp_path)
+    assert not run.folder.exists()
+    fabricate(run, 80.0)  # as the command would
+    (row,) = (row for row in collect(table, [tmp_path]) if row.status == "done")
+    assert row.deviations == "task.epochs=1"
+
+
+def test_commands_for_another_machine_are_printed_with_a_hint(tmp_path, capsys, monkeypatch):
+    def mkdir(self, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    arguments = [*one_run(tmp_path), "--where", "print", "--set", "task.epochs=1"]
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert launch.main(arguments) == 0
+    output = capsys.readouterr()
+    assert len(output.out.splitlines()) == 1
+    assert output.err.startswith(f"hint: {tmp_path}/six@epochs1-")
+    assert output.err.count("\n") == 1
 
 
 # --- SLURM's commands replaced by small scripts; the real one has its own test
