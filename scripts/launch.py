@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -68,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         freeze(due, table)
         if options.where == "slurm":
             return submit_array(table.name, due, options)
-        run_all(due, options.jobs)
+        run_all(due, options.jobs, rerun_failed=options.rerun_failed)
         return report(table, runs)
     except Exception as error:  # mistakes get one line, defects their traceback
         return explain(error)
@@ -218,7 +219,7 @@ def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) ->
     return 0
 
 
-def run_all(runs: Sequence[Run], jobs: int | None) -> None:
+def run_all(runs: Sequence[Run], jobs: int | None, *, rerun_failed: bool = False) -> None:
     """Trains on this machine, `jobs` at a time, each on its own GPU where there are several."""
     gpus = visible_gpus()
     slots = list(range(jobs or max(1, len(gpus))))
@@ -233,46 +234,53 @@ def run_all(runs: Sequence[Run], jobs: int | None) -> None:
                 slot = next(slot for slot in slots if slot not in active)
                 gpu = gpus[slot % len(gpus)] if len(gpus) > 1 else None
                 run = waiting.pop(0)
-                process = start(run, gpu)
-                if process is not None:
-                    active[slot] = (run, process)
+                claim = claimed(run, rerun_failed=rerun_failed)
+                if claim is not None:
+                    active[slot] = (run, claim, start(run, gpu, claim))
             time.sleep(POLL_SECONDS)
-            for slot, (run, process) in list(active.items()):
+            for slot, (run, claim, process) in list(active.items()):
                 if process.poll() is not None:
                     del active[slot]
-                    finish(run, process.returncode)
+                    with claim:
+                        finish(run, process.returncode)
     except (KeyboardInterrupt, SystemExit):
-        for _, process in active.values():
+        for _, _, process in active.values():
             process.terminate()  # they save, and the same command goes on
-        for run, process in active.values():
-            finish(run, process.wait())
+        for run, claim, process in active.values():
+            with claim:
+                finish(run, process.wait())
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def start(run: Run, gpu: str | None) -> subprocess.Popen | None:
-    """Begins a run, unless another launcher has: then None.
+def claimed(run: Run, *, rerun_failed: bool) -> IO | None:
+    """Takes a run for this launcher; None where another one has it, or has ended it meanwhile.
 
     The claim is a lock on an open file that the run inherits, so that it outlives a launcher that
-    is killed, and ends with the run whatever ends that.
+    is killed. The launcher keeps it as well, until it has told how the run ended.
     """
-    claim = open(run.folder / CLAIM, "w")  # noqa: SIM115, the child keeps it
-    with claim:
-        if not lock(claim) or is_done(run):
-            return None
-        (run.folder / "FAILED").unlink(missing_ok=True)
-        environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
-        print(f"start   {run.table}/{run.cell}/seed{run.seed}", flush=True)
-        with open(run.folder / "output.log", "ab") as log:
-            return subprocess.Popen(
-                command(run),
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[claim.fileno()],
-            )
+    claim = open(run.folder / CLAIM, "w")  # noqa: SIM115, kept until the run has ended
+    failed = run.folder / "FAILED"
+    if not lock(claim) or is_done(run) or (failed.exists() and not rerun_failed):
+        claim.close()
+        return None
+    failed.unlink(missing_ok=True)
+    return claim
+
+
+def start(run: Run, gpu: str | None, claim: IO) -> subprocess.Popen:
+    environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+    print(f"start   {run.table}/{run.cell}/seed{run.seed}", flush=True)
+    with open(run.folder / "output.log", "ab") as log:
+        return subprocess.Popen(
+            command(run),
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[claim.fileno()],
+        )
 
 
 def finish(run: Run, code: int) -> None:

@@ -218,11 +218,49 @@ def test_a_run_is_claimed_until_it_has_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("import time; time.sleep(60)"))
     (run, *_) = expand(load_table(write_table(tmp_path)), root=tmp_path)
     run.folder.mkdir(parents=True)
-    process = launch.start(run, None)
+    with launch.claimed(run, rerun_failed=False) as claim:
+        process = launch.start(run, None, claim)
     assert launch.is_busy(run)
-    assert launch.start(run, None) is None
+    assert launch.claimed(run, rerun_failed=False) is None
     process.kill()
     process.wait()
+    assert not launch.is_busy(run)
+
+
+def test_a_run_that_failed_under_another_launcher_meanwhile_is_not_run_again(
+    tmp_path, capsys, monkeypatch
+):
+    arguments = one_run(tmp_path)
+    folder = tmp_path / "six/ed/seed0"
+    freeze = launch.freeze
+
+    def frozen_while_another_ran(*given):
+        freeze(*given)
+        (folder / "FAILED").write_text("exit 1: error: too bad\n")
+
+    monkeypatch.setattr(launch, "freeze", frozen_while_another_ran)
+    monkeypatch.setattr(launch, "command", finishing)
+    assert launch.main(arguments) == 1
+    output = capsys.readouterr().out
+    assert "start" not in output
+    assert "seed 0  failed   exit 1: error: too bad" in output
+    assert launch.main([*arguments, "--rerun-failed"]) == 0
+
+
+def test_a_run_stays_claimed_until_its_failure_is_written_down(tmp_path, monkeypatch):
+    """Else another launcher could take it between its end and the mark."""
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: too bad')"))
+    finish, seen = launch.finish, []
+
+    def finish_late(run, code):
+        seen.append(launch.is_busy(run))
+        finish(run, code)
+
+    monkeypatch.setattr(launch, "finish", finish_late)
+    arguments = one_run(tmp_path)
+    assert launch.main(arguments) == 1
+    assert seen == [True]
+    (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
     assert not launch.is_busy(run)
 
 
@@ -395,7 +433,7 @@ def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
     assert "1 runs: 1 running" in capsys.readouterr().out
     (folder / "DONE").touch()  # or ended meanwhile
     (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
-    assert launch.start(run, None) is None
+    assert launch.claimed(run, rerun_failed=False) is None
 
 
 def test_an_interrupted_run_does_not_look_running_on_nfs(tmp_path, capsys, monkeypatch):
