@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from ed.analysis.collect import Row, collect_run, failed_at_once
 from ed.analysis.experiments import load_table
-from ed.analysis.spec import Run, SpecError, Table, expand, reduced_name
+from ed.analysis.spec import Run, SpecError, Table, expand, place_of, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
 from ed.files import lock, write_atomic, write_json
 from scripts.slurm import is_queued, require_slurm, submit
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
             cells=options.cells,
             seeds=options.seeds,
             sets=options.set,
-            data=options.data,
+            data=[located(text) for text in options.data],
             root=options.runs.absolute(),
         )
         if options.status:
@@ -111,9 +111,29 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def located(text: str) -> str:
+    """The setting of `--data`. Runs begin in the repository, so a path from here is made whole."""
+    key, value = place_of(text).split("=", 1)
+    if os.path.exists(value) and Path.cwd() != ROOT:
+        value = str(Path(value).absolute())
+    return f"{key}={quoted(value)}"
+
+
+def quoted(value: str) -> str:
+    """A path or name as Hydra's grammar reads it; plain ones stay as they are.
+
+    Hydra takes backslashes for escapes only before a quote, so only there they are doubled.
+    """
+    if re.fullmatch(r"[\w/.:@%+-]+( [\w/.:@%+-]+)*", value, re.ASCII):
+        return value
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", r"\'")
+    return f"'{escaped}'"
+
+
 def command(run: Run) -> list[str]:
-    group = f"logger.group={run.table}/{run.cell}"  # for wandb; part of no run's identity
-    return [sys.executable, "train.py", *run.overrides, group, f"system.run_dir={run.folder}"]
+    group = f"{run.table}/{run.cell}"  # for wandb; part of no run's identity
+    places = [f"logger.group={quoted(group)}", f"system.run_dir={quoted(str(run.folder))}"]
+    return [sys.executable, "train.py", *run.overrides, *places]
 
 
 def is_done(run: Run) -> bool:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -610,6 +611,62 @@ def test_print_shows_commands_and_runs_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path.parent)  # runs start in another folder than the launcher's
     launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", tmp_path.name])
     assert capsys.readouterr().out.splitlines() == lines[1:]
+
+
+PLAIN = ["/a/b c/d_e-1.5", "uoft-cs/cifar10", "./here", "x@y:z"]
+SPECIAL = [
+    "/tmp/été (1)",
+    "/a,b=c",
+    "~/data",
+    "/it's",
+    "/back\\slash",
+    "/end\\",
+    "/\\'",
+    " /a ",
+    "",
+]
+
+
+@pytest.mark.parametrize("value", [*PLAIN, *SPECIAL])
+def test_hydra_reads_any_path_as_it_is(value):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    override = OverridesParser.create().parse_override(f"key={launch.quoted(value)}")
+    assert override.value() == value
+    assert (launch.quoted(value) == value) == (value in PLAIN)
+
+
+def test_a_path_with_special_characters_reaches_the_run(tmp_path, capsys, monkeypatch):
+    from ed.engine.compose import compose_config
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sbatch", "echo 42")
+    fake(tmp_path, "srun", """printf '%s\\0' "$@" > "$(dirname "$0")/given" """)
+    odd = tmp_path / "l'été (1), $x"
+    odd.mkdir()
+    arguments = [*one_run(tmp_path), "--runs", str(odd), "--data", str(odd)]
+    assert launch.main([*arguments, "--where", "print"]) == 0
+    printed = capsys.readouterr().out
+    assert launch.main([*arguments, "--where", "slurm"]) == 0
+    (script,) = odd.glob(".slurm/*/array.sh")
+    task = os.environ | {"SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "43"}
+    assert subprocess.run(["bash", script], env=task, check=False).returncode == 0
+    submitted = (tmp_path / "given").read_text().split("\0")[:-1]
+    assert submitted == shlex.split(printed)
+    config = compose_config(submitted[2:])
+    assert config.system.run_dir == str(odd / "six/ed/seed0")
+    assert config.task.data == str(odd)
+
+
+def test_data_are_looked_up_where_the_user_stands(tmp_path, monkeypatch):
+    (tmp_path / "pics").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert launch.located("./pics") == f"task.data={tmp_path}/pics"
+    assert launch.located("task.mnist=pics") == f"task.mnist={tmp_path}/pics"
+    assert launch.located("uoft-cs/cifar10") == "task.data=uoft-cs/cifar10"  # of the hub
+    assert launch.located("task.data=") == "task.data=''"
+    monkeypatch.chdir(ROOT)  # as ever, so that runs that began so go on
+    assert launch.located("./tests") == "task.data=./tests"
 
 
 def test_reduced_runs_of_printed_commands_are_found_as_well(tmp_path, capsys):
