@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.runs.exists() and not options.runs.is_dir():
             raise LaunchError(f"--runs {options.runs}: not a folder")
         table = load_table(options.table)
+        refuse_prefixes(options.set)
         runs = expand(
             table,
             cells=options.cells,
@@ -109,6 +110,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         if isinstance(value, int) and value < 1:
             parser.error(f"--{name} {value}: at least 1")
     return options
+
+
+def refuse_prefixes(sets: Sequence[str]) -> None:
+    """No +key, ++key or ~key: the collector looks up by its plain name what a run was given."""
+    for text in sets:
+        if text.startswith(("+", "~")):
+            raise LaunchError(
+                f"--set {text}: write key=value, without {text[0]} before it; all keys are in "
+                "the configs"
+            )
 
 
 def located(text: str) -> str:

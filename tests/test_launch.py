@@ -578,6 +578,14 @@ def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
             ["basis", "--set", "task.epoch=1"],
             "cell efficiency does not compose: unknown key 'task.epoch'; did you mean task.epochs",
         ),
+        (
+            ["basis", "--set", "++task.epochs=1"],
+            "--set ++task.epochs=1: write key=value, without +",
+        ),
+        (
+            ["basis", "--set", "~optimizer.clip"],
+            "--set ~optimizer.clip: write key=value, without ~",
+        ),
         (["basis", "--data", "embedded"], "--data embedded: that is a small part of the set"),
         (["basis", "--where", "slurm"], "no sbatch on this machine"),
     ],
