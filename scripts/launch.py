@@ -31,7 +31,7 @@ from ed.analysis.experiments import load_table
 from ed.analysis.spec import Run, SpecError, Table, expand, place_of, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
 from ed.files import lock, write_atomic, write_json
-from scripts.slurm import is_queued, require_slurm, submit
+from scripts.slurm import queued_among, require_slurm, submit
 
 CLAIM = ".launch"  # locked from the moment a run is started until it has ended
 POLL_SECONDS = 0.2
@@ -66,7 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if options.where == "slurm":
             require_slurm(options.partition)
-        due = [run for run in runs if is_due(run, table, options.rerun_failed)]
+        rows = standings(runs, table)
+        due = [r for r, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
         freeze(due, table)
         if options.where == "slurm":
             return submit_array(table.name, due, options)
@@ -151,16 +152,21 @@ def is_done(run: Run) -> bool:
     return (run.folder / "DONE").exists()
 
 
-def is_due(run: Run, table: Table, rerun_failed: bool) -> bool:
-    status = standing(run, table).status
-    return status in ("pending", "partial") or (status == "failed" and rerun_failed)
+def is_due(row: Row, rerun_failed: bool) -> bool:
+    return row.status in ("pending", "partial") or (row.status == "failed" and rerun_failed)
 
 
-def standing(run: Run, table: Table) -> Row:
-    """What the folder says, and whether a process is at work there."""
+def standings(runs: Sequence[Run], table: Table) -> list[Row]:
+    """What the folders say, and whether a process is at work there, or will be."""
+    # asked first: a task that is no longer queued has left in its folder how it ended
+    queued = queued_among(run.folder for run in runs if not is_done(run))
+    return [standing(run, table, run.folder in queued) for run in runs]
+
+
+def standing(run: Run, table: Table, is_queued: bool) -> Row:
     row = collect_run(run, table)
     busy = row.status != "done" and is_busy(run)
-    if busy or (row.status != "done" and is_queued(run.folder)):
+    if busy or (row.status != "done" and is_queued):
         return Row(row.table, row.cell, row.seed, status="running" if busy else "queued")
     return row
 
@@ -359,7 +365,7 @@ def sharing_hint(jobs: int, gpus: int, *, has_mps: bool) -> str | None:
 
 def report(table: Table, runs: Sequence[Run]) -> int:
     """Prints where every run stands; the exit code says whether all are done."""
-    rows = [standing(run, table) for run in runs]
+    rows = standings(runs, table)
     width = max(len(row.cell) for row in rows)
     for row in rows:
         about = f"{row.last[table.primary]:.4g}" if table.primary in row.last else ""

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ed.engine.errors import INTERRUPTED
@@ -23,8 +24,8 @@ from ed.files import write_atomic, write_json
 # after so many times. Whoever ends a task on purpose ends its script as well: where the script goes
 # on after a crash, or after SIGKILL as when memory runs out, the run has failed.
 MAX_EARLY_ENDS = 10
-# No lock is needed around a task: the engine locks the run folder, and `is_queued` tells a second
-# launcher that the run has a task already.
+# No lock is needed around a task: the engine locks the run folder, and `queued_among` tells a
+# second launcher that the run has a task already.
 ARRAY_SCRIPT = """#!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --array=0-{last}%{parallel}
@@ -148,15 +149,25 @@ def array_script(
     )
 
 
-def is_queued(folder: Path) -> bool:
-    """Whether SLURM still has the array task that is to do the run of this folder."""
-    path = folder / "slurm.json"
-    if not path.exists() or shutil.which("squeue") is None:
-        return False
-    task = json.loads(path.read_text())
+def queued_among(folders: Iterable[Path]) -> set[Path]:
+    """Those of the run folders whose array task SLURM still has, by one question for all."""
+    notes = {folder: folder / "slurm.json" for folder in folders}
+    tasks = {
+        folder: json.loads(path.read_text()) for folder, path in notes.items() if path.exists()
+    }
+    if not tasks or shutil.which("squeue") is None:
+        return set()
+    queued = _queued_tasks(sorted({task["job"] for task in tasks.values()}))
+    return {folder for folder, task in tasks.items() if f"{task['job']}_{task['task']}" in queued}
+
+
+def _queued_tasks(jobs: Sequence[str]) -> set[str]:
+    """JOB_TASK of every task of these arrays that waits or runs."""
+    asked = ("--noheader", "--array", "--format=%i", f"--jobs={','.join(jobs)}")
     try:
-        return bool(ask("squeue", "--noheader", "--array", f"--jobs={task['job']}_{task['task']}"))
+        return set(ask("squeue", *asked).split())
     except SlurmError as error:
-        if "Invalid job id" in str(error):  # SLURM has forgotten the job
-            return False
+        # of one job: SLURM has forgotten it; of several it leaves out those that it has forgotten
+        if "Invalid job id" in str(error) and len(jobs) == 1:
+            return set()
         raise  # to take a run that may be queued for free would run it twice

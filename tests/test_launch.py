@@ -718,7 +718,7 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(tmp_path, capsy
     monkeypatch.setenv("PATH", f"{binaries}:{os.environ['PATH']}")
     fake(binaries, "sinfo", "echo ci")
     fake(binaries, "sbatch", "echo '42;cluster'")  # as where there are several
-    fake(binaries, "squeue", "echo 42_0 PENDING")
+    fake(binaries, "squeue", "printf '42_%s\\n' {0..5}")
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
     assert launch.main([*arguments, "--jobs", "3", "--partition", "ci"]) == 0
@@ -881,3 +881,20 @@ def test_a_run_counts_as_free_only_if_slurm_says_so(tmp_path, capsys, monkeypatc
     fake(tmp_path, "squeue", "echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1")
     assert launch.main(arguments) == 1
     assert capsys.readouterr().err == "error: squeue: slurm_load_jobs error: Unable to contact\n"
+
+
+def test_slurm_is_asked_once_for_all_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--status", "--cells", "ed"]
+    fake(tmp_path, "squeue", f"echo \"$@\" >> {tmp_path}/asked; printf '42_1\\n42_12\\n43_0\\n'")
+    assert launch.main(arguments) == 75
+    assert not (tmp_path / "asked").exists()  # nothing was ever submitted
+    for seed, (job, task) in enumerate([("42", 1), ("42", 2), ("43", 0)]):
+        folder = tmp_path / f"six/ed/seed{seed}"
+        folder.mkdir(parents=True)
+        (folder / "slurm.json").write_text(json.dumps({"job": job, "task": task}))
+    capsys.readouterr()
+    assert launch.main(arguments) == 75
+    assert "3 runs: 2 queued, 1 pending" in capsys.readouterr().out
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked.endswith("--jobs=42,43")
