@@ -2,21 +2,24 @@
 
 import os
 import signal
+import sys
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from ed.engine.errors import explain, or_explain
+from ed.engine.errors import INTERRUPTED, explain, or_explain
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `explain`, not Hydra's own printer
 GROUPS = ("task", "model", "regularizer")
+failed: list[str] = []  # runs of this sweep, by what they were given
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
     # torch is loaded only once there is something to train
-    from ed.core.processes import first_to_fail
+    from ed.core.processes import first_to_fail, world_size
     from ed.engine.distributed import leave
     from ed.engine.main import run
 
@@ -28,7 +31,16 @@ def main(cfg: DictConfig) -> None:
         if "SUBMITIT_EXECUTOR" in os.environ:
             requeue(error)
             raise  # reaches the sweep that submitted us, which never hears of an exit
+        sweeps = HydraConfig.get().mode == RunMode.MULTIRUN
+        if sweeps and code != INTERRUPTED and world_size() == 1:
+            failed.append(own_settings(HydraConfig.get().overrides.task, sys.argv))
+            return  # to the next run: Hydra would end the sweep at an exit
         leave(code)
+
+
+def own_settings(overrides: list[str], command: list[str]) -> str:
+    """What a run of a sweep was given and the command does not say of all: optimizer.lr=0.1."""
+    return " ".join([word for word in overrides if word not in command] or overrides)
 
 
 def requeue(error: Exception) -> None:
@@ -40,3 +52,5 @@ def requeue(error: Exception) -> None:
 
 if __name__ == "__main__":
     or_explain(main)  # where the config does not compose; `main` itself explains the rest
+    if failed:
+        sys.exit(f"error: {len(failed)} of the sweep's runs failed: {'; '.join(failed)}")

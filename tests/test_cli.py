@@ -529,6 +529,29 @@ def test_a_sweep_gives_every_run_its_own_folder(tmp_path):
     assert again.stdout.count("already done") == 4
 
 
+def test_a_sweep_goes_on_after_a_run_that_fails(tmp_path):
+    """Every failure has its line when it happens; the last line says which runs they were."""
+    words = ["-m", *SMALL, f"system.runs={tmp_path}", "optimizer.lr=1e30,0,0.001"]
+    result = train(*words)
+    assert result.returncode == 1
+    assert [path.parent.name for path in tmp_path.rglob("DONE")] == ["seed0"]
+    diverged, refused, last = result.stderr.splitlines()  # no traceback
+    assert re.match("error: .*(diverged|not finite)", diverged)
+    assert refused.startswith("error: optimizer.lr=0: must be positive")
+    assert last == "error: 2 of the sweep's runs failed: optimizer.lr=1e+30; optimizer.lr=0"
+    again = train(*words)
+    assert again.returncode == 1
+    assert again.stdout.count("already done") == 1
+
+
+def test_a_sweep_that_is_stopped_starts_no_other_run(tmp_path):
+    words = ["-m", *SMALL, f"system.runs={tmp_path}", "seed=0,1", "system.max_minutes=1e-9"]
+    result = train(*words)
+    assert result.returncode == 75
+    assert [path.parent.name for path in tmp_path.rglob("config.yaml")] == ["seed0"]
+    assert result.stderr.count("\n") == 1
+
+
 def test_wandb_offline_logs_and_a_resumed_run_stays_one(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
