@@ -11,7 +11,7 @@ from ed.analysis.render import mean_and_std, signed, table_lines, to_csv, to_lat
 from ed.analysis.spec import Paper
 from ed.analysis.stats import Ours, summarise, tolerance, verdict
 from ed.engine.metrics import check_finite
-from tests.tables import full_rows, write_table
+from tests.tables import SPEC, full_rows, write_table
 
 
 def test_mean_and_std_agree_with_numpy():
@@ -114,6 +114,15 @@ def test_a_difference_has_the_decimals_that_the_paper_prints():
 def test_latex_writes_powers_of_ten(table):
     rows = [replace(r, last={"eval/acc": 1e-10 * r.last["eval/acc"]}) for r in full_rows(table)]
     assert r"$8.0 \cdot 10^{-9} \pm 4.2 \cdot 10^{-11}$" in to_latex(table, rows)
+
+
+def test_the_best_by_a_loss_is_the_lowest(tmp_path):
+    rho = SPEC["tuning"]["rho"] | {"lower_is_better": True}
+    table = write_table(tmp_path, metric="eval/loss", tuning={"rho": rho})
+    rows = [replace(row, last={"eval/loss": row.last["eval/acc"]}) for row in full_rows(table)]
+    line = table_lines(table, rows)[-1]
+    assert line.ours.mean == 2.0
+    assert line.remarks == ["rho-0.1: the best of 2 of 2 grid points, by the lowest eval/loss"]
 
 
 def test_a_grid_is_pending_until_all_its_points_are_done(table):

@@ -108,6 +108,11 @@ def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
         ({"cells": {"a b": {"overrides": [], "paper": None}}}, "letters, digits"),
         ({"cells": {"a": {"overrides": ["x"], "paper": None}}}, "key=value is needed, not 'x'"),
         ({"cells": {"a": {"best_of": "b", "paper": None}}, "tuning": {}}, "; there are none there"),
+        ({"metric": "eval/loss"}, "tuning rho: the best by eval/loss: is that the lowest? Add lo"),
+        (
+            {"tuning": {"rho": SPEC["tuning"]["rho"] | {"lower_is_better": "yes"}}},
+            "tuning rho: lower_is_better: yes; true or false is needed",
+        ),
         ({"cells": {"a": {"same_as": "no/a", "paper": None}}}, "same_as: no/a"),
         ({"cells": {"a": {"overrides": [], "paper": {"eval/x": {"mean": 1}}}}}, "paper: eval/x"),
         (

@@ -22,7 +22,9 @@ Keys of a file:
                        best_of: grid                 the best point of a grid under `tuning`,
                                                      by the first metric that `paper` names; one
                                                      that diverged is not waited for
-    tuning           name: {overrides, grid, rule}; `rule` says how the best point is chosen
+    tuning           name: {overrides, grid, rule}; `rule` says how the best point is chosen;
+                     lower_is_better: true where the best has the lowest mean (default: the
+                     highest), to be said either way where the metric is called loss or error
 """
 
 import itertools
@@ -40,8 +42,10 @@ OPTIONAL = ("metric", "metrics", "paper_seeds", "digits", "comparable", "notes",
 OPTIONAL += ("correlation", "aggregate", "tuning")
 CELL_KEYS = ("label", "paper", "note", "overrides", "grid", "same_as", "best_of")
 GRID_KEYS = ("overrides", "grid", "rule")
+LOWER = ("loss", "error")  # so called, a metric is hardly meant to be high
 # what a value must be, by its key: YAML reads 3 as a number, and no as false
 KINDS = {"title": str, "place": str, "comparable": bool, "digits": int, "paper_seeds": int}
+KINDS |= {"lower_is_better": bool}
 KINDS |= {"notes": list, "tuning": dict, "metric": str, "metrics": dict, "label": str, "note": str}
 KINDS |= {"best_of": str, "same_as": str, "rule": str, "mean": (int, float), "std": (int, float)}
 MAY_BE_NULL = ("paper_seeds", "notes", "note", "tuning", "mean", "std")
@@ -107,6 +111,8 @@ class _Reader:
         for cell in cells.values():
             if cell.best_of is not None and cell.best_of not in tuning:
                 self.fail(f"cell {cell.name}: best_of: {cell.best_of}; {nearest('', tuning)}")
+            if cell.best_of is not None:
+                self.check_direction(tuning[cell.best_of])
         table = Table(
             name=self.path.stem,
             path=self.path,
@@ -255,7 +261,7 @@ class _Reader:
 
     def grid(self, name: str, raw: dict, metrics: tuple[str, ...]) -> Grid:
         where = f"tuning {name}"
-        self.check_keys(raw, where, required=GRID_KEYS)
+        self.check_keys(raw, where, required=GRID_KEYS, optional=("lower_is_better",))
         seed_cell = Cell(
             name=name,
             label=name,
@@ -264,7 +270,16 @@ class _Reader:
             metrics=metrics,
             paper={},
         )
-        return Grid(name, raw["rule"], tuple(self.product(seed_cell, raw["grid"], where)))
+        points = tuple(self.product(seed_cell, raw["grid"], where))
+        return Grid(name, raw["rule"], points, raw.get("lower_is_better", False))
+
+    def check_direction(self, grid: Grid) -> None:
+        said = "lower_is_better" in self.raw["tuning"][grid.name]
+        if grid.metric.endswith(LOWER) and not said:
+            self.fail(
+                f"tuning {grid.name}: the best by {grid.metric}: is that the lowest? Add "
+                "lower_is_better: true, or false"
+            )
 
     def product(self, cell: Cell, grid: dict, where: str) -> list[Cell]:
         if not isinstance(grid, dict) or not all(isinstance(v, list) and v for v in grid.values()):

@@ -325,9 +325,9 @@ def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], 
 
 
 def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Rows of the grid's complete point with the highest mean of the cell's first metric."""
-    points = table.tuning[name].points
-    metric = points[0].metrics[0]
+    """Rows of the grid's complete point with the best mean of the cell's first metric."""
+    grid = table.tuning[name]
+    points, metric = grid.points, grid.metric
     complete = {}
     for point in points:
         own = [row for row in rows if row.home == point.home]
@@ -335,11 +335,13 @@ def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row]
             complete[point.name] = own
     if not complete:
         return [], []
-    best = max(complete, key=lambda p: summarise(_values(complete[p], metric)).mean)
+    choose = min if grid.lower_is_better else max
+    best = choose(complete, key=lambda p: summarise(_values(complete[p], metric)).mean)
     wild = {row.home for row in rows if row.diverged}
     lost = [point.name for point in points if point.home in wild]
     without = f" ({', '.join(lost)} diverged)" if lost else ""
-    found = f"{best}: the best of {len(complete)} of {len(points)} grid points{without}"
+    by = f", by the lowest {table.metrics[metric]}" if grid.lower_is_better else ""
+    found = f"{best}: the best of {len(complete)} of {len(points)} grid points{without}{by}"
     return complete[best], [found]
 
 

@@ -52,9 +52,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
+    """Settings to choose from, by the first metric of its points."""
+
     name: str
     rule: str
     points: tuple[Cell, ...]
+    lower_is_better: bool = False
+
+    @property
+    def metric(self) -> str:
+        return self.points[0].metrics[0]
 
 
 @dataclass(frozen=True)
