@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,50 @@ def test_a_sampler_stands_with_the_regularizer_that_uses_it(tmp_path, capsys):
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["regularizer.sampler", "runs", "eval/acc"]
     assert [line.split()[0] for line in lines] == ["ChebyshevNodes", "RandomizedCosine"]
+
+
+def counts(capsys, *folders: Path) -> list[str]:
+    """The column of runs."""
+    assert main([*map(str, folders), "--metrics", "eval/acc"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    start, end = header.index("runs"), header.index("eval/acc")
+    return [line[start:end].strip() for line in lines]
+
+
+def test_a_run_counts_once_however_it_is_reached(runs, capsys, monkeypatch):
+    (runs / "ed/back").symlink_to(runs)  # no endless walk
+    monkeypatch.chdir(runs)
+    assert counts(capsys, runs) == ["1 of 2", "3", "1"]
+    same = [runs / "none/seed0", runs, Path("none"), runs / "ed/../none"]
+    assert sorted(counts(capsys, *same)) == ["1", "1 of 2", "3"]
+
+
+def test_runs_behind_links_are_found(runs, tmp_path_factory, capsys):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (runs / "none").rename(elsewhere / "none")
+    (runs / "ed/seed0").rename(elsewhere / "seed0")
+    (runs / "none").symlink_to(elsewhere / "none")
+    (runs / "ed/seed0").symlink_to(elsewhere / "seed0")
+    assert counts(capsys, runs) == ["1 of 2", "3", "1"]
+
+
+def test_the_config_that_wandb_keeps_inside_a_run_is_no_run(runs, capsys):
+    own = runs / "ed/seed0/wandb/offline-run-1/files"
+    own.mkdir(parents=True)
+    (own / "config.yaml").write_text("wandb_version: 1\n")
+    (runs / "none").rename(runs / "wandb")  # a folder of runs may be called so
+    assert sorted(counts(capsys, runs)) == ["1", "1 of 2", "3"]
+
+
+def test_a_seed_that_occurs_twice_is_named(runs, capsys):
+    shutil.copytree(runs / "none/seed1", runs / "none/seed1_backup")
+    shutil.copytree(runs / "ed", runs / "ed_backup")
+    shutil.copytree(runs / "ed/seed0", runs / "old")
+    assert counts(capsys, runs) == [
+        "3 of 5 (seed 0 3 times, seed 1 twice)",
+        "4 (seed 1 twice)",
+        "1",
+    ]
 
 
 def test_csv_has_every_finished_run_in_full(runs, capsys):

@@ -1,5 +1,7 @@
 """Runs that belong to no table, such as those of `train.py -m`: what differs, and how it went."""
 
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +25,27 @@ class SweepRun:
 
 
 def read_runs(roots: Sequence[Path]) -> list[SweepRun]:
-    """All runs below the folders, in the order of their paths."""
-    paths = [path for root in roots for path in sorted(root.rglob("config.yaml"))]
+    """All runs below the folders, each once, in the order of their paths."""
+    seen: set[Path] = set()
+    paths = [path for root in roots for path in sorted(_configs(root, seen))]
     if not paths:
         names = ", ".join(map(str, roots))
         raise CollectError(f"{names}: no run folders there (none holds a config.yaml)")
     return [_read(path) for path in paths]
+
+
+def _configs(root: Path, seen: set[Path]) -> Iterator[Path]:
+    """Those of the runs at and below `root`, links followed, but for folders `seen` before."""
+    for name, folders, files in os.walk(root, followlinks=True):
+        folder = Path(name)
+        if folder.resolve() in seen:  # by another name, or by a link that leads back up
+            folders.clear()
+            continue
+        seen.add(folder.resolve())
+        if "config.yaml" in files:
+            yield folder / "config.yaml"
+            if "wandb" in folders:  # wandb's copy of the run has a config.yaml of its own kind
+                folders.remove("wandb")
 
 
 def _read(path: Path) -> SweepRun:
@@ -65,6 +82,8 @@ def differing(runs: Sequence[SweepRun]) -> list[str]:
 def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
     """Header and a row per setting: what differs, runs done, mean ± std over them at the last step.
 
+    A seed that occurs twice, as in a copy of a run, counts twice, and is named.
+
     Args:
         metrics: which numbers; by default all that evaluations and measures gave.
     """
@@ -77,8 +96,15 @@ def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[
         done = [run.last for run in group if run.last is not None]
         count = f"{len(done)} of {len(group)}" if len(done) < len(group) else str(len(done))
         values = [_number([last[name] for last in done if name in last]) for name in shown]
-        rows.append([*_values(group[0], keys), count, *values])
+        rows.append([*_values(group[0], keys), count + _repeated(group), *values])
     return rows
+
+
+def _repeated(group: Sequence[SweepRun]) -> str:
+    """Seeds that more than one run of a setting has: ' (seed 0 twice)'."""
+    counts = Counter(run.seed for run in group)
+    words = [f"seed {s} {'twice' if n == 2 else f'{n} times'}" for s, n in counts.items() if n > 1]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def run_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
