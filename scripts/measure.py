@@ -99,7 +99,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--classes", type=int, metavar="N", help="of your --weights, where the model has others")
     add("--random-weights", action="store_true", help="measure the untrained model")
     add("--data", metavar="WHERE", help="pictures: folder, hub id, or embedded")
-    add("--split", default="train", help="of a data set (default: train)")
+    add("--split", help="of a data set (default: train)")
     protocol = parser.add_argument_group("protocol")
     add = protocol.add_argument
     add("--pairs", type=int, default=400, help="paths (default: 400)")
@@ -128,8 +128,9 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
         raise FileNotFoundError(
             f"--run {options.run}: no run folder (it holds no config.yaml){near}"
         )
-    if options.data:
-        raise ValueError("--data: a run is measured on its own training set; leave it out")
+    for option in ("data", "split"):
+        if getattr(options, option):
+            raise ValueError(f"--{option}: a run is measured on its own training set; leave it out")
     task, model = trained_model(options.run, str(device))
     if not task.num_examples:
         raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
@@ -158,7 +159,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     """A model by its name on pictures in the form it was made for."""
     if not options.data:
         raise ValueError("--data: give pictures (a folder, a hub id, or embedded)")
-    files = list_pictures(options.data, options.split)  # before weights are fetched
+    files = list_pictures(options.data, options.split or "train")  # before weights are fetched
     build = timm_model if options.timm else transformers_model
     model, transform, (mean, std) = build(options)
     if options.weights:

@@ -236,6 +236,8 @@ def test_a_transformers_classifier(tmp_path, pictures, capsys):
         (["--timm", "resnet50", "--data", "EMPTY"], "0 pictures there"),
         (["--timm", "resnet50", "--data", "embedded", "--split", "dev"], "split 'dev' could not"),
         (["--run", "EMPTY"], "no run folder"),
+        (["--run", "RUN", "--data", "embedded"], "^--data: a run is measured on its own training"),
+        (["--run", "RUN", "--split", "train"], "^--split: a run is measured on its own training"),
         (["--timm", "vit_tiny_patch16_224_none", "--data", "embedded"], "no such model"),
         (["--timm", "vovnet39a", "--data", "embedded"], "timm has no weights for it; give --we"),
         (["--timm", "test_vit", "--weights", "w.pt", "--data", "embedded"], "no such file"),
@@ -246,7 +248,11 @@ def test_a_transformers_classifier(tmp_path, pictures, capsys):
     ],
 )
 def test_mistakes_end_in_one_line(arguments, message, tmp_path):
-    arguments = [str(tmp_path) if word == "EMPTY" else word for word in arguments]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    places = {"EMPTY": str(tmp_path / "empty"), "RUN": str(tmp_path / "run")}
+    (tmp_path / "empty").mkdir()
+    arguments = [places.get(word, word) for word in arguments]
     with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
         measure.main([*QUICK, *arguments])
     assert "\n" not in str(caught.value)
