@@ -32,12 +32,16 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     from hydra.utils import instantiate
 
     from ed.core.streams import stream_seed
+    from ed.engine.check import check_precision
     from ed.engine.compose import compose_config
+    from ed.engine.kinds import check_kinds
     from ed.engine.main import build_model, choose_device, uses_bf16
     from ed.tasks.imagenet_data import ImageNetTask
     from ed.tasks.procgen import ProcgenPPO
 
     cfg = compose_config(overrides)
+    check_kinds(cfg)
+    check_precision(cfg)
     device, task = choose_device(cfg.system.device), instantiate(cfg.task)
     if isinstance(task, ProcgenPPO):  # its evaluations are of what was played in training
         raise ValueError("task=procgen: an agent is evaluated by python scripts/play.py RUN")

@@ -28,6 +28,7 @@ from ed.engine.main import start_tracker, trained_model
 from ed.engine.run import RunError
 from ed.envs.procgen import EngineError
 from ed.files import read_rows
+from scripts import evaluate
 from scripts.launch import command
 from tests.small import SMALL, small_run
 
@@ -463,6 +464,16 @@ def test_impossible_settings_are_refused_before_anything_is_written(override, tm
     assert re.search(MISTAKES[override], message), message
     assert "\n" not in message
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "override", ["+sed=3", "seed=first", "optimizer.lr=fast", "precision=fp16", "task.epochs=ten"]
+)
+def test_evaluate_refuses_what_train_does(override, capsys):
+    assert evaluate.main([*SMALL, override]) == 1
+    printed = capsys.readouterr().err
+    assert re.match(f"error: {MISTAKES[override]}", printed), printed
+    assert printed.count("\n") == 1
 
 
 def test_a_metric_that_no_table_would_show_is_refused(tmp_path, monkeypatch):

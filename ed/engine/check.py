@@ -12,8 +12,7 @@ SWITCHES = ("compile", "capture", "channels_last")  # of `system`
 
 
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
-    if cfg.precision not in PRECISIONS:
-        raise ValueError(f"precision={cfg.precision}: use {' or '.join(PRECISIONS)}")
+    check_precision(cfg)
     if cfg.logger.mode not in LOGGER_MODES:
         raise ValueError(f"logger.mode={cfg.logger.mode}: use {', '.join(LOGGER_MODES)}")
     if not task.metric.startswith("eval/"):
@@ -52,6 +51,11 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
                 f"{type(measure).__name__}; leave it out of measures"
             )
         measure.check(task)
+
+
+def check_precision(cfg) -> None:
+    if cfg.precision not in PRECISIONS:
+        raise ValueError(f"precision={cfg.precision}: use {' or '.join(PRECISIONS)}")
 
 
 def _check_sharing(accumulate: int, task: Task) -> None:
