@@ -19,18 +19,19 @@ from hydra.utils import instantiate
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
 from ed.core.processes import LostProcess
+from ed.engine import main
 from ed.engine.checkpoint import SaveError
 from ed.engine.compose import compose_config
 from ed.engine.errors import EXPECTED, composition, explain
 from ed.engine.kinds import check_kinds
 from ed.engine.loop import Interrupted
 from ed.engine.main import start_tracker, trained_model
-from ed.engine.run import RunError
+from ed.engine.run import RunError, RunFolder
 from ed.envs.procgen import EngineError
 from ed.files import read_rows
-from scripts import evaluate
+from scripts import evaluate, launch
 from scripts.launch import command
-from tests.small import SMALL, small_run
+from tests.small import SMALL, small_config, small_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -473,6 +474,44 @@ def test_evaluate_refuses_what_train_does(override, capsys):
     assert evaluate.main([*SMALL, override]) == 1
     printed = capsys.readouterr().err
     assert re.match(f"error: {MISTAKES[override]}", printed), printed
+    assert printed.count("\n") == 1
+
+
+def test_a_file_in_place_of_a_folder_is_named_with_the_key(tmp_path):
+    """By train.py and its sweeps."""
+    file = tmp_path / "file"
+    file.touch()
+    for key, place in (("run_dir", file), ("run_dir", file / "below"), ("runs", file)):
+        cfg = compose_config([*SMALL, f"system.{key}={place}"])
+        with pytest.raises(RunError, match=rf"^system\.{key}: .*{place}.*; give a place") as error:
+            main.run(cfg, ["small"])
+        assert "\n" not in str(error.value)
+    result = train("-m", *SMALL, f"system.runs={file}")
+    assert result.returncode == 1
+    assert re.fullmatch(f"error: {file}.*; give a place .*system.runs.*\n", result.stderr)
+
+
+def test_a_run_folder_that_may_not_be_written_is_named_with_the_key(tmp_path, monkeypatch, capsys):
+    def refuse(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(RunError, match=rf"^system\.run_dir: .* {tmp_path}/run \(Permission denied"):
+        RunFolder(tmp_path / "run", small_config(tmp_path / "run"))
+    assert launch.main(f"table1 --cells ed --seeds 0 --runs {tmp_path}".split()) == 1
+    printed = capsys.readouterr().err
+    assert f"{tmp_path}/table1/ed/seed0 (Permission denied: " in printed
+    assert printed.endswith("give a place that you may write to, in scripts by --runs\n")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError]
+)
+def test_a_wrong_place_is_explained_in_one_line(kind, capsys):
+    assert explain(kind(1, "No way", "/a/place")) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: /a/place: No way; give a place that you may read and write")
     assert printed.count("\n") == 1
 
 

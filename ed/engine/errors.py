@@ -21,6 +21,8 @@ SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a whil
 SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}  # the paper's
 SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
+# of the system, about a place that is no use: read-only, or a file where a folder belongs
+WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 # by name: their modules load torch
 EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
 
@@ -62,6 +64,11 @@ def _reason(error: BaseException) -> str | None:
         return str(error.__cause__) if refused else composition(error, sys.argv[1:])
     if isinstance(error, YAMLError):  # of a file in configs, which it names
         return _one_line(error)
+    if isinstance(error, WRONG_PLACE) and error.filename is not None:
+        return (
+            f"{error.filename}: {error.strerror}; give a place that you may read and write to. "
+            "Where run folders go is for system.runs or system.run_dir to say, in scripts --runs"
+        )
     if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
         return str(error)
     return None

@@ -63,8 +63,15 @@ class RunFolder:
         self.path, self.cfg, self.writes = path, cfg, writes
         if not writes:
             return
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
+        except OSError as error:
+            key = "run_dir" if cfg.system.run_dir else "runs"
+            raise RunError(
+                f"system.{key}: there can be no run folder {path} ({error.strerror}: "
+                f"{error.filename}); give a place that you may write to, in scripts by --runs"
+            ) from error
         if not lock(self._lock):
             raise RunError(f"another process is training in {path}: wait for it, or stop it")
         for name in OWN:
