@@ -52,13 +52,14 @@ def read_rows(path: Path) -> list[dict]:
 def lock(file) -> bool:
     """Takes the lock on an open file, unless another process keeps it.
 
-    A few tries: `launch.py` holds locks for a moment, to see whether they are free.
+    A few tries: `launch.py` holds locks for a moment, to see whether they are free. OSError where
+    the file system knows no locks.
     """
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except OSError:
+        except BlockingIOError:
             time.sleep(LOCK_PAUSE)
     return False
 

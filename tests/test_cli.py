@@ -501,7 +501,9 @@ def test_a_run_folder_that_may_not_be_written_is_named_with_the_key(tmp_path, mo
     assert launch.main(f"table1 --cells ed --seeds 0 --runs {tmp_path}".split()) == 1
     printed = capsys.readouterr().err
     assert f"{tmp_path}/table1/ed/seed0 (Permission denied: " in printed
-    assert printed.endswith("give a place that you may write to, in scripts by --runs\n")
+    assert printed.endswith(
+        "give a place where you may write, and lock files, in scripts by --runs\n"
+    )
     assert printed.count("\n") == 1
 
 

@@ -1,6 +1,8 @@
 """A run may be stopped at any moment; the same command goes on as if nothing had happened."""
 
 import contextlib
+import errno
+import fcntl
 import itertools
 import json
 import os
@@ -276,9 +278,16 @@ def test_checkpoints_and_the_limit_of_time_go_by_the_clock(tmp_path, monkeypatch
         small_run(tmp_path / "stopped", "system.max_minutes=0.1")
 
 
-def test_a_locked_folder_is_refused(tmp_path):
-    import fcntl
+def test_a_place_that_knows_no_locks_is_named(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunError, match=r"\(Operation not supported: .*\.lock\); give"):
+        RunFolder(tmp_path, small_config(tmp_path))
+
+
+def test_a_locked_folder_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -288,8 +297,6 @@ def test_a_locked_folder_is_refused(tmp_path):
 
 def test_a_folder_that_someone_looks_into_for_a_moment_is_opened(tmp_path, monkeypatch):
     """As `launch.py --status` does, which tries the lock to see who is at work."""
-    import fcntl
-
     with open(tmp_path / ".lock", "w") as look:
         fcntl.flock(look, fcntl.LOCK_EX)
         pause = SimpleNamespace(sleep=lambda _: fcntl.flock(look, fcntl.LOCK_UN))
@@ -307,8 +314,6 @@ files.write_atomic(pathlib.Path(sys.argv[1]), "half")
 
 
 def test_what_killed_writers_left_goes_once_the_folder_is_ours_and_no_others(tmp_path):
-    import fcntl
-
     ours = ["config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id"]
     for name in (*ours, "FAILED", "slurm.json"):
         subprocess.run([sys.executable, "-c", KILLED_WRITER, tmp_path / name], cwd=ROOT)

@@ -66,13 +66,15 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
+            alone = lock(self._lock)
         except OSError as error:
             key = "run_dir" if cfg.system.run_dir else "runs"
             raise RunError(
                 f"system.{key}: there can be no run folder {path} ({error.strerror}: "
-                f"{error.filename}); give a place that you may write to, in scripts by --runs"
+                f"{error.filename or self._lock.name}); give a place where you may write, and lock "
+                "files, in scripts by --runs"
             ) from error
-        if not lock(self._lock):
+        if not alone:
             raise RunError(f"another process is training in {path}: wait for it, or stop it")
         for name in OWN:
             sweep(path / name)
