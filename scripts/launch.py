@@ -26,7 +26,7 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import Row, collect_run, failed_at_once
+from ed.analysis.collect import Row, collect_run, failed_at_once, seed_differences
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import Run, SpecError, Table, expand, place_of, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         rows = standings(runs, table)
         due = [r for r, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
         freeze(due, table)
+        for difference in seed_differences(collect_run(run, table) for run in runs):
+            print(f"warning: {difference}", file=sys.stderr)
         if options.where == "slurm":
             return submit_array(table.name, due, options)
         run_all(due, options.jobs, rerun_failed=options.rerun_failed)

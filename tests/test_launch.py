@@ -411,6 +411,21 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, caps
     assert frozen.read_bytes() == before
 
 
+def test_seeds_that_would_differ_are_told_before_they_run(tmp_path, capsys, monkeypatch):
+    """A choice that builds the same class with other settings, as a model of another depth."""
+    monkeypatch.setattr(launch, "command", finishing)
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--cells", "ed"]
+    launch.main([*arguments, "--seeds", "0"])
+    assert "warning" not in capsys.readouterr().err
+    path = tmp_path / "runs/six/ed/seed0/config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["model"]["heads"] = 7
+    path.write_text(yaml.safe_dump(config))
+    launch.main([*arguments, "--seeds", "0", "1"])
+    warning = "warning: six/ed: seeds differ in model.heads: 7 (seed 0), "
+    assert capsys.readouterr().err.startswith(warning)
+
+
 def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
     tmp_path, capsys, monkeypatch
 ):

@@ -244,10 +244,10 @@ def _reductions(table: Table, root: Path) -> list[list[str]]:
 
 
 def seed_differences(rows: Iterable[Row]) -> list[str]:
-    """Cells whose finished seeds were trained with different settings, and in what they differ."""
+    """Cells whose seeds have different settings in their folders, and in what they differ."""
     configs: dict[tuple, dict[int, dict]] = {}
     for row in rows:
-        if row.status == "done" and row.folder is not None:
+        if row.folder is not None:
             flat = _flat(_read_config(row.folder))
             kept = {k: v for k, v in flat.items() if not _may_differ(k)}
             configs.setdefault((*row.home, row.deviations), {})[row.seed] = kept
