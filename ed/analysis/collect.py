@@ -248,8 +248,8 @@ def seed_differences(rows: Iterable[Row]) -> list[str]:
     configs: dict[tuple, dict[int, dict]] = {}
     for row in rows:
         if row.folder is not None:
-            flat = _flat(_read_config(row.folder))
-            kept = {k: v for k, v in flat.items() if not _may_differ(k)}
+            settings = flat(_read_config(row.folder))
+            kept = {k: v for k, v in settings.items() if not _may_differ(k)}
             configs.setdefault((*row.home, row.deviations), {})[row.seed] = kept
     found = []
     for (table, cell, deviations), seeds in configs.items():
@@ -268,12 +268,13 @@ def _may_differ(key: str) -> bool:
     return group in (*INCIDENTAL, "seed", "measures") or key in PLACES
 
 
-def _flat(config: dict, prefix: str = "") -> dict:
-    flat = {}
+def flat(config: dict, prefix: str = "") -> dict:
+    """The settings of a config by dotted key."""
+    found = {}
     for key, value in config.items():
-        nested = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return flat
+        inner = isinstance(value, dict)
+        found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
 
 
 def _read_config(folder: Path) -> dict:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from ed.analysis.collect import CollectError, read_json
+from ed.analysis.collect import CollectError, flat, read_json
 from ed.analysis.stats import summarise
 
 INCIDENTAL = ("seed", "system", "logger", "measures")  # what tells no two kinds of run apart
@@ -56,18 +56,17 @@ def _read(path: Path) -> SweepRun:
         raise CollectError(f"{path} is not the config of a run: mend or remove it") from None
     done = read_json(path.with_name("DONE"))
     kept = {key: value for key, value in config.items() if key not in INCIDENTAL}
-    return SweepRun(dict(_flat(kept)), seed, done and done["last"])
+    return SweepRun(dict(_settings(kept)), seed, done and done["last"])
 
 
-def _flat(node: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif key == "_target_":  # the class is what the group chose
+def _settings(config: dict) -> Iterator[tuple[str, str]]:
+    for key, value in flat(config).items():
+        group, _, last = key.rpartition(".")
+        if last == "_target_":  # the class is what the group chose
             name = value.rsplit(".", 1)[-1]
-            yield prefix.removesuffix("."), "none" if name == "Regularizer" else name
+            yield group, "none" if name == "Regularizer" else name
         else:
-            yield f"{prefix}{key}", str(value)
+            yield key, str(value)
 
 
 def differing(runs: Sequence[SweepRun]) -> list[str]:
