@@ -22,8 +22,8 @@ from ed.engine.main import trained_model
 from ed.files import read_rows
 from ed.tasks.pictures import Pictures
 from tests import together
+from tests.launching import wait_for
 from tests.small import SMALL, small_run, weights
-from tests.test_launch import wait_for
 from tests.test_resume import assert_same_run
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ import pytest
 
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import Run, expand
-from tests.test_launch import SPEC, logged, rendered, steps_of, wait_for, write_table
+from tests.launching import SPEC, logged, rendered, steps_of, wait_for, write_table
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parents[1]
