@@ -14,7 +14,7 @@ from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.recompute import recompute_blocks
 from ed.models.vit import ViT
-from tests.test_regularizers import (
+from tests.toy import (
     CLASSES,
     Toy,
     assert_same_weights,

@@ -1,110 +1,37 @@
-"""Each regularizer against its defining identity, and all of them in the same training step."""
+"""SAM, ASAM, mixup and the penalty of effective degree against their defining identities."""
 
 import copy
 import functools
-import math
 
 import pytest
 import torch
 from hydra.utils import instantiate
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ed.core import processes
 from ed.core.field import Field
 from ed.core.nodes import ChebyshevNodes, RandomizedCosine, UniformNodes
 from ed.core.representation import Representation
 from ed.engine.compose import compose_config
 from ed.engine.optimizer import SGD, AdamW
-from ed.engine.step import TrainStep
-from ed.models.vit import ViT
 from ed.regularizers.base import Moment, Regularizer
-from ed.regularizers.jacobian import Jacobian, aligned_attention, plain_attention, sphere
+from ed.regularizers.jacobian import Jacobian
 from ed.regularizers.mixup import Mixup
 from ed.regularizers.sam import Asam, Sam
 from ed.tasks.base import Task
-
-CLASSES, BATCH = 3, 8
-CPU = torch.device("cpu")
-METHODS = {  # config leaf: overrides that make it small
-    "none": [],
-    "mixup": [],
-    "sam": [],
-    "asam": [],
-    "jacobian": ["regularizer.projections=2"],
-    "ed": [],
-    "ed_performance": ["regularizer.pairs=4"],
-}
-
-
-class Toy(Task):
-    """Random pictures with random labels."""
-
-    batch_size, total_steps = BATCH, 10
-    has_labels = has_noise = True
-
-    def batches(self, model, start, dtype=torch.float64):
-        for step in range(start, self.total_steps):
-            draw = torch.Generator().manual_seed(step)
-            x = torch.randn(BATCH, 3, 8, 8, generator=draw, dtype=dtype)
-            yield {"x": x, "label": torch.randint(CLASSES, (BATCH,), generator=draw)}
-
-    def field(self, model, batch):
-        return Field.of(model, batch["x"])
-
-    def loss(self, outputs, batch):
-        loss = F.cross_entropy(outputs, batch["label"])
-        accuracy = (outputs.argmax(-1) == batch["label"]).double().mean()
-        return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
-
-    def noise_like(self, x, generator):
-        return torch.rand(x.shape, generator=generator, dtype=x.dtype)
-
-
-def vit(dtype=torch.float64) -> nn.Module:
-    torch.manual_seed(0)
-    size = {"image_size": [8, 8], "patch": 4, "width": 16, "depth": 2, "heads": 2}
-    model = ViT(classes=CLASSES, **size, pool="token", dropout=0.0, activation="gelu")
-    return model.to(dtype)
-
-
-def convolution() -> nn.Module:
-    """With batch norm."""
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.AdaptiveAvgPool2d(1)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, CLASSES)).double()
-
-
-@functools.cache
-def config(name: str):
-    return compose_config([f"regularizer={name}", *METHODS[name]]).regularizer
-
-
-def training(regularizer, model, *, recipe=None, **how) -> TrainStep:
-    recipe = recipe or SGD(lr=0.1, weight_decay=0.0, schedule="constant")
-    return TrainStep(Toy(), model, regularizer, recipe, device=CPU, seed=0, **how)
-
-
-def run(step: TrainStep, start: int, stop: int, dtype=torch.float64) -> TrainStep:
-    batches = Toy().batches(step.model, start, dtype)
-    for number, batch in zip(range(start, stop), batches, strict=False):
-        step(batch, number)
-    return step
-
-
-def moment(seed: int = 0) -> Moment:
-    return Moment(torch.tensor(0.5), torch.Generator().manual_seed(seed))
-
-
-def first_batch() -> dict:
-    return next(Toy().batches(None, 0))
-
-
-def assert_same_weights(first: nn.Module, second: nn.Module) -> None:
-    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-
+from tests.toy import (
+    BATCH,
+    CLASSES,
+    Toy,
+    assert_same_weights,
+    config,
+    convolution,
+    first_batch,
+    moment,
+    run,
+    training,
+    vit,
+)
 
 # --- SAM and ASAM
 
@@ -227,209 +154,6 @@ def test_asam_knows_the_names_of_the_parameters_in_training():
     plain = {name for name, scale in seen.items() if torch.equal(scale, torch.ones_like(scale))}
     assert {"cls_token", "pos_embed", "head.bias"} <= plain
     assert not any("weight" in name for name in plain)
-
-
-# --- Jacobian
-
-
-def two_layers() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES), nn.Tanh()).double()
-
-
-class Operations(TorchDispatchMode):
-    """Notes every operation and what it gives."""
-
-    def __init__(self, seen: list):
-        super().__init__()
-        self.seen = seen
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.seen.append((str(func), out))
-        return out
-
-
-def jacobians(function, points):
-    return torch.stack([torch.func.jacrev(function)(point) for point in points])  # (B, C, D)
-
-
-def test_jacobian_estimate_is_exact_for_its_direction():
-    model = two_layers()
-    x = torch.randn(4, 5, dtype=torch.float64).requires_grad_()
-    outputs = model(x)
-    estimate = Jacobian(1.0, projections=1).estimate(outputs, x, moment().generator)
-    v = sphere(outputs, moment().generator)
-    torch.testing.assert_close(v.square().sum(-1), torch.ones(4, dtype=torch.float64))
-    projected = torch.einsum("bc,bcd->bd", v, jacobians(model, x.detach()))
-    torch.testing.assert_close(estimate, CLASSES * projected.square().sum() / (2 * 4))
-
-
-@pytest.mark.parametrize("projections", [1, 3])
-def test_jacobian_estimate_is_unbiased(projections):
-    model, count = two_layers(), 20_000
-    point = torch.randn(5, dtype=torch.float64)
-    x = point.repeat(count, 1).requires_grad_()  # each row gets a direction of its own
-    penalty = Jacobian(1.0, projections=projections)
-    estimate = penalty.estimate(model(x), x, moment().generator)
-    J = torch.func.jacrev(model)(point)
-    M, C = J @ J.T, CLASSES
-    exact = J.square().sum() / 2
-    # E[(v'Mv)^2] = (2 tr M^2 + (tr M)^2) / (C (C + 2)) on the sphere gives the estimator's variance
-    second = (2 * (M @ M).trace() + M.trace() ** 2) / (C * (C + 2))
-    variance = C**2 / 4 * (second - M.trace() ** 2 / C**2)
-    error = 5 * (variance / (count * projections)).sqrt()  # 5 sigma: fails by chance once in 1e6
-    assert error < 0.05 * exact
-    assert abs(estimate - exact) < error
-
-
-def test_jacobian_estimate_keeps_the_precisions_of_the_forward_pass():
-    """Autocast has no part in it; squares of what bf16 features give are float32."""
-    model, x = two_layers().float(), torch.randn(4, 5, requires_grad=True)
-    outputs, penalty = model(x), Jacobian(1.0, projections=1)
-    expected = penalty.estimate(outputs, x, moment().generator)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(penalty.estimate(outputs, x, moment().generator), expected)
-    features = x.detach().bfloat16().requires_grad_()
-    outputs = model.bfloat16()(features).float()
-    v = sphere(outputs, moment().generator)
-    (projected,) = torch.autograd.grad(outputs, features, v, retain_graph=True)
-    expected = CLASSES * projected.float().square().sum() / (2 * 4)
-    estimate = penalty.estimate(outputs.bfloat16(), features, moment().generator)
-    torch.testing.assert_close(estimate.detach(), expected)
-
-
-def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
-    """The gradient of R with respect to all weights, the features' own included."""
-    model, x = two_layers(), torch.randn(4, 5, dtype=torch.float64)
-    before, after = model[:2], model[2:]
-
-    class Silent(Toy):
-        def loss(self, outputs, batch):
-            return 0 * outputs.sum(), {}
-
-    field = Field.of(after, before(x))
-    loss, report = Jacobian(2.0, projections=1).objective(Silent(), field, {}, moment())
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    features = before(x)
-    v = sphere(after(features), moment().generator)
-    projected = torch.einsum("bc,bcd->bd", v, jacobians(after, features))
-    expected = 2.0 * CLASSES * projected.square().sum() / (2 * 4)
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(2.0 * report["penalty"], expected.detach())
-    torch.testing.assert_close(
-        gradients, torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
-    )
-
-
-@pytest.mark.parametrize("space", ["input", "block1"])
-def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
-    """Loss, penalty and gradients, traced and differentiated ahead of time as on a GPU."""
-    compiler = functools.partial(torch.compile, backend="aot_eager")  # no code generation
-    monkeypatch.setattr(torch, "compile", compiler)
-    model, batch, found = vit(), first_batch(), []
-    for compiled in (False, True):
-        penalty = Jacobian(1.0, projections=2)
-        if compiled:
-            penalty.compile(model)
-        field = Field.of(model, batch["x"])
-        if space == "block1":
-            features = model.to_space(batch["x"], space)
-            field = Field.of(functools.partial(model.from_space, space=space), features)
-        loss, report = penalty.objective(Toy(), field, batch, moment())
-        found.append((report, torch.autograd.grad(loss, list(model.parameters()))))
-    torch.testing.assert_close(found[1], found[0])
-
-
-def test_compiled_jacobian_finds_its_width_without_a_draw(monkeypatch):
-    """A resumed run looks once more, and its dropout must go on where it was."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES), nn.Tanh())
-    model.double()
-    penalty, batch, losses = Jacobian(1.0, projections=1), first_batch(), []
-    penalty.compile(model)
-    for known in (None, CLASSES):
-        penalty.width = known
-        torch.manual_seed(1)
-        losses.append(penalty.objective(Toy(), Field.of(model, batch["x"]), batch, moment())[0])
-    assert torch.equal(*losses)
-
-
-def test_jacobian_of_batch_norm_is_not_compiled():
-    penalty = Jacobian(1.0, projections=1)
-    penalty.compile(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    assert penalty.pull_back is None
-
-
-def test_jacobian_attends_by_products_for_tensor_cores():
-    """In bf16, among 8 tokens for 5; and leaves torch's own choice of precision as it was."""
-    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
-    q = torch.randn(2, 3, 5, 8, dtype=torch.bfloat16, requires_grad=True)
-    seen = []
-    with plain_attention(), Operations(seen):
-        out = F.scaled_dot_product_attention(q, q, q)
-        (first,) = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)
-        first.float().square().sum().backward()
-    products = [out for name, out in seen if name.startswith("aten.bmm")]
-    assert len(products) > 6
-    assert {out.dtype for out in products} == {torch.bfloat16}
-    assert {size for out in products for size in out.shape[1:]} == {8}
-    assert not allowed()  # torch's default
-    assert q.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("mask", ["none", "bool", "float", "rows", "columns", "one head's"])
-def test_aligned_attention_is_attention(mask):
-    """With 13 queries and 10 keys: outputs and gradients, none of them lost in the added tokens."""
-    torch.manual_seed(0)
-    made = [torch.randn(2, 3, count, 8, dtype=torch.float64) for count in (13, 10, 10)]
-    inputs = [x.requires_grad_() for x in made]
-    keep = torch.rand(2, 1, 1, 10) > 0.3
-    masks = {
-        "none": None,
-        "bool": keep,
-        "float": torch.zeros(2, 1, 1, 10, dtype=torch.float64).masked_fill(~keep, -math.inf),
-        "rows": torch.rand(2, 1, 13, 10) > 0.3,
-        "columns": torch.randn(2, 3, 13, 1, dtype=torch.float64),
-        "one head's": torch.randn(13, 10, dtype=torch.float64),
-    }
-    settings = {"attn_mask": masks[mask], "dropout_p": 0.0, "scale": 0.3}
-    found = []
-    for attention in (F.scaled_dot_product_attention, aligned_attention):
-        out = attention(*inputs, **settings)
-        found.append((out, torch.autograd.grad(out.square().sum(), inputs)))
-    torch.testing.assert_close(found[1], found[0])
-
-
-def test_aligned_attention_leaves_what_it_cannot_pad():
-    torch.manual_seed(0)
-    q = torch.randn(1, 2, 5, 8)
-    expected = F.scaled_dot_product_attention(q, q, q, is_causal=True)
-    assert torch.equal(aligned_attention(q, q, q, is_causal=True), expected)
-    assert torch.equal(aligned_attention(q, q, q, None, 0.0, True), expected)
-
-
-def test_jacobian_differentiates_attention_twice():
-    """Through a ViT: the gradient of the objective matches central differences."""
-    model, batch, penalty = vit(), first_batch(), Jacobian(1.0, projections=1)
-    field = Field.of(model, batch["x"])
-
-    def objective():
-        return penalty.objective(Toy(), field, batch, moment())[0]
-
-    weight = model.blocks[0].attn.qkv.weight
-    (gradient,) = torch.autograd.grad(objective(), weight)
-    direction = torch.randn(weight.shape, dtype=torch.float64)
-    h, values = 1e-5, []
-    for sign in (1, -1):
-        with torch.no_grad():
-            weight.add_(direction, alpha=sign * h)
-        values.append(objective().detach())
-        with torch.no_grad():
-            weight.sub_(direction, alpha=sign * h)
-    slope = (values[0] - values[1]) / (2 * h)
-    # h^2 truncation and rounding / h both give about 1e-9
-    torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-7)
 
 
 # --- mixup
@@ -561,142 +285,7 @@ def test_nodes_on_the_command_line_are_those_that_train(leaf):
     assert method.representation.sampler == UniformNodes()
 
 
-# --- all of them in one training step
-
-
-@pytest.mark.parametrize(
-    ("name", "compiled"), [("ed", False), ("jacobian", False), ("jacobian", True)]
-)
-def test_penalties_see_only_the_outputs_that_a_task_names(name, compiled, monkeypatch):
-    """The last output is no logit, like PPO's value: ten times as large, it changes nothing."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-
-    class Named(Toy):
-        penalised = slice(0, 2)
-
-    batch, model, penalties = first_batch(), two_layers(), []
-    points = batch["x"].flatten(1)[:, :5]
-    for factor in (1, 10):
-        changes = {"anchored": False} if name == "ed" else {}
-        method = instantiate(config(name), **changes)
-        if compiled:
-            method.compile(model)
-        size = torch.tensor([1, 1, factor], dtype=torch.float64)
-        field = Field.of(lambda x, size=size: size * model(x), points)
-        penalties.append(method.objective(Named(), field, batch, moment())[1]["penalty"])
-    assert torch.equal(*penalties)
-    if compiled:
-        eager = instantiate(config(name)).objective(Named(), field, batch, moment())[1]["penalty"]
-        torch.testing.assert_close(penalties[1], eager)
-
-
-class Spy(Regularizer):
-    """Plain training that notes what it is given."""
-
-    def __init__(self):
-        self.seen, self.losses = [], []
-
-    def objective(self, task, field, batch, moment):
-        draw = torch.rand((), generator=moment.generator).item()
-        self.seen.append((draw, moment.parts, len(field.x), moment.progress.item()))
-        loss, report = super().objective(task, field, batch, moment)
-        self.losses.append(loss.item())
-        return loss, report
-
-
-def test_each_process_draws_for_itself_and_knows_the_parts_of_a_step(monkeypatch):
-    spies = {None: Spy(), 0: Spy(), 1: Spy()}
-    run(training(spies[None], vit()), 0, 1)
-    monkeypatch.setattr(processes, "world_size", lambda: 2)
-    monkeypatch.setattr(processes, "mean", list)  # there is no other to ask
-    for rank in (0, 1):
-        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
-        run(training(spies[rank], vit(), accumulate=2), 0, 1)
-    draws, parts, sizes, _ = zip(*spies[0].seen, *spies[1].seen, strict=True)
-    assert len(set(draws)) == 4
-    assert draws[0] == spies[None].seen[0][0]  # the first as if it were alone
-    assert set(parts) == {4}
-    assert set(sizes) == {BATCH // 4}
-
-
-def test_every_step_of_every_seed_draws_anew():
-    spies = []
-    for seed in (0, 1):
-        spies.append(Spy())
-        step = training(spies[-1], vit())
-        step.seed = seed
-        run(step, 0, 4)
-    assert len({draw for spy in spies for draw, *_ in spy.seen}) == 8
-
-
-def test_a_row_has_the_mean_of_all_parts_of_the_steps_since_the_last():
-    spy = Spy()
-    step = run(training(spy, vit(), accumulate=2), 0, 3)
-    assert step.means()["train/loss"] == pytest.approx(sum(spy.losses) / 6)
-    run(step, 3, 5)
-    assert step.means()["train/loss"] == pytest.approx(sum(spy.losses[6:]) / 4)
-
-
-def test_rate_and_progress_follow_the_step_and_the_tasks_warm_up():
-    spy, recipe = Spy(), AdamW(lr=0.1, weight_decay=0.0, decay="matrices")  # two groups
-    step = training(spy, vit(), recipe=recipe)
-    step.task.warmup_steps = 4
-    rates = []
-    for number, batch in zip((0, 1, 7), Toy().batches(None, 0), strict=False):
-        step(batch, number)
-        rates.append([group["lr"] for group in step.optimizer.param_groups])
-    cosine = (1 + math.cos(math.pi * 3 / 6)) / 2
-    for group in zip(*rates, strict=True):
-        assert group == pytest.approx([0.1 / 4, 0.2 / 4, 0.1 * cosine])
-    assert [progress for *_, progress in spy.seen] == pytest.approx([0, 0.1, 0.7])
-
-
-def test_accumulation_leaves_the_gradient_alone():
-    whole = run(training(Regularizer(), vit()), 0, 1).model
-    parts = run(training(Regularizer(), vit(), accumulate=2), 0, 1).model
-    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)  # order of sums
-
-
-@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_under_accumulation_and_clipping(name, bf16):
-    recipe = AdamW(lr=0.01, weight_decay=0.1, clip=0.1)
-    model, before = vit(torch.float32), vit(torch.float32)
-    step = training(instantiate(config(name)), model, recipe=recipe, accumulate=2, bf16=bf16)
-    run(step, 0, 2, torch.float32)
-    values = step.means()
-    assert values.keys() >= {"train/loss", "train/acc"}
-    assert all(torch.tensor(value).isfinite() for value in values.values())
-    norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
-    assert norm <= 0.1 * (1 + 1e-4)  # what the optimizer saw was clipped; float32 rounding
-    for (key, now), then in zip(model.named_parameters(), before.parameters(), strict=True):
-        assert now.isfinite().all(), key
-        assert not torch.equal(now, then), key
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_resumed_training_is_bitwise_the_same(name):
-    recipe = AdamW(lr=0.01, weight_decay=0.1)
-    whole = run(training(instantiate(config(name)), vit(), recipe=recipe), 0, 4)
-    first = run(training(instantiate(config(name)), vit(), recipe=recipe), 0, 2)
-    again = training(instantiate(config(name)), vit(), recipe=recipe)
-    again.load_state_dict(copy.deepcopy(first.state_dict()))
-    run(again, 2, 4)
-    assert_same_weights(again.model, whole.model)
-    assert again.peek() == whole.peek()
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_batch_norm_sees_each_example_once(name):
-    """Paths, projections and perturbed weights leave the running statistics alone."""
-    model = convolution()
-    run(training(instantiate(config(name)), model), 0, 1)
-    assert int(model[1].num_batches_tracked) == 1
-    if name != "mixup":  # it replaces the batch
-        reference = convolution()
-        reference(first_batch()["x"])
-        assert torch.equal(model[1].running_mean, reference[1].running_mean)
+# --- settings
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from ed.engine.optimizer import SGD
 from ed.engine.step import TrainStep
 from ed.tasks.pictures import Pictures
 from tests.small import small_run
-from tests.test_regularizers import Toy, config, convolution, training, vit
-from tests.test_regularizers import run as train
+from tests.toy import Toy, config, convolution, training, vit
+from tests.toy import run as train
 
 METHODS = ("none", "mixup", "sam", "asam", "jacobian", "ed")
 PLAIN = ["optimizer=sgd", "task.augment=true"]  # SGD: rounding stays as small as it is
