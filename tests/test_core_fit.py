@@ -13,6 +13,7 @@ from ed.core.degree import effective_degree, normalised_degree, quadratic_degree
 from ed.core.fit import fit, fit_matrix
 from ed.core.nodes import ChebyshevNodes, RandomizedCosine, StratifiedNodes, UniformNodes
 from scripts.theory import strongest_answers
+from tests.core import uniform
 
 SAMPLERS = [
     RandomizedCosine(),
@@ -24,10 +25,6 @@ SAMPLERS = [
 NUMPY = {"chebyshev": np.polynomial.chebyshev, "legendre": np.polynomial.legendre}
 VANDER = {"chebyshev": "chebvander", "legendre": "legvander"}
 FIT = {"chebyshev": "chebfit", "legendre": "legfit"}
-
-
-def uniform(*shape, seed=0):
-    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def normal(*shape, seed=0):

@@ -1,0 +1,13 @@
+"""Random numbers and a small network for the tests of ed/core."""
+
+import torch
+from torch import nn
+
+
+def uniform(*shape, seed=0):
+    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def small_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 5))
