@@ -140,3 +140,21 @@ def test_second_derivatives_are_refused():
     (gradient,) = torch.autograd.grad(scores.abs().sum(), values, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivatives: leave components out"):
         torch.autograd.grad(gradient.sum(), values)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("components", [1, 2, 3])
+def test_components_beyond_what_a_path_spans_are_zero(components, detach):
+    """On a straight line one component has degree 1; rounding has no say in the others."""
+    torch.manual_seed(0)
+    how = {"components": components, "weighting": "normalised", "detach_pca": detach}
+    found = ed.estimate(nn.Linear(8, 10), torch.randn(64, 8), pairs=60, softmax=False, **how)
+    assert found.mean == pytest.approx(1 / components, rel=1e-3)
+
+
+def test_holding_directions_changes_no_value_however_small_a_component_is():
+    nodes = torch.linspace(-1, 1, 20)
+    values = torch.stack([nodes, 1e-4 * nodes.square()], dim=-1)
+    moving, held = (principal_scores(values, 2, detach=detach) for detach in (False, True))
+    torch.testing.assert_close(held.abs(), moving.abs(), rtol=1e-4, atol=1e-9)
+    assert moving[:, 1].abs().max() > 1e-5

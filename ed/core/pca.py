@@ -32,12 +32,12 @@ def principal_scores(values: Tensor, components: int, *, detach: bool = False) -
     with torch.autocast(values.device.type, enabled=False):
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         centred = widened(values - values.mean(-2, keepdim=True))
+        noise = _rounding(values.detach())
         if not detach:
-            return _GramScores.apply(centred, components, values.dtype)[0].to(values.dtype)
+            return _GramScores.apply(centred, noise, components, values.dtype)[0].to(values.dtype)
         with torch.no_grad():
-            eigenvalues, vectors = gram_eigen(centred @ centred.mT)
-            inverse = _inverse_root(eigenvalues, values.dtype)
-            top = (vectors * inverse[..., None, :])[..., :components]
+            eigenvalues, vectors = _gram_eigen_above(centred, noise)
+            top = (vectors * _inverse_root(eigenvalues)[..., None, :])[..., :components]
         # centred @ directions with directions = centred' V / sqrt(L), which are never formed
         return ((centred @ centred.detach().mT) @ top).to(values.dtype)
 
@@ -62,15 +62,15 @@ class _GramScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        centred: Tensor, components: int, precision: torch.dtype
+        centred: Tensor, noise: Tensor, components: int, precision: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
-        eigenvalues, vectors = gram_eigen(centred @ centred.mT)
+        eigenvalues, vectors = _gram_eigen_above(centred, noise)
         scores = vectors[..., :components] * eigenvalues[..., None, :components].sqrt()
         return scores, eigenvalues, vectors
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        centred, ctx.components, ctx.precision = inputs
+        centred, _, ctx.components, ctx.precision = inputs
         _, eigenvalues, vectors = output
         ctx.mark_non_differentiable(eigenvalues, vectors)
         ctx.save_for_backward(centred, eigenvalues, vectors)
@@ -84,13 +84,13 @@ class _GramScores(torch.autograd.Function):
         rotation = (right - left) / ((right - left).square() + blur.square())
         projected = vectors.mT @ grad  # (..., r, m)
         inner = projected * right.sqrt() * rotation  # its diagonal is 0, so dL has room there
-        inverse = _inverse_root(eigenvalues, ctx.precision)[..., :m]
+        inverse = _inverse_root(eigenvalues)[..., :m]
         growth = projected.diagonal(dim1=-2, dim2=-1) * inverse / 2
         inner.diagonal(dim1=-2, dim2=-1).add_(growth)
         gram_grad = vectors @ inner @ vectors[..., :m].mT
         gradient = (gram_grad + gram_grad.mT) @ centred
         gradient = _Once.apply(gradient, centred) if torch.is_grad_enabled() else gradient
-        return gradient, None, None
+        return gradient, None, None, None
 
 
 class _Once(torch.autograd.Function):
@@ -184,8 +184,24 @@ def _round_robin(size: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def _inverse_root(eigenvalues: Tensor, precision: torch.dtype) -> Tensor:
-    """1 / sqrt(l), and 0 where l is rounding: a direction without variance pulls nothing."""
-    info = torch.finfo(precision)
-    floor = eigenvalues[..., :1] * (eigenvalues.shape[-1] * info.eps) + info.tiny
-    return torch.where(eigenvalues > floor, eigenvalues.clamp_min(floor).rsqrt(), 0.0)
+def _rounding(values: Tensor) -> Tensor:
+    """(..., 1): how large a score the rounding of the outputs (..., r, C) alone may make."""
+    largest = values.abs().amax((-2, -1)).unsqueeze(-1)
+    spread = values.shape[-2] ** 0.5 + values.shape[-1] ** 0.5  # norm of a matrix of unit noise
+    return widened(largest) * (torch.finfo(values.dtype).eps * spread)
+
+
+def _gram_eigen_above(centred: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """As `gram_eigen` of the values, where what rounding alone may make counts as 0.
+
+    Without that, ED_norm, which does not see how small a component is, would be the degree of the
+    rounding wherever a path spans fewer directions than components are asked for.
+    """
+    eigenvalues, vectors = gram_eigen(centred @ centred.mT)
+    return torch.where(eigenvalues > noise.square(), eigenvalues, 0.0), vectors
+
+
+def _inverse_root(eigenvalues: Tensor) -> Tensor:
+    """1 / sqrt(l), and 0 where l is 0: a direction without variance pulls nothing."""
+    tiny = torch.finfo(eigenvalues.dtype).tiny
+    return torch.where(eigenvalues > 0, eigenvalues.clamp_min(tiny).rsqrt(), 0.0)
