@@ -1,7 +1,7 @@
 """The estimator: the paper's exact values, standard errors, memory, and what it warns of."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -154,7 +154,7 @@ def test_standard_error_falls_with_the_number_of_paths():
         ((lambda: lambda x: (x, x), torch.randn(9, 6)), {}, "returns a tuple without logits"),
         ((lambda: lambda x: {"out": x}, torch.randn(9, 6)), {}, "returns a dict without logits"),
         ((lambda: nn.Linear(6, 1), torch.randn(9, 6)), {}, "softmax of one is 1 everywhere"),
-        ((lambda: lambda x: x.mean(0), torch.randn(9, 6, 3)), {}, "each of 1 inputs; the model's"),
+        ((lambda: lambda x: x.mean(0), torch.randn(9, 6, 3)), {}, "each of 2 inputs; the model's"),
         ((lambda: torch.sum, torch.randn(9, 6)), {}, r"are \(\): keep the batch first"),
     ],
 )
@@ -220,7 +220,7 @@ def test_inputs_that_do_not_fit_are_shown_beside_what_torch_says():
         ed.estimate(nn.Linear(6, 3).half(), torch.randn(9, 6), pairs=2)
     (note,) = caught.value.__notes__
     assert note == (
-        "The model got (1, 6), torch.float32 on cpu; its weights are torch.float16 on cpu."
+        "The model got (2, 6), torch.float32 on cpu; its weights are torch.float16 on cpu."
     )
 
 
@@ -273,3 +273,44 @@ def test_estimate_reports_progress_and_refuses_non_finite_outputs(capsys):
     assert "effective degree" in capsys.readouterr().err
     with pytest.raises(ValueError, match="not finite on 9 of 9 paths"):
         ed.estimate(lambda p: p / 0, x, pairs=9)
+
+
+class Sparse(nn.Module):
+    """A convolution on a graph, say."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.eye(6).to_sparse())
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(torch.sparse.mm(self.edges, x.T).T)
+
+
+@dataclass
+class Fixed:
+    """A sampler of one's own, which Python cannot hash."""
+
+    def __call__(self, uniform, anchored):
+        return torch.linspace(0, 1, uniform.shape[-1], dtype=uniform.dtype)
+
+
+def test_whatever_gives_outputs_can_be_measured():
+    torch.manual_seed(0)
+    x, out = torch.randn(30, 6), nn.Linear(6, 3)
+    expected = ed.estimate(out, x, pairs=10).mean
+    sparse = Sparse()
+    sparse.out = out
+    assert ed.estimate(sparse, x, pairs=10).mean == pytest.approx(expected, rel=1e-5)
+    squeezing = ed.estimate(lambda x: out(x[:, None]).squeeze(), x, pairs=10)
+    assert squeezing.mean == pytest.approx(expected, rel=1e-5)
+    assert ed.estimate(out, x, pairs=10, sampler=Fixed(), resolution=50).mean > 0
+
+
+@pytest.mark.parametrize("examples", [6, 30])  # most of the pairs, and few of them
+def test_pairs_are_drawn_where_the_generator_is_whatever_the_default_device(examples):
+    torch.manual_seed(0)
+    x, out = torch.randn(examples, 6), nn.Linear(6, 3)
+    expected = ed.estimate(out, x, pairs=8).mean
+    with torch.device("meta"):
+        assert ed.estimate(out, x, pairs=8).mean == expected

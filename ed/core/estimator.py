@@ -126,15 +126,16 @@ def estimate_each(
     The readings must agree in resolution and sampler; everything else is as in `estimate`.
     """
     representation = readings[0][0]
-    if len({(r.resolution, r.sampler) for r, _ in readings}) > 1:
+    walk = (representation.resolution, representation.sampler)
+    if any((reading.resolution, reading.sampler) != walk for reading, _ in readings):
         raise ValueError("readings of one walk must have the same resolution and sampler")
     source = as_field(model, inputs)
     source.check_points()
     generator = torch.Generator().manual_seed(seed)
     first, second = distinct_pairs(len(source.x), pairs, generator=generator)
     dtype = torch.promote_types(source.x.dtype, torch.float32)
-    nodes = representation.nodes(pairs, generator=generator, dtype=dtype).to(source.x.device)
-    first, second = first.to(source.x.device), second.to(source.x.device)
+    nodes = representation.nodes(pairs, generator=generator, device="cpu", dtype=dtype)
+    nodes, first, second = (each.to(source.x.device) for each in (nodes, first, second))
     tallies = [_Tally(*reading) for reading in readings]
     mode = evaluating(source.module) if source.module else contextlib.nullcontext()
     with mode, _reporter(progress, pairs) as report:
@@ -204,7 +205,8 @@ def outputs_on_paths(
 
 def points_per_chunk(source: Field, memory_gib: float) -> int:
     """How many points fit the budget, from the largest tensor that one point makes on its way."""
-    probe, first = _LargestOutput(), source.part(slice(1))
+    # two, as some models squeeze a batch of one away
+    probe, first = _LargestOutput(), source.part(slice(2))
     try:
         with probe:
             first()
@@ -214,7 +216,7 @@ def points_per_chunk(source: Field, memory_gib: float) -> int:
         x = first.x
         error.add_note(f"The model got {tuple(x.shape)}, {x.dtype} on {x.device}{has}.")
         raise
-    size = max(probe.size, source.x[0].numel() * source.x.element_size())
+    size = max(probe.size // len(first.x), source.x[0].numel() * source.x.element_size())
     return max(1, int(memory_gib * 2**30) // (LIVE_TENSORS * size))
 
 
@@ -226,11 +228,16 @@ class _LargestOutput(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         # a view holds no memory of its own, and views of weights would drown the activations
-        inputs = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
+        inputs = {a.untyped_storage().data_ptr() for a in args if _is_dense(a)}
         for item in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(item, Tensor) and item.untyped_storage().data_ptr() not in inputs:
+            if _is_dense(item) and item.untyped_storage().data_ptr() not in inputs:
                 self.size = max(self.size, item.numel() * item.element_size())
         return result
+
+
+def _is_dense(value) -> bool:
+    """A tensor with a storage of its own; a sparse one has several."""
+    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 @contextlib.contextmanager

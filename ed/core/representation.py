@@ -122,19 +122,20 @@ def distinct_pairs(size: int, count: int, *, generator: torch.Generator) -> tupl
             f"use pairs <= {possible} or more examples"
         )
     if count * 4 > possible:
-        code = torch.randperm(possible, generator=generator)[:count]
+        code = torch.randperm(possible, generator=generator, device="cpu")[:count]
     else:  # sparse: draw, drop repeats, draw again; keeps the order of first appearance
-        code = torch.empty(0, dtype=torch.long)
+        code = torch.empty(0, dtype=torch.long, device="cpu")
         while len(code) < count:
-            drawn = torch.cat([code, torch.randint(possible, (2 * count,), generator=generator)])
+            more = torch.randint(possible, (2 * count,), generator=generator, device="cpu")
+            drawn = torch.cat([code, more])
             _, inverse = torch.unique(drawn, return_inverse=True)
-            seen = torch.full((int(inverse.max()) + 1,), len(drawn))
-            seen.scatter_reduce_(0, inverse, torch.arange(len(drawn)), "amin")
+            seen = torch.full((int(inverse.max()) + 1,), len(drawn), device="cpu")
+            seen.scatter_reduce_(0, inverse, torch.arange(len(drawn), device="cpu"), "amin")
             code = drawn[seen.sort().values][:count]
     # triangular numbering of pairs: code = i (i - 1) / 2 + j with j < i; float64 is exact here
     high = ((1 + torch.sqrt(1 + 8 * code.double())) / 2).floor().long()
     low = code - high * (high - 1) // 2
-    flip = torch.rand(count, generator=generator) < 0.5  # neither end is favoured
+    flip = torch.rand(count, generator=generator, device="cpu") < 0.5  # neither end is favoured
     return torch.where(flip, low, high), torch.where(flip, high, low)
 
 
