@@ -87,7 +87,7 @@ def write_sentences(root):
 
 def make_task(data, checkpoint, name="cola", **changes):
     settings = {"tokenizer": checkpoint, "epochs": 1, "warmup_epochs": 0, "batch_size": 8}
-    settings |= {"length": 24, "padding": "fixed", "path_dropout": True, "eval_every": 1}
+    settings |= {"length": 24, "padding": "fixed", "eval_every": 1}
     task = Glue(data, name, classes=2, **settings | changes)
     task.prepare(torch.device("cpu"), seed=0)
     return task
@@ -213,25 +213,6 @@ def test_a_new_model_drops_out(data, checkpoint):
     model, task = TextClassifier(checkpoint, classes=2), make_task(data, checkpoint)
     field = task.field(model, task.train.batch(torch.arange(8), None))
     assert not torch.equal(field(), field())
-
-
-def test_paths_without_dropout_take_a_pass_of_their_own(data, checkpoint):
-    model = TextClassifier(checkpoint, classes=2)
-    with_dropout, without = (make_task(data, checkpoint, path_dropout=d) for d in (True, False))
-    batch = with_dropout.train.batch(torch.arange(8), None)
-    alpha = torch.full((4, 2), 0.5)
-    pairs = torch.arange(4), torch.arange(4, 8)
-
-    def twice(task):
-        field = task.field(model, batch)
-        paths = field.between(*pairs, alpha)
-        return [field.with_paths(paths)[1] for _ in range(2)]
-
-    first, second = twice(with_dropout)
-    assert not torch.equal(first, second)
-    first, second = twice(without)
-    assert torch.equal(first, second)
-    assert all(module.training for module in model.modules())
 
 
 class ReadsBack(TorchDispatchMode):

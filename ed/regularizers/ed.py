@@ -1,9 +1,12 @@
 """Effective degree as a penalty (Algorithm 1 of the paper)."""
 
 import math
+from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
+from ed.core.modes import evaluating
 from ed.core.nodes import Sampler
 from ed.core.penalty import Paths
 from ed.core.representation import Representation
@@ -33,6 +36,7 @@ class EffectiveDegree(Regularizer):
         ramp: float,
         ramp_shape: str,
         endpoints: str,
+        path_dropout: bool,
     ):
         if not weight >= 0:
             raise ValueError(f"regularizer.weight={weight}: must be at least 0")
@@ -61,6 +65,7 @@ class EffectiveDegree(Regularizer):
             )
         self.weight, self.pairs, self.anchored = weight, pairs, anchored
         self.ramp, self.ramp_shape, self.endpoints = ramp, ramp_shape, endpoints
+        self.path_dropout = path_dropout
         try:
             self.representation = Representation(
                 resolution=resolution,
@@ -106,6 +111,8 @@ class EffectiveDegree(Regularizer):
             )
 
     def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+        if not self.path_dropout:
+            field = replace(field, aside=partial(evaluating, field.module))
         ends = field
         if self.endpoints == "noise":
             ends = field.at(task.noise_like(field.x, moment.generator))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from torch.nn import functional as F
 
 from ed.core import processes
 from ed.core.field import Field
-from ed.core.modes import evaluating
 from ed.hub import hub_or_cache
 from ed.models.text import checkpoint_source
 from ed.tasks.base import Batch, Task, check_counts, check_warmup, shuffled_batches
@@ -65,7 +63,6 @@ class Glue(Task):
         batch_size: int,
         length: int,
         padding: str,
-        path_dropout: bool,
         eval_every: int,
         classes: int,
     ):
@@ -78,7 +75,7 @@ class Glue(Task):
         check_warmup("epochs", warmup_epochs, epochs)
         self.data, self.name, self.tokenizer = data, name, tokenizer
         self.epochs, self.warmup_epochs, self.batch_size = epochs, warmup_epochs, batch_size
-        self.length, self.padding, self.path_dropout = length, padding, path_dropout
+        self.length, self.padding = length, padding
         self.eval_every, self.classes = eval_every, classes
         self.metric, self.static_shapes = METRICS[name], padding == "fixed"
 
@@ -166,8 +163,6 @@ class Glue(Task):
             forward=lambda embeddings, context: model(embeddings, context["mask"]),
             x=model.embed(batch["ids"], batch["segments"]),
             context={"mask": batch["mask"]},
-            # without dropout on the paths they need a pass of their own
-            aside=None if self.path_dropout else partial(evaluating, model),
             module=model,
         )
 
