@@ -412,7 +412,9 @@ MISTAKES = {
     "system.compile=flase": "system.compile=flase: use auto, true or false",
     "system.capture=true": "system.capture=true: cpu has no CUDA graphs; leave it at auto",
     "system.log_every=0": "system.log_every=0: must be a whole number of steps, from 1",
-    "system.log_every=2.5": "system.log_every=2.5: must be a whole number of steps",
+    "system.log_every=2.5": "system.log_every=2.5: must be a whole number",
+    "sampler=uniform sampler.even=no": "sampler.even=no: must be true or false",
+    "measures=[ed] measures.ed.pairs=50.5": "measures.ed.pairs=50.5: must be a whole number",
     "system.log_every=often": "system.log_every=often: must be a whole number",
     "system.runs=null": "system.runs=null: must be text",
     "system.save_seconds=null": "system.save_seconds=null: must be a number",
@@ -425,12 +427,15 @@ MISTAKES = {
     "optimizer.eps=-1": "optimizer.eps=-1: must be at least 0",
     "optimizer.betas=[0.9,1]": r"optimizer.betas=\[0.9, 1\]: two numbers in \[0, 1\)",
     "optimizer.gamma=-1": "optimizer.gamma=-1: must be at least 0",
+    "optimizer.betas=0.9": r"optimizer.betas=0.9: two numbers in \[0, 1\), in a list",
+    "optimizer.betas=[0.9,a]": r"optimizer.betas=\[0.9, 'a'\]: two numbers",
+    "optimizer.milestones=0.5": "optimizer.milestones=0.5: fractions of training",
     "optimizer.milestones=[30]": r"optimizer.milestones=\[30\]: fractions of training",
     "optimizer.schedule=step": "optimizer.schedule=step: use one of cosine",
     "optimizer.schedule=multistep": "schedule=multistep: without optimizer.milestones the rate",
     "model.heads=3": "model.width=32 is not a multiple of model.heads=3",
     "model.heads=0": "model.heads=0: must be a whole number, at least 1",
-    "model.depth=1.5": "model.depth=1.5: must be a whole number, at least 1",
+    "model.depth=1.5": "model.depth=1.5: must be a whole number",
     "model.dropout=1": r"model.dropout=1: must lie in \[0, 1\)",
     "model.activation=foo": "model.activation=foo: use gelu, gelu_tanh, .* or tanh",
     "model.patch=5": "model.patch=5 does not divide task.image_size",
@@ -440,12 +445,12 @@ MISTAKES = {
     "regularizer.pairs=1.5": "regularizer.pairs=1.5: must be a whole number",
     "regularizer.pairs=50000": "regularizer.pairs=50000: 200 examples .* form 40000 pairs",
     "regularizer.components=4": "regularizer.components=4: 4 centred points span at most 3",
-    "regularizer.components=1.5": "components must be a whole number, got 1.5",
+    "regularizer.components=1.5": "regularizer.components=1.5: must be a whole number or null",
     "regularizer.degree=-1": "degree must be >= 0, got -1",
     "regularizer.degree=0": "regularizer.degree=0: .* nothing would be penalised",
     "regularizer.detach_pca=true": "regularizer.detach_pca=true: there are no principal direct",
-    "regularizer.degree=2.5": "degree must be a whole number, got 2.5",
-    "regularizer.resolution=4.5": "regularizer.resolution must be a whole number, got 4.5",
+    "regularizer.degree=2.5": "regularizer.degree=2.5: must be a whole number",
+    "regularizer.resolution=4.5": "regularizer.resolution=4.5: must be a whole number",
     "regularizer.damping=-1": "damping must be >= 0, got -1",
     "regularizer.damping=nan": "damping must be >= 0, got nan",
     "regularizer.basis=fourier": "regularizer.basis must be one of chebyshev, legendre; got",
@@ -458,7 +463,7 @@ MISTAKES = {
 @pytest.mark.parametrize("override", MISTAKES)
 def test_impossible_settings_are_refused_before_anything_is_written(override, tmp_path):
     with pytest.raises((*EXPECTED, InstantiationException)) as caught:
-        small_run(tmp_path / "run", "regularizer=ed", override)
+        small_run(tmp_path / "run", "regularizer=ed", *override.split())
     cause = caught.value.__cause__ if isinstance(caught.value, InstantiationException) else None
     assert isinstance(cause or caught.value, EXPECTED)
     message = str(cause or caught.value)

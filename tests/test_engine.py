@@ -1,6 +1,7 @@
 """Schedules, streams, models and the parts of a step."""
 
 import copy
+import json
 import math
 
 import pytest
@@ -13,11 +14,13 @@ from ed.engine.compose import compose_config, flat_keys
 from ed.engine.main import wants_channels_last
 from ed.engine.metrics import Metrics, brief
 from ed.engine.optimizer import SGD, AdamW
+from ed.engine.run import digest
 from ed.engine.schedule import learning_rate_factor
 from ed.engine.step import TrainStep
 from ed.models.spaces import split
 from ed.regularizers.base import Moment
 from ed.tasks.base import shuffled_batches
+from ed.tasks.cifar10 import Cifar10
 from tests.small import small_run
 
 
@@ -331,3 +334,40 @@ def test_config_stays_within_its_budget_of_keys():
     """Sixty keys in all is what a newcomer can still read; adding one needs a reason."""
     keys = [k for k in flat_keys(compose_config(["regularizer=ed"])) if "_target_" not in k]
     assert len(keys) <= 70, keys
+
+
+def test_batches_that_end_early_are_no_finished_run(tmp_path, monkeypatch):
+    whole = Cifar10.batches
+    monkeypatch.setattr(
+        Cifar10,
+        "batches",
+        lambda *given: (b for b, _ in zip(whole(*given), range(3), strict=False)),
+    )
+    with pytest.raises(ValueError, match=r"Cifar10\.batches ended after 3 of total_steps=10"):
+        small_run(tmp_path)
+    assert not (tmp_path / "DONE").exists()
+
+
+def test_measures_of_an_earlier_step_are_not_those_of_the_final_model(tmp_path):
+    rows = [{"step": 5, "eval/acc": 1.0, "measure/norm": 3.0}, {"step": 10, "measure/gap": 4.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = Metrics(tmp_path, total=10, start=10)
+    assert metrics.summary("eval/acc", True)["last"] == {"eval/acc": 1.0, "measure/gap": 4.0}
+    metrics.close()
+
+
+def test_a_run_is_known_by_the_values_of_its_settings_that_count():
+    def known(*overrides: str) -> str:
+        return digest(compose_config(list(overrides)))
+
+    assert known("regularizer=ed", "regularizer.weight=7") == known("regularizer=ed")
+    assert known("regularizer=ed", "regularizer.weight=8") != known("regularizer=ed")
+    assert known("regularizer=ed", "sampler=uniform") != known("regularizer=ed")
+    assert known("regularizer=none", "sampler=uniform") == known("regularizer=none")
+
+
+def test_without_biases_there_is_one_group():
+    model = torch.nn.Linear(8, 3, bias=False)
+    recipe = AdamW(lr=0.1, weight_decay=0.1, decay="matrices")
+    optimizer = recipe.build(model.named_parameters(), torch.device("cpu"))
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1]

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 
 import pytest
 import torch
@@ -292,6 +293,7 @@ def test_nodes_on_the_command_line_are_those_that_train(leaf):
     ("make", "message"),
     [
         (lambda: Mixup(0.0, per_example=False), r"regularizer.alpha=0.0"),
+        (lambda: Mixup(math.inf, per_example=False), r"regularizer.alpha=inf: .* finite"),
         (lambda: Sam(-1.0), r"regularizer.rho=-1.0"),
         (lambda: Asam(0.5, eta=-1.0, scope="all"), r"regularizer.eta=-1.0"),
         (lambda: Asam(0.5, eta=0.0, scope="bias"), r"regularizer.scope=bias: use weights or all"),

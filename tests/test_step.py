@@ -11,10 +11,12 @@ from torch import nn
 
 from ed.core import processes
 from ed.core.field import Field
+from ed.engine.distributed import average_gradients
 from ed.engine.optimizer import AdamW
 from ed.regularizers.base import Regularizer
 from tests.toy import (
     BATCH,
+    CLASSES,
     METHODS,
     Toy,
     assert_same_weights,
@@ -74,6 +76,7 @@ def test_each_process_draws_for_itself_and_knows_the_parts_of_a_step(monkeypatch
     run(training(spies[None], vit()), 0, 1)
     monkeypatch.setattr(processes, "world_size", lambda: 2)
     monkeypatch.setattr(processes, "mean", list)  # there is no other to ask
+    monkeypatch.setattr(processes, "anyone", lambda *flags: list(flags))
     for rank in (0, 1):
         monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
         run(training(spies[rank], vit(), accumulate=2), 0, 1)
@@ -162,3 +165,53 @@ def test_batch_norm_sees_each_example_once(name):
         reference = convolution()
         reference(first_batch()["x"])
         assert torch.equal(model[1].running_mean, reference[1].running_mean)
+
+
+def test_a_weight_that_one_process_did_not_use_is_averaged_as_zero(monkeypatch):
+    """Blocks left out at random: all must average the same list, in the same order."""
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    weights[0].grad = torch.full((2,), 4.0)
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(processes, "anyone", lambda *flags: [True, True, False])  # who used it
+    monkeypatch.setattr(processes, "mean", lambda values: [v / 2 for v in values])
+    average_gradients([*weights, nn.Parameter(torch.ones(2), requires_grad=False)])
+    assert [w.grad if w.grad is None else w.grad[0].item() for w in weights] == [2.0, 0.0, None]
+
+
+def test_names_that_come_and_go_in_reports_are_refused():
+    class Rare(Regularizer):
+        seen = 0
+
+        def objective(self, task, field, batch, moment):
+            loss, report = super().objective(task, field, batch, moment)
+            self.seen += 1
+            return loss, report | ({"rare": loss.detach()} if self.seen == 3 else {})
+
+    for how in ({}, {"accumulate": 2}):
+        with pytest.raises(ValueError, match=r"Rare reports .*rare.* after .*the same names"):
+            run(training(Rare(), vit(), **how), 0, 4)
+
+
+def test_a_ruined_weight_shows_in_the_sum_before_the_next_loss():
+    step = training(Regularizer(), vit())
+    assert math.isfinite(step.weight_sum()["the sum of all weights"])
+    for value in (math.nan, math.inf):
+        with torch.no_grad():
+            next(step.model.parameters()).view(-1)[0] = value
+        assert not math.isfinite(step.weight_sum()["the sum of all weights"])
+
+
+def test_paths_may_go_without_dropout():
+    """In eval mode, and in a pass of their own: the batch keeps its dropout."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES)).double()
+    overrides = {"ramp": 0.0, "weight": 1.0, "anchored": False}
+    penalties = {}
+    for choice in (True, False):
+        method = instantiate(config("ed"), **overrides, path_dropout=choice)
+        batch = first_batch()
+        reports = [
+            method.objective(Toy(), Toy().field(model, batch), batch, moment())[1] for _ in range(2)
+        ]
+        penalties[choice] = {report["penalty"].item() for report in reports}
+    assert {choice: len(found) for choice, found in penalties.items()} == {True: 2, False: 1}
+    assert all(module.training for module in model.modules())

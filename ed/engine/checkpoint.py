@@ -6,6 +6,7 @@ so a damaged file is noticed whatever the damage, and the other one serves.
 
 import io
 import os
+import re
 from pathlib import Path
 from pickle import UnpicklingError  # raised by torch.load for what is not plain data
 
@@ -24,6 +25,7 @@ def save_checkpoint(folder: Path, state: dict) -> None:
     """Writes `last.pt` atomically; the old one becomes `previous.pt`."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
+    _check_plain(buffer)
     last, temporary = folder / "last.pt", folder / "last.pt.tmp"
     content = buffer.getbuffer()
     try:
@@ -55,7 +57,7 @@ def load_checkpoint(folder: Path, warn) -> dict | None:
             continue
         try:
             return _read(path)
-        except (ValueError, RuntimeError, EOFError, UnpicklingError) as error:
+        except (ValueError, RuntimeError, EOFError) as error:
             reason = str(error).splitlines()[0]
             warn(f"{path} is damaged ({reason}): falling back to an older one, or to the start")
     return None
@@ -64,6 +66,20 @@ def load_checkpoint(folder: Path, warn) -> dict | None:
 def remove_checkpoints(folder: Path) -> None:
     for name in NAMES:
         (folder / name).unlink(missing_ok=True)
+
+
+def _check_plain(buffer: io.BytesIO) -> None:
+    """Refuses what could be written but not be loaded again: a run would lose all its work."""
+    buffer.seek(0)
+    try:
+        torch.load(buffer, map_location="meta", weights_only=True)
+    except UnpicklingError as error:
+        kind = re.search(r"GLOBAL (\S+)", str(error))
+        raise SaveError(
+            f"no checkpoint can hold {kind.group(1) if kind else 'this state'}: the state_dict of "
+            "a task or model may have tensors, and Python's own numbers, text, lists and dicts; "
+            "convert it there, e.g. by float(...) or torch.as_tensor(...)"
+        ) from None
 
 
 def _read(path: Path) -> dict:

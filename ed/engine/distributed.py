@@ -91,10 +91,20 @@ def local_device(name: str) -> torch.device:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """The mean over all processes in place of each gradient, in one all-reduce."""
+    """The mean over all processes in place of each gradient, in one all-reduce.
+
+    A weight that some process has not used (a block that is left out at random) has none there: it
+    counts as 0, so that all average the same list. One that nobody used stays without.
+    """
     if processes.world_size() == 1:
         return
-    gradients = [weight.grad for weight in parameters if weight.grad is not None]
+    weights = [weight for weight in parameters if weight.requires_grad]
+    used = processes.anyone(*(weight.grad is not None for weight in weights))
+    weights = [weight for weight, yes in zip(weights, used, strict=True) if yes]
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    gradients = [weight.grad for weight in weights]
     torch._foreach_copy_(gradients, processes.mean(gradients))
 
 

@@ -28,7 +28,7 @@ def check_kinds(cfg: DictConfig) -> None:
     if type(cfg.seed) is not int:
         raise ValueError(f"seed={cfg.seed}: must be a whole number")
     _check_values("system", cfg.system, SYSTEM)
-    for name in ("task", "model", "regularizer", "optimizer"):
+    for name in ("task", "model", "regularizer", "sampler", "optimizer"):
         _check_leaf(name, cfg[name])
     for name, leaf in cfg.measures.items():
         _check_leaf(f"measures.{name}", leaf)
@@ -79,6 +79,4 @@ def _constructors(path: str) -> Iterator[dict]:
 def _fits(value, kind: type) -> bool:
     if isinstance(value, bool):  # to Python also the numbers 0 and 1
         return kind is bool
-    if kind in (bool, str, NoneType):
-        return isinstance(value, kind)
-    return isinstance(value, (int, float))  # 1e6 is a float to Hydra: whoever counts looks again
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -15,7 +15,7 @@ from ed.core import processes
 from ed.core.modes import evaluating
 from ed.engine.checkpoint import load_checkpoint, save_checkpoint
 from ed.engine.metrics import Metrics, brief, check_finite, duration
-from ed.engine.run import RunFolder, digest
+from ed.engine.run import RunFolder, identity
 from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
 from ed.tasks.base import Task
@@ -72,7 +72,7 @@ def train(
         run.path, total=task.total_steps, start=start, tracker=tracker, writes=run.writes
     )
     saved_at = began = time.monotonic()
-    checked = start
+    done = checked = start
     evaluations = {step: n for n, step in enumerate(task.evaluation_steps(), start=1)}
     batches = task.batches(model, start)  # closed at the end: it may have processes of its own
     with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
@@ -98,12 +98,17 @@ def train(
                 if not last and cadence.measures_at(evaluations[done]):
                     metrics.log(done, session.measure())
             if save and task.can_save(done):
-                check_finite(step.peek(), checked, done, run.path)
+                check_finite(step.peek() | step.weight_sum(), checked, done, run.path)
                 session.save(done)
                 saved_at = time.monotonic()
                 if (asked or late) and not last:
                     reached = f"step {done} of {task.total_steps}"
                     raise Interrupted(f"stopped and saved at {reached}", asked)
+        if done < task.total_steps:
+            raise ValueError(
+                f"{type(task).__name__}.batches ended after {done} of total_steps="
+                f"{task.total_steps}: it must go on, epoch after epoch"
+            )
         # nothing was left to train: a published model, or a run whose rows are lost
         if start == task.total_steps and not metrics.evaluated(start):
             metrics.log(task.total_steps, session.evaluate())
@@ -147,8 +152,8 @@ class _Session:
             )
 
     def _load(self, state: dict) -> None:
-        if state["config"] != digest(self.run.cfg):
-            raise ValueError(f"the checkpoint in {self.run.path} belongs to another config")
+        if isinstance(state.get("config"), dict):  # once it was a digest; config.yaml has agreed
+            self.run.check_same(state["config"])
         # one dict: a checkpoint from before there were several processes
         streams = state["rng"] if isinstance(state["rng"], list) else [state["rng"]]
         before, now = len(streams), processes.world_size()
@@ -176,7 +181,7 @@ class _Session:
             "rng": processes.gather(rng),
             "step": step,
             "seconds": self.seconds,
-            "config": digest(self.run.cfg),
+            "config": identity(self.run.cfg),
         }
         if self.run.writes:
             save_checkpoint(self.run.path, state)

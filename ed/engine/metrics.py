@@ -64,10 +64,14 @@ class Metrics:
         return any(key.startswith("eval/") for row in rows for key in row)
 
     def summary(self, metric: str, higher_is_better: bool) -> dict:
-        """The last value of every evaluated metric, and the best of the one that tables report."""
+        """The last value of every evaluated metric, and the best of the one that tables report.
+
+        Measures count of the final model alone: asked for on the way, they may not be at the end.
+        """
         last: dict[str, float] = {}
         for row in self.rows:
-            last |= {k: v for k, v in row.items() if k.startswith(("eval/", "measure/"))}
+            kinds = ("eval/", "measure/") if row["step"] == self.total else ("eval/",)
+            last |= {key: value for key, value in row.items() if key.startswith(kinds)}
         seen = [row[metric] for row in self.rows if metric in row]
         best = {metric: (max if higher_is_better else min)(seen)} if seen else {}
         return {"last": last, "best": best}

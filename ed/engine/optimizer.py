@@ -1,6 +1,6 @@
 """How weights move: an optimizer, its learning rate over time, and gradient clipping."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +38,10 @@ class Recipe:
             raise ValueError(f"optimizer.weight_decay={self.weight_decay}: must be at least 0")
         if not self.gamma >= 0:
             raise ValueError(f"optimizer.gamma={self.gamma}: must be at least 0")
-        if not all(0 <= fraction <= 1 for fraction in self.milestones):
+        if not _are_numbers(self.milestones) or not all(0 <= m <= 1 for m in self.milestones):
             raise ValueError(
-                f"optimizer.milestones={list(self.milestones)}: fractions of training, each "
-                "between 0 and 1"
+                f"optimizer.milestones={self.milestones}: fractions of training, each between 0 "
+                "and 1, in a list: [0.5,0.75]"
             )
         if self.schedule == "multistep" and not self.milestones:
             raise ValueError(
@@ -86,8 +86,11 @@ class AdamW(Recipe):
             raise ValueError(f"optimizer.decay={self.decay}: use {' or '.join(DECAYS)}")
         if not self.eps >= 0:
             raise ValueError(f"optimizer.eps={self.eps}: must be at least 0")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optimizer.betas={list(self.betas)}: two numbers in [0, 1)")
+        two = _are_numbers(self.betas) and len(self.betas) == 2
+        if not two or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(
+                f"optimizer.betas={self.betas}: two numbers in [0, 1), in a list: [0.9,0.999]"
+            )
 
     def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -122,13 +125,19 @@ class SGD(Recipe):
         )
 
 
+def _are_numbers(values) -> bool:
+    listed = isinstance(values, Sequence) and not isinstance(values, str)
+    return listed and all(isinstance(value, (int, float)) for value in values)
+
+
 def matrices_first(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict]:
-    """Two groups: weight matrices and kernels; then, without decay, all other parameters."""
+    """Weight matrices and kernels; then, without decay, all other parameters. No empty groups."""
     named = list(parameters)
     matrices = [(name, p) for name, p in named if name.endswith("weight") and p.dim() > 1]
     chosen = {name for name, _ in matrices}
     others = [(name, p) for name, p in named if name not in chosen]
-    return [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

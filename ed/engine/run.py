@@ -23,8 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from ed.files import lock, sweep, write_atomic, write_json
 
 # config groups that cannot change a result; measures only read a model, so a run is the same run
-# with others, or with none
-INCIDENTAL = ("system", "logger", "measures")
+# with others, or with none; a regularizer that takes a sampler holds its settings as its own
+INCIDENTAL = ("system", "logger", "measures", "sampler")
 # files that only the holder of the lock writes; FAILED and slurm.json are the launcher's
 OWN = ("config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id")
 MOST_NAMED = 20  # changed files in a run's record
@@ -45,7 +45,17 @@ def identity(cfg: DictConfig) -> dict:
 def digest(cfg: DictConfig) -> str:
     """Eight letters for everything that determines the result but the seed."""
     settings = {key: value for key, value in identity(cfg).items() if key != "seed"}
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    text = json.dumps(_whole(settings), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _whole(value):
+    """7 for 7.0 all through a config: two ways to write one setting."""
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def default_folder(cfg: DictConfig, names: list[str]) -> Path:
@@ -90,8 +100,11 @@ class RunFolder:
             resolved = OmegaConf.to_container(self.cfg, resolve=True)
             write_atomic(stored, OmegaConf.to_yaml(OmegaConf.create(resolved)))
             return
-        before, now = identity(OmegaConf.load(stored)), identity(self.cfg)
-        differences = _differences(before, now)
+        self.check_same(identity(OmegaConf.load(stored)))
+
+    def check_same(self, before: dict) -> None:
+        """Refuses to go on with what another config has begun."""
+        differences = _differences(before, identity(self.cfg))
         if differences:
             raise RunError(
                 f"{self.path} holds a run with another config: {'; '.join(differences)}. "

@@ -55,6 +55,7 @@ class TrainStep:
         )
         self.sums: dict[str, Tensor] = {}
         self.count = 0
+        self.names: set[str] | None = None  # of the reports
         twice = RECOMPUTED if recompute else None
         if recompute:
             recompute_blocks(model)
@@ -91,6 +92,12 @@ class TrainStep:
         """Means of the reports so far. Waits for the device: for log points and saves only."""
         count = max(1, self.count)
         return {f"train/{name}": value.item() / count for name, value in self.sums.items()}
+
+    @torch.no_grad()
+    def weight_sum(self) -> dict[str, float]:
+        """Not finite where any weight is not: a loss tells so only one step later."""
+        sums = [weight.sum(dtype=torch.float64) for weight in self.model.parameters()]
+        return {"the sum of all weights": torch.stack(sums).sum().item()} if sums else {}
 
     def means(self) -> dict[str, float]:
         """The same, and starts afresh."""
@@ -158,12 +165,22 @@ class TrainStep:
                     field = self.task.field(self.model, part)
                     loss, report = self.regularizer.objective(self.task, field, part, self.moment)
                 (loss / self.accumulate).backward()
+                self._check_names(report)
                 reports.append(report)
         if sync:
             average_gradients(self.model.parameters())
         if self.recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
+
+    def _check_names(self, report: dict[str, Tensor]) -> None:
+        """One count serves all sums, so each name belongs to every report."""
+        self.names = self.names or set(report)
+        if set(report) != self.names:
+            raise ValueError(
+                f"{type(self.regularizer).__name__} reports {', '.join(sorted(report))} after "
+                f"{', '.join(sorted(self.names))}: report the same names at every step"
+            )
 
     def _update_aside(self, batch: Batch) -> None:
         """An eager step on the stream that will be captured, as autograd remembers streams."""

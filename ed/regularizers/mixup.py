@@ -1,5 +1,6 @@
 """Mixup (Zhang et al., 2018): train on points between examples, with labels mixed alike."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -17,9 +18,9 @@ class Mixup(Regularizer):
     """
 
     def __init__(self, alpha: float, *, per_example: bool):
-        if not alpha > 0:
+        if not 0 < alpha < math.inf:
             raise ValueError(
-                f"regularizer.alpha={alpha}: Beta(alpha, alpha) needs a positive alpha"
+                f"regularizer.alpha={alpha}: Beta(alpha, alpha) needs a positive, finite alpha"
             )
         self.alpha, self.per_example = alpha, per_example
 
