@@ -26,9 +26,9 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import Row, collect_run, failed_at_once, seed_differences
+from ed.analysis.collect import Row, collect_run, failed_at_once, flat, seed_differences
 from ed.analysis.experiments import load_table
-from ed.analysis.spec import Run, SpecError, Table, expand, place_of, reduced_name
+from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
 from ed.files import lock, write_atomic, write_json
 from scripts.slurm import queued_among, require_slurm, submit
@@ -212,10 +212,24 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
     for run in runs:
         if is_busy(run):
             continue  # another launcher was faster, and has frozen it
-        if failed_at_once(run):
-            (run.folder / "config.yaml").unlink(missing_ok=True)
         own = {"seed": run.seed, "system": {"run_dir": str(run.folder)}}
-        RunFolder(run.folder, OmegaConf.merge(cells[run.table, run.cell], own)).close()
+        config = OmegaConf.merge(cells[run.table, run.cell], own)
+        if failed_at_once(run) or waits_for_other_place(run, config):
+            (run.folder / "config.yaml").unlink(missing_ok=True)
+        RunFolder(run.folder, config).close()
+
+
+def waits_for_other_place(run: Run, config) -> bool:
+    """Whether a run was frozen but never begun, and only its data have moved since."""
+    from omegaconf import OmegaConf
+
+    stored = run.folder / "config.yaml"
+    if not stored.exists() or (run.folder / "meta.json").exists():
+        return False
+    before, now = (
+        flat(OmegaConf.to_container(c, resolve=True)) for c in (OmegaConf.load(stored), config)
+    )
+    return all(before.get(key) == now.get(key) for key in {*before, *now} - {*PLACES})
 
 
 def note_deviations(runs: Sequence[Run], table: Table) -> None:

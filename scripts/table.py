@@ -30,8 +30,10 @@ from ed.analysis.collect import (
     Row,
     collect,
     committed,
+    layered,
     merge,
     read_results,
+    records,
     result_path,
     seed_differences,
 )
@@ -81,7 +83,11 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     if missing:
         raise SpecError(f"--add {missing[0]}: no such file")
     added = [row for path in options.add for row in read_results(path, table)]
-    rows = merge([*committed(table), *added, *collect(table, options.runs)])
+    theirs = merge([*committed(table), *added])
+    rows, replaced = layered(merge(collect(table, options.runs)), theirs)
+    for new, old in replaced:
+        told = [f"{row.source} ({row.last[table.primary]:g})" for row in (new, old)]
+        print(f"warning: {told[0]} takes the place of {told[1]}", file=sys.stderr)
     for difference in seed_differences(rows):
         print(f"warning: {difference}; their mean is shown all the same", file=sys.stderr)
     csv_path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +144,7 @@ def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:
     if not (csv_path.exists() and markdown_path.exists()):
         return False
     rows = merge(read_results(csv_path, table))
+    merge([*rows, *collect(table, [records(table)])])  # they must agree
     same_csv = csv_path.read_text("utf-8") == to_csv(table, rows)
     return same_csv and markdown_path.read_text("utf-8") == to_markdown(
         table, rows, figures=figures_beside(table, rows)

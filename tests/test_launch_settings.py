@@ -110,6 +110,12 @@ def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, capsys, monkeypatc
     config = (tmp_path / "six/ed/seed0/config.yaml").read_text()
     assert yaml.safe_load(config)["task"]["data"] == "./here"
     assert launch.main([*arguments, "--data", "./elsewhere"]) == 0
+    # frozen by a launcher that was stopped before its turn came
+    other = [*arguments[:-1], "1"]
+    monkeypatch.setattr(launch, "run_all", lambda *_, **__: None)
+    assert launch.main([*other, "--data", "./here"]) == launch.main([*other, "--data", "./there"])
+    config = (tmp_path / "six/ed/seed1/config.yaml").read_text()
+    assert yaml.safe_load(config)["task"]["data"] == "./there"
     assert capsys.readouterr().err == ""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ed.analysis.collect import Row, committed, read_results
+from ed.analysis.collect import Row, committed, merge, read_results
 from ed.analysis.render import to_csv
 from ed.analysis.spec import Table, expand
 from scripts.table import main
@@ -33,11 +33,40 @@ def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, cap
     before = (results / "mini.csv").read_bytes(), text
     assert main([*here, str(tmp_path / "elsewhere")]) == 0
     assert before == ((results / "mini.csv").read_bytes(), (results / "mini.md").read_text())
-    # the same cell with other numbers: refused, nothing written
+    # the same cell with other numbers in two folders: refused, nothing written
     fabricate(runs[0], 70.0)
-    assert main(here) == 1
+    assert main([*here, str(tmp_path / "elsewhere")]) == 1
     assert "two runs claiming the same cell mini/baseline/seed0" in capsys.readouterr().err
     assert before == ((results / "mini.csv").read_bytes(), (results / "mini.md").read_text())
+
+
+def test_a_fresh_run_takes_the_place_of_a_committed_one_and_says_so(table, tmp_path, capsys):
+    """Whoever reproduces a table has other numbers than we, and the committed records stay."""
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    results, records = tmp_path / "results", tmp_path / "results" / "runs"
+    fabricate(expand(table, root=records)[0], 79.0)
+    assert main(here) == 0
+    assert "79.00 (1)" in (results / "mini.md").read_text()
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0 * (1 + 1e-14))  # another machine
+    assert main(here) == 0
+    assert "takes the place" not in capsys.readouterr().err
+    fabricate(expand(table, root=tmp_path / "runs")[0], 70.0)
+    for _ in range(2):  # once written, the file disagrees with the record: no matter
+        assert main(here) == 0
+        assert "70.00 (1)" in (results / "mini.md").read_text()
+        (row,) = [row for row in committed(table) if row.status == "done"]
+        assert row.last == {"eval/acc": 70.0}
+    told = f"{tmp_path}/runs/mini/baseline/seed0 (70) takes the place of {results}"
+    assert told in capsys.readouterr().err
+    assert main([*here, "--check"]) == 1  # what a maintainer commits must agree
+
+
+def test_metrics_that_only_one_source_knows_are_joined():
+    row = Row("t", "c", 0, status="done", steps=9, last={"eval/acc": 1.0}, best=2.0)
+    more = replace(row, last={"eval/acc": 1.0, "measure/norm": 3.0}, best=None, folder=Path("a"))
+    for rows in ((row, more), (more, row)):
+        (merged,) = merge(rows)
+        assert (merged.last, merged.best, merged.folder) == (more.last, 2.0, Path("a"))
 
 
 def test_reduced_runs_are_found_by_what_the_launcher_noted(table, tmp_path, capsys):
