@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.count < 2:
         raise ValueError(f"--count {options.count}: blends need at least 2 pictures")
+    if options.out and not options.out.absolute().parent.is_dir():
+        raise ValueError(f"--out {options.out}: there is no such folder")
     tables = []
     for run in options.runs:
         tables.append(f"{run.parent.name}, {run.name}:\n\n" + "\n".join(table(run, options)) + "\n")
@@ -55,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def table(run: Path, options: argparse.Namespace) -> list[str]:
     task, model = trained_model(run, options.device)
-    if not isinstance(task, PictureTask):
+    if not (isinstance(task, PictureTask) and hasattr(task.test, "pixels")):  # else from files
         raise ValueError(f"{run} is a run of {type(task).__name__}, which crops no pictures")
     pixels, labels = task.test.pixels[: options.count], task.test.labels[: options.count]
     falls = " | ".join(f"{share:g} of another" for share in SHARES[1:])

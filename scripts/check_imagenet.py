@@ -122,6 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shifts", type=Path, help="folder with the unpacked shifted sets")
     parser.add_argument("--decode", type=int, default=0, help="random pictures to try in each set")
     options = parser.parse_args(arguments)
+    if options.decode < 0:
+        parser.error(f"--decode {options.decode}: at least 0")
     if not options.data and not options.shifts:
         parser.error("give --data, --shifts or both")
     reports = [check_split(options.data, split) for split in SPLITS] if options.data else []

@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -116,6 +117,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.random_weights and (options.weights or options.run):
         parser.error("--random-weights: not with --weights or --run, which bring weights")
+    if options.classes is not None and options.classes < 1:
+        parser.error(f"--classes {options.classes}: at least 1")
     if options.classes and (options.run or not (options.weights or options.random_weights)):
         parser.error("--classes: for a model by name with --weights or --random-weights")
     return options
@@ -181,7 +184,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     return Subject(name, field, picture, titles)
 
 
-def list_pictures(source: str, split: str) -> list[Callable]:
+def list_pictures(source: str, split: str) -> list[partial]:
     """Functions that open the pictures of a folder or of a data set."""
     from PIL import Image
 
@@ -193,7 +196,7 @@ def list_pictures(source: str, split: str) -> list[Callable]:
                 f"--data {source}: {len(files)} pictures there ({' '.join(SUFFIXES)}); paths run "
                 "between at least 2"
             )
-        return [lambda path=path: Image.open(path) for path in files]
+        return [partial(Image.open, path) for path in files]
     if source.startswith((".", "/", "~")) and not folder.is_dir():
         raise FileNotFoundError(f"--data {source}: no such folder")
     table = load_table(source, split, "--data")
@@ -203,18 +206,19 @@ def list_pictures(source: str, split: str) -> list[Callable]:
     from datasets import Image as Decoded
 
     table = table.cast_column(column, Decoded())
-    return [lambda index=index: table[index][column] for index in range(len(table))]
+    return [partial(lambda index: table[index][column], index) for index in range(len(table))]
 
 
-def opened(file: Callable):
+def opened(file: partial):
     """The picture in colour; a file that is none is an error that names it."""
-    picture = None
+    from PIL.Image import DecompressionBombError
+
     try:
-        picture = file()
-        return picture.convert("RGB")
-    except OSError as error:  # no picture: pillow names it; cut off in the middle: it does not
-        name = f"{picture.filename}: " if picture else ""
-        raise ValueError(f"--data: {name}{error}; take it out, or mend it") from error
+        return file().convert("RGB")
+    except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
+        (name,) = file.args  # pillow tells it of what it does not know, not of what is broken
+        told = str(error).removesuffix(f" {str(name)!r}")
+        raise ValueError(f"--data: {name}: {told}; take it out, or mend it") from error
 
 
 def timm_model(options: argparse.Namespace):

@@ -2,8 +2,8 @@
 
 Plays a trained agent of task=procgen on any range of levels (unless told otherwise on its test
 levels) and prints its mean return with standard error. The first episode is written as a GIF and
-as a strip of frames, in the run's folder unless told otherwise. Every copy of the game plays the
-same number of episodes, so that short episodes do not count more than long ones.
+as a strip of frames, in the run's folder unless told otherwise. How many episodes each copy of the
+game plays is settled before it begins, so that short ones do not count more than long ones.
 """
 
 import argparse

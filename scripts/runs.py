@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout finds ed
 
 from ed.analysis.sweeps import aligned, read_runs, run_rows, summary_rows
+from ed.engine.errors import explain, or_explain
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,8 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
             read_runs(options.folders), options.metrics
         )
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return explain(error)
     if options.csv:
         csv.writer(sys.stdout).writerows(rows)
     else:
@@ -40,4 +40,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(or_explain(main))

@@ -243,7 +243,7 @@ class Drawn:
     """As much of a collected row as a figure asks for."""
 
     def __init__(self, seed: int, rows: list[dict], cell: str = "division"):
-        self.seed, self.cell, self.rows = seed, cell, rows
+        self.seed, self.home, self.rows = seed, ("grokking", cell), rows
 
     def history(self) -> list[dict]:
         return self.rows

@@ -17,6 +17,7 @@ from ed.analysis.returns import (
     normalised_return,
     stratified_resamples,
 )
+from ed.analysis.spec import SpecError
 from ed.envs.procgen import GAMES
 from ed.figures.learning_curves import draw, mean_and_error
 
@@ -256,3 +257,13 @@ def test_one_game_needs_no_aggregate_and_no_run_gives_no_figure():
     figure = draw(table, runs)
     assert [axis.get_title() for axis in figure.axes] == ["Jumper (n = 1)"]
     assert draw(table, []) is None
+
+
+def test_two_cells_of_one_game_and_method_are_not_mixed():
+    table = load_table("procgen_short")
+    again = replace(table.cells["ed-dodgeball"], name="strong", home=("procgen_short", "strong"))
+    both = replace(table, cells=table.cells | {"strong": again})
+    rows = short_runs(lambda cell, seed: 5.0)
+    rows += [replace(row, cell="strong") for row in rows if row.cell == "ed-dodgeball"]
+    with pytest.raises(SpecError, match=r"cell strong: another cell has task\.game=dodgeball"):
+        aggregates(both, rows)

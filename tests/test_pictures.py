@@ -121,6 +121,7 @@ def test_a_folder_with_the_hubs_columns_is_read(tmp_path):
         ({"img": [png()], "label": [10]}, "run from 10 to 10, but 10 classes are expected"),
         ({"img": [png()], "label": [-1]}, "run from -1 to -1, but 10 classes are expected"),
         ({"img": [png((28, 28))], "label": [1]}, "picture 0 is 28x28, but 32x32 is expected"),
+        ({"img": [png(), {"bytes": b"no picture"}], "label": [1, 2]}, "picture 1 cannot be read"),
     ],
 )
 def test_wrong_data_is_refused(tmp_path, columns, message):

@@ -153,3 +153,11 @@ def test_a_damaged_config_is_named(runs, capsys, text):
     (runs / "ed" / "seed0" / "config.yaml").write_text(text)
     assert main([str(runs)]) == 1
     assert "seed0/config.yaml is not the config of a run" in capsys.readouterr().err
+
+
+def test_a_number_that_some_runs_lack_says_how_many_have_it(runs, capsys):
+    done = runs / "none/seed1/DONE"
+    done.write_text(json.dumps({"last": {"eval/acc": 82.0, "measure/ed": 0.5}}))
+    main([str(runs)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["none", "3", "82", "±", "2", "0.5", "(1)"] in lines

@@ -115,6 +115,12 @@ def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
                     "games and methods are told apart by them, so name it, also as it is by default"
                 )
             game, method, mode, frames = (settings[key] for key in keys)
+            if any((one.game, one.method) == (game, method) for one in found):
+                raise SpecError(
+                    f"{table.path}: cell {cell.name}: another cell has {GAME}={game} and "
+                    f"regularizer={method}, too; their returns would be mixed, so give it a table "
+                    "of its own"
+                )
             found.append(GameRuns(game, method, mode, float(frames), own))
     return found
 

@@ -94,7 +94,7 @@ def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[
     for group in groups.values():
         done = [run.last for run in group if run.last is not None]
         count = f"{len(done)} of {len(group)}" if len(done) < len(group) else str(len(done))
-        values = [_number([last[name] for last in done if name in last]) for name in shown]
+        values = [_number([last.get(name) for last in done]) for name in shown]
         rows.append([*_values(group[0], keys), count + _repeated(group), *values])
     return rows
 
@@ -129,12 +129,15 @@ def _metrics(runs: Sequence[SweepRun], wanted: Sequence[str]) -> list[str]:
     return list(wanted) or [name for name in found if not name.endswith("_se")]
 
 
-def _number(values: Sequence[float]) -> str:
-    ours = summarise(values)
+def _number(values: Sequence[float | None]) -> str:
+    """Mean and std; behind it of how many runs, where some do not have it."""
+    known = [value for value in values if value is not None]
+    ours = summarise(known)
     if ours.mean is None:
         return ""
     spread = "" if ours.std is None else f" ± {ours.std:.{DIGITS // 2}g}"
-    return f"{ours.mean:.{DIGITS}g}{spread}"
+    count = f" ({len(known)})" if len(known) < len(values) else ""
+    return f"{ours.mean:.{DIGITS}g}{spread}{count}"
 
 
 def aligned(rows: Sequence[Sequence[str]], sides: str | None = None) -> str:

@@ -8,6 +8,7 @@ import argparse
 import difflib
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -31,6 +32,8 @@ def or_explain(main: Callable[[], int | None]) -> int | None:
     """What a script's `main` returns; where it fails, `explain` speaks and the process ends."""
     try:
         return main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         sys.exit(explain(error))
 

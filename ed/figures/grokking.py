@@ -29,7 +29,8 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     """One column of five panels per cell, one colour per seed, steps on a log axis."""
     runs = [(row, row.history()) for row in rows]
     runs = [(row, history) for row, history in runs if history]
-    cells = list(dict.fromkeys(row.cell for row, _ in runs))
+    cells = list(dict.fromkeys(row.home for row, _ in runs))
+    labels = {cell.home: cell.label for cell in table.cells.values()}
     if not cells:
         return None
     figure = Figure(figsize=(0.6 + 4.4 * len(cells), 7.2))
@@ -40,9 +41,9 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     for column, cell in zip(axes.T, cells, strict=True):
         accuracy = column[0].twinx()
         for row, history in runs:
-            if row.cell == cell:
+            if row.home == cell:
                 _draw_run(column, accuracy, history, color=f"C{row.seed}", label=f"seed {row.seed}")
-        _finish_column(column, accuracy, title=table.cells[cell].label)
+        _finish_column(column, accuracy, title=labels[cell])
     figure.legend(handles=LEGEND, loc="outside lower center", ncols=2 * len(cells), fontsize=8)
     return figure
 

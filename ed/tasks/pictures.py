@@ -105,8 +105,12 @@ def _decode(table, image: str, size: tuple[int, int], what: str) -> tuple[np.nda
     table = table.cast_column(image, Image())  # files written without the hub's metadata
     pixels = np.empty((len(table), 3, *size), dtype=np.uint8)
     rows = tqdm(table, desc=f"decoding {what}", unit="picture", disable=None, leave=False)
-    for index, row in enumerate(rows):
-        picture = np.asarray(row[image].convert("RGB"))
+    rows = iter(rows)
+    for index in range(len(table)):
+        try:
+            picture = np.asarray(next(rows)[image].convert("RGB"))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ValueError(f"{what}: picture {index} cannot be read: {error}") from error
         if picture.shape[:2] != tuple(size):
             raise ValueError(
                 f"{what}: picture {index} is {picture.shape[0]}x{picture.shape[1]}, but "

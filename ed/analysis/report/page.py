@@ -141,7 +141,7 @@ def _headline(experiments: Sequence[Experiment]) -> Html:
     """Where the whole reproduction stands, in numbers; shared runs count once."""
     planned = set().union(*(e.planned for e in experiments))
     done = set().union(*(e.done for e in experiments))
-    verdicts = [word for e in experiments for word in e.verdicts]
+    verdicts = [word for e in experiments if e.table.comparable for word in e.verdicts]
     counts = {word: verdicts.count(word) for word in ("match", "differs", "pending")}
     other = len(verdicts) - sum(counts.values())
     figures = {
