@@ -91,7 +91,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--cells", **several, metavar="CELL", help="only these (a grid's name: all its points)")
     add("--seeds", **several, type=int, metavar="SEED", help="only these")
     add("--set", **several, default=[], metavar="KEY=VALUE", help="deviations: task.epochs=20")
-    where = "where the same data lie (KEY: task.data, or task.mnist, task.shifts); no deviation"
+    where = f"where the same data lie (KEY: one of {', '.join(PLACES)}); no deviation"
     add("--data", **several, default=[], metavar="[KEY=]PLACE", help=where)
     add("--rerun-failed", action="store_true", help="run failed ones again")
     add("--runs", type=Path, default=ROOT / "runs", metavar="DIR", help="where run folders go")

@@ -191,7 +191,11 @@ def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
             ["basis", "--set", "~optimizer.clip"],
             "--set ~optimizer.clip: write key=value, without ~",
         ),
-        (["basis", "--data", "embedded"], "--data embedded: that is a small part of the set"),
+        (["basis", "--data", "embedded"], "--data embedded: that is no other place of the table"),
+        (
+            ["clip_standin", "--data", "model.weights=random"],
+            "--data model.weights=random: that is",
+        ),
         (["basis", "--where", "slurm"], "no sbatch on this machine"),
     ],
 )

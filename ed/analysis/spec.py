@@ -16,8 +16,8 @@ import yaml
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 # settings that cannot change a result, so no deviations; measures change those they are
 INCIDENTAL = ("system", "logger")
-# where data lie: another place of the same set is no deviation either
-PLACES = ("task.data", "task.mnist", "task.shifts")
+# where data and weights lie: another place of the same is no deviation either
+PLACES = ("task.data", "task.mnist", "task.shifts", "model.weights")
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,10 @@ def place_of(text: str) -> str:
     key, value = setting.split("=", 1)
     if key not in PLACES:
         raise SpecError(f"--data {text}: use {', '.join(PLACES)}; other settings go by --set")
-    if value == "embedded":
+    if value in ("embedded", "random", "openai"):
         raise SpecError(
-            f"--data {text}: that is a small part of the set, so its runs are not the table's; "
-            f"with --set {setting} they are kept apart, as reduced"
+            f"--data {text}: that is no other place of the table's own, so its runs are not the "
+            f"table's; with --set {setting} they are kept apart, as reduced"
         )
     return setting
 
