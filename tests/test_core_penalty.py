@@ -152,6 +152,17 @@ def test_penalty_keeps_the_statistics_of_batch_norm():
     assert all(weight.grad is not None for weight in model.parameters())
 
 
+def test_penalty_keeps_the_statistics_of_instance_norm():
+    layers = [nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten(), nn.Linear(24, 5)]
+    model, x = nn.Sequential(*layers).train(), torch.randn(12, 4, 6)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ed.penalty(model, x, torch.randint(5, (12,))).backward()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    model(x)
+    assert not torch.equal(model[0].running_mean, before["0.running_mean"])
+
+
 def test_logits_are_found_in_what_a_model_returns():
     """As a key or an attribute, as transformers has it: the same value as from the bare tensor."""
     linear, x = nn.Linear(6, 3), torch.randn(12, 6)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -16,15 +17,19 @@ def evaluating(model: nn.Module) -> contextlib.AbstractContextManager:
 
 @contextlib.contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norm still normalises by the batch, but its running statistics stay as they are.
+    """Batch norm still normalises by the batch, but its running statistics stay as they are. (So do
+    those of instance norm, which listens to its momentum instead.)
 
     For passes at points that are no data (paths) or with weights that are not the model's (SAM).
     Processes that train together do not exchange them either: the pass before, whose gradient is
     still to come, would find them changed.
     """
     wrapped = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
+    norms = batch_norms(model)
+    instances = [norm for norm in norms if isinstance(norm, _InstanceNorm)]
     with (
-        _attribute(batch_norms(model), "track_running_stats", False),
+        _attribute([n for n in norms if n not in instances], "track_running_stats", False),
+        _attribute(instances, "momentum", 0.0),
         _attribute(wrapped, "require_forward_param_sync", False),
     ):
         yield
@@ -55,7 +60,13 @@ def run_again(model: nn.Module) -> contextlib.AbstractContextManager:
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    """And instance norms that keep running statistics like them."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        or (isinstance(module, _InstanceNorm) and module.running_mean is not None)
+    ]
 
 
 @contextlib.contextmanager
