@@ -86,7 +86,7 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     theirs = merge([*committed(table), *added])
     rows, replaced = layered(merge(collect(table, options.runs)), theirs)
     for new, old in replaced:
-        told = [f"{row.source} ({row.last[table.primary]:g})" for row in (new, old)]
+        told = [f"{row.source} ({row.last.get(table.primary)})" for row in (new, old)]
         print(f"warning: {told[0]} takes the place of {told[1]}", file=sys.stderr)
     for difference in seed_differences(rows):
         print(f"warning: {difference}; their mean is shown all the same", file=sys.stderr)

@@ -56,7 +56,7 @@ def test_a_fresh_run_takes_the_place_of_a_committed_one_and_says_so(table, tmp_p
         assert "70.00 (1)" in (results / "mini.md").read_text()
         (row,) = [row for row in committed(table) if row.status == "done"]
         assert row.last == {"eval/acc": 70.0}
-    told = f"{tmp_path}/runs/mini/baseline/seed0 (70) takes the place of {results}"
+    told = f"{tmp_path}/runs/mini/baseline/seed0 (70.0) takes the place of {results}"
     assert told in capsys.readouterr().err
     assert main([*here, "--check"]) == 1  # what a maintainer commits must agree
 

@@ -98,7 +98,7 @@ def train(
                 if not last and cadence.measures_at(evaluations[done]):
                     metrics.log(done, session.measure())
             if save and task.can_save(done):
-                check_finite(step.peek() | step.weight_sum(), checked, done, run.path)
+                check_finite(step.peek() | step.largest_weight(), checked, done, run.path)
                 session.save(done)
                 saved_at = time.monotonic()
                 if (asked or late) and not last:

@@ -6,6 +6,7 @@ reports are summed there, and the host looks at them only at log points.
 
 import contextlib
 import logging
+import math
 
 import torch
 from torch import Tensor, nn
@@ -94,10 +95,10 @@ class TrainStep:
         return {f"train/{name}": value.item() / count for name, value in self.sums.items()}
 
     @torch.no_grad()
-    def weight_sum(self) -> dict[str, float]:
+    def largest_weight(self) -> dict[str, float]:
         """Not finite where any weight is not: a loss tells so only one step later."""
-        sums = [weight.sum(dtype=torch.float64) for weight in self.model.parameters()]
-        return {"the sum of all weights": torch.stack(sums).sum().item()} if sums else {}
+        largest = torch._foreach_norm(list(self.model.parameters()), math.inf)
+        return {"largest weight": torch.stack(largest).amax().item()}
 
     def means(self) -> dict[str, float]:
         """The same, and starts afresh."""

@@ -61,13 +61,10 @@ class Experiment:
         """The first word of each, on the numbers that the paper prints; once where ours of the last
         and of the best epoch stand beside the same one."""
         told = [line for line in self.lines if line.paper.mean is not None]
-        names = {(line.label, line.metric) for line in told}
-        return [
-            line.verdict.split()[0]
-            for line in told
-            if (line.label, line.metric.replace("best/", "eval/")) not in names
-            or not line.metric.startswith("best/")
-        ]
+        last = [(line.label, line.metric) for line in told if line.metric.startswith("eval/")]
+        twins = [(label, metric.replace("eval/", "best/")) for label, metric in last]
+        kept = (line for line in told if (line.label, line.metric) not in twins)
+        return [line.verdict.split()[0] for line in kept]
 
 
 def section_id(table: Table) -> str:
