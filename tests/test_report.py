@@ -25,7 +25,7 @@ from ed.analysis.report.charts import Axis, line_chart
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, tag
 from ed.analysis.report.page import build_page
-from ed.analysis.report.tables import comparison, header_comment, print_width
+from ed.analysis.report.tables import Experiment, comparison, header_comment, print_width
 from ed.analysis.spec import reduced_name
 from ed.analysis.stats import Ours
 from tests.browser import browser, missing
@@ -637,3 +637,10 @@ def test_the_page_itself_never_scrolls_sideways(window, width):
 
 def test_the_driver_is_looked_for_where_programs_are():
     assert (missing() is None) == all(map(shutil.which, ("chromium", "chromedriver")))
+
+
+def test_a_number_of_the_paper_counts_once_beside_last_and_best_epochs():
+    """GLUE: nine numbers, each beside ours of the last and of the best epoch."""
+    table = load_table("glue")
+    assert len(table_lines(table, [])) == 18
+    assert Experiment(table, []).verdicts == ["pending"] * 9
