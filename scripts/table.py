@@ -25,19 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import (
-    NoHistory,
-    Row,
-    collect,
-    committed,
-    layered,
-    merge,
-    read_results,
-    records,
-    result_path,
-    seed_differences,
-)
+from ed.analysis.collect import NoHistory, Row, collect, read_results, seed_differences
 from ed.analysis.experiments import load_table, table_names
+from ed.analysis.merging import committed, layered, merge, records, result_path
 from ed.analysis.render import to_csv, to_latex, to_markdown
 from ed.analysis.spec import SpecError, Table, reduced_name
 from ed.files import write_atomic

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from ed.analysis.collect import collect, columns, merge
+from ed.analysis.collect import collect, columns
+from ed.analysis.merging import merge
 from ed.analysis.render import to_csv, to_markdown
 
 SPEC = {

@@ -11,10 +11,10 @@ from ed.analysis.collect import (
     Row,
     collect,
     collect_run,
-    merge,
     read_metrics,
     seed_differences,
 )
+from ed.analysis.merging import merge
 from ed.analysis.spec import expand
 from tests.tables import fabricate
 

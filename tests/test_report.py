@@ -18,8 +18,9 @@ import torch
 from PIL import Image
 
 import ed
-from ed.analysis.collect import Row, read_results, result_path
+from ed.analysis.collect import Row, read_results
 from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
+from ed.analysis.merging import result_path
 from ed.analysis.render import table_lines, to_csv
 from ed.analysis.report.charts import Axis, line_chart
 from ed.analysis.report.markdown import render_markdown

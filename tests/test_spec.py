@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ed.analysis.collect import collect, merge
+from ed.analysis.collect import collect
 from ed.analysis.experiments import load_table
+from ed.analysis.merging import merge
 from ed.analysis.render import grid_lines, table_lines, to_markdown
 from ed.analysis.spec import EXPERIMENTS, SpecError, expand
 from tests.tables import SPEC, fabricate, write_table

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ed.analysis.collect import Row, committed, merge, read_results
+from ed.analysis.collect import Row, read_results
+from ed.analysis.merging import committed, merge
 from ed.analysis.render import to_csv
 from ed.analysis.spec import Table, expand
 from scripts.table import main

@@ -1,9 +1,7 @@
 """Rows of results: one per run, from its folder or from a committed CSV file.
 
 A run folder holds what the engine wrote (config.yaml, metrics.jsonl, meta.json, DONE) and, after a
-failure, the launcher's FAILED with the error. Rows are merged by (table, cell, seed, deviations);
-two finished runs that claim one key with different numbers are an error, never a choice, unless one
-of them is a fresh run of what is committed: then `layered` says which it takes the place of.
+failure, the launcher's FAILED with the error. Several sources of one run: ed.analysis.merging.
 """
 
 import csv
@@ -12,12 +10,11 @@ import io
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import (
     EXPERIMENTS,
     INCIDENTAL,
@@ -184,90 +181,6 @@ def read_results(path: Path, table: Table) -> list[Row]:
     if not text.endswith("\n"):
         raise CollectError(f"{path}, line {reader.line_num}: cut short; restore the file")
     return rows
-
-
-def merge(rows: Iterable[Row]) -> list[Row]:
-    """One row per key. Finished runs win; among others the later source knows better."""
-    kept: dict[tuple, Row] = {}
-    for row in rows:
-        before = kept.get(row.key)
-        if before is None or before.status != "done":
-            if before is None or row.status != "pending":
-                kept[row.key] = row
-        elif row.status == "done" and not _agree(before, row):
-            raise CollectError(
-                f"two runs claiming the same cell {row.table}/{row.cell}/seed{row.seed}"
-                f"{' (' + row.deviations + ')' if row.deviations else ''}: {before.source} has "
-                f"{_numbers(before)}, {row.source} has {_numbers(row)}; remove the wrong one"
-            )
-        elif row.status == "done":
-            known = {"last": row.last | before.last, "folder": before.folder or row.folder}
-            best = row.best if before.best is None else before.best
-            kept[row.key] = replace(before, best=best, **known)
-    return list(kept.values())
-
-
-def layered(*layers: Iterable[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
-    """Merged layers, the strongest first, and (kept, left out) where finished runs disagree."""
-    known: dict[tuple, Row] = {}
-    kept, replaced = [], []
-    for layer in layers:
-        rows = list(layer)
-        pairs = [(known[r.key], r) for r in rows if r.status == "done" and r.key in known]
-        beaten = [(ours, theirs) for ours, theirs in pairs if not _agree(ours, theirs)]
-        left = [theirs for _, theirs in beaten]
-        rows = [row for row in rows if not any(row is each for each in left)]
-        known = {row.key: row for row in rows if row.status == "done"} | known
-        kept, replaced = [*rows, *kept], [*replaced, *beaten]  # merging, the later knows better
-    return merge(kept), replaced
-
-
-def result_path(table: Table, suffix: str) -> Path:
-    return table.path.parent / "results" / f"{table.name}.{suffix}"
-
-
-def committed(table: Table) -> list[Row]:
-    """What the repository knows of a table: its CSV file, other tables' and committed records.
-
-    Where they disagree, somebody has run anew what is committed, and that table's file has it.
-    """
-    own = read_results(result_path(table, "csv"), table)
-    return layered(borrowed(table), own, collect(table, [records(table)]))[0]
-
-
-def records(table: Table) -> Path:
-    """Folders of committed runs, without their checkpoints."""
-    return table.path.parent / "results" / "runs"
-
-
-def borrowed(table: Table) -> list[Row]:
-    """Committed rows of other tables whose runs this one shows, too."""
-    homes = {cell.home for cell in table.points.values() if cell.home[0] != table.name}
-    rows = []
-    for name in sorted({home[0] for home in homes}):
-        other = load_table(str(table.path.with_name(f"{name}.yaml")))
-        read = read_results(result_path(other, "csv"), other)
-        shared = [row for row in read if row.home in homes and not row.deviations]
-        rows += [_seen_by(table, row, other) for row in shared if row.seed in table.seeds]
-    return rows
-
-
-def _seen_by(table: Table, row: Row, other: Table) -> Row:
-    """A row of another table with this table's metrics alone, as a folder of the run would give."""
-    last = {metric: row.last[metric] for metric in table.metrics if metric in row.last}
-    return replace(row, last=last, best=row.best if table.primary == other.primary else None)
-
-
-def _agree(one: Row, other: Row) -> bool:
-    """Whether what both know is the same; another machine may sum in another order."""
-    shared = [(one.last[key], other.last[key]) for key in one.last.keys() & other.last.keys()]
-    if None not in (one.best, other.best):
-        shared.append((one.best, other.best))
-    return one.steps == other.steps and all(math.isclose(*pair, rel_tol=1e-9) for pair in shared)
-
-
-def _numbers(row: Row) -> tuple:
-    return row.steps, row.last, row.best
 
 
 def _reductions(table: Table, root: Path) -> list[list[str]]:

@@ -5,7 +5,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from ed.engine.metrics import Metrics, brief, check_finite, duration
 from ed.engine.run import RunFolder, identity
 from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
-from ed.tasks.base import Task
+from ed.tasks.base import Batch, Task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 logger = logging.getLogger("ed")
@@ -72,11 +72,11 @@ def train(
         run.path, total=task.total_steps, start=start, tracker=tracker, writes=run.writes
     )
     saved_at = began = time.monotonic()
-    done = checked = start
+    checked = start
     evaluations = {step: n for n, step in enumerate(task.evaluation_steps(), start=1)}
     batches = task.batches(model, start)  # closed at the end: it may have processes of its own
     with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
-        for done, batch in zip(range(start + 1, task.total_steps + 1), batches, strict=False):
+        for done, batch in _numbered(batches, start, task):
             step(batch, done - 1)
             metrics.advance(done)
             now = time.monotonic()
@@ -104,11 +104,6 @@ def train(
                 if (asked or late) and not last:
                     reached = f"step {done} of {task.total_steps}"
                     raise Interrupted(f"stopped and saved at {reached}", asked)
-        if done < task.total_steps:
-            raise ValueError(
-                f"{type(task).__name__}.batches ended after {done} of total_steps="
-                f"{task.total_steps}: it must go on, epoch after epoch"
-            )
         # nothing was left to train: a published model, or a run whose rows are lost
         if start == task.total_steps and not metrics.evaluated(start):
             metrics.log(task.total_steps, session.evaluate())
@@ -118,6 +113,18 @@ def train(
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
     run.finish(summary)
     return summary
+
+
+def _numbered(batches: Iterator[Batch], start: int, task: Task) -> Iterator[tuple[int, Batch]]:
+    """Batches, each with the number of steps that are done with it, until all are."""
+    done = start
+    for done, batch in zip(range(start + 1, task.total_steps + 1), batches, strict=False):
+        yield done, batch
+    if done < task.total_steps:
+        raise ValueError(
+            f"{type(task).__name__}.batches ended after {done} of total_steps="
+            f"{task.total_steps}: it must go on, epoch after epoch"
+        )
 
 
 class _Session:

@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ed.analysis.collect import STATUSES, Row, committed, read_json
+from ed.analysis.collect import STATUSES, Row, read_json
 from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
+from ed.analysis.merging import committed
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.sortable import sortable
