@@ -1,4 +1,4 @@
-"""The theory, to look at: ED against the number of paths, degrees that paths preserve, and nodes.
+"""The theory, to look at: ED against the number of paths, degrees that paths preserve, nodes, damping.
 
 For the exact maps of the paper's study on polynomial networks (inputs uniform in [-2, 2]^3, no
 network, no training) it draws
@@ -10,11 +10,13 @@ network, no training) it draws
 
 and, of no map at all,
 
-    bottom   which nodes make a fit shaky: the most by which ED moves when the output at one inner
+    third    which nodes make a fit shaky: the most by which ED moves when the output at one inner
              node moves by 1, with labels at both ends
+    bottom   how damping calms a shaky fit, and what ED it then reads from a straight line
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -25,7 +27,7 @@ from torch import Tensor
 import ed
 from ed.core.degree import effective_degree
 from ed.core.field import Field
-from ed.core.fit import fit_matrix
+from ed.core.fit import DAMPING, fit_matrix
 from ed.core.nodes import Sampler
 from ed.engine.errors import or_explain
 from ed.figures.files import STYLE
@@ -41,6 +43,7 @@ SAMPLERS = {
     "stratified uniform": ed.StratifiedNodes(),
     "independent uniform": ed.UniformNodes(),
 }
+DAMPINGS = [10.0**power for power in range(-8, 1)]
 SETTINGS = ed.Representation(resolution=32, degree=8, sampler=ed.ChebyshevNodes(), damping=0.0)
 
 
@@ -85,19 +88,28 @@ def leading_parts(inputs: Tensor) -> dict[int, Tensor]:
     return {number: torch.stack(parts[number], -1).abs() * scales[number] for number in MAPS}
 
 
-def strongest_answers(sampler: Sampler, resolution: int, degree: int, paths: int = 2000) -> Tensor:
+def anchored_nodes(sampler: Sampler, resolution: int, paths: int = 2000) -> Tensor:
+    """(paths, r), or (r,) where all paths have the same."""
+    generator = torch.Generator().manual_seed(0)
+    return sampler(torch.rand(paths, resolution, dtype=torch.float64, generator=generator), True)
+
+
+def strongest_answers(nodes: Tensor, degree: int, damping: float = DAMPING) -> Tensor:
     """The most by which ED moves with the output at one inner node moving by 1: (paths,) or ()."""
-    uniform = torch.rand(
-        paths, resolution, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
-    inner = fit_matrix(sampler(uniform, True), degree)[..., 1:-1]
+    inner = fit_matrix(nodes, degree, damping=damping)[..., 1:-1]
     return effective_degree(inner.mT).amax(-1)
+
+
+def straight_line(nodes: Tensor, degree: int, damping: float) -> Tensor:
+    """ED of y = alpha, which is 1/2 without damping: (paths,) or ()."""
+    matrix = fit_matrix(nodes, degree, damping=damping)
+    return effective_degree((matrix @ nodes.unsqueeze(-1)).squeeze(-1))
 
 
 @matplotlib.rc_context(STYLE)
 def draw(coefficients: dict[int, Tensor], leading: dict[int, Tensor], path: Path) -> None:
-    figure = Figure(figsize=(12, 10.5))
-    axes = figure.subplots(3, 3)
+    figure = Figure(figsize=(12, 14))
+    axes = figure.subplots(4, 3)
     draw_convergence(axes[0, 0], axes[0, 1], coefficients)
     draw_distribution(axes[0, 2], coefficients)
     draw_spectra(axes[1, 0], coefficients)
@@ -107,6 +119,13 @@ def draw(coefficients: dict[int, Tensor], leading: dict[int, Tensor], path: Path
     draw_answers(axes[2, 1], range(4, 33), 3)
     draw_answers(axes[2, 2], range(8, 33), 7)
     axes[2, 1].legend(fontsize=8, loc="upper right")
+    for axis, resolution in zip(axes[3], (4, 15), strict=False):
+        draw_against_damping(axis, resolution, strongest_answers)
+        axis.set_ylabel("most that ED moves with an output")
+        axis.set_title(f"r = {resolution}, K = {resolution - 1}: damping calms the fit")
+    draw_against_damping(axes[3, 2], 15, straight_line)
+    axes[3, 2].set(ylabel="ED of a straight line (exact: 0.5)", ylim=(0.3, 10))
+    axes[3, 2].set_title("r = 15, K = 14: but it bends straight lines")
     figure.savefig(path, dpi=150)
 
 
@@ -180,7 +199,9 @@ def draw_answers(axis, resolutions: range, degree: int | None) -> None:
     """Mean over paths, against the number of nodes; None: degree K = r - 1, through all of them."""
     for place, (name, sampler) in enumerate(SAMPLERS.items(), start=len(MAPS)):
         means = [
-            strongest_answers(sampler, r, r - 1 if degree is None else degree).mean()
+            strongest_answers(
+                anchored_nodes(sampler, r), r - 1 if degree is None else degree
+            ).mean()
             for r in resolutions
         ]
         axis.plot(
@@ -189,6 +210,16 @@ def draw_answers(axis, resolutions: range, degree: int | None) -> None:
     axis.set(yscale="log", xlabel="nodes r on a path", ylabel="most that ED moves with an output")
     through_all = "K = r - 1: only cosine nodes stay mild"
     axis.set_title(through_all if degree is None else f"K = {degree}: more nodes calm the fit")
+
+
+def draw_against_damping(axis, resolution: int, what: Callable[..., Tensor]) -> None:
+    """Mean over paths of `what(nodes, K, damping)`, with K = r - 1."""
+    for place, sampler in enumerate(SAMPLERS.values(), start=len(MAPS)):
+        nodes = anchored_nodes(sampler, resolution)
+        means = [what(nodes, resolution - 1, damping).mean() for damping in DAMPINGS]
+        axis.plot(DAMPINGS, means, ".-", markersize=4, linewidth=1, color=f"C{place}")
+    axis.axvline(DAMPING, color="grey", linewidth=0.6, linestyle=":")
+    axis.set(xscale="log", yscale="log", xlabel="damping (dotted: our default)")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from ed.core.bases import BASES, chebyshev, legendre
 from ed.core.degree import effective_degree, normalised_degree, quadratic_degree
 from ed.core.fit import fit, fit_matrix
 from ed.core.nodes import ChebyshevNodes, RandomizedCosine, StratifiedNodes, UniformNodes
-from scripts.theory import strongest_answers
+from scripts.theory import anchored_nodes, straight_line, strongest_answers
 from tests.core import uniform
 
 SAMPLERS = [
@@ -131,10 +131,25 @@ def test_how_strongly_nodes_make_ed_answer_one_output(sampler, r, mean, worst):
     and not at 15, independent draws never are. The paper trains well with "uniform" nodes at r = 4
     and badly at 15, so it may mean either of the former.
     """
-    fixed = strongest_answers(ChebyshevNodes(), r, r - 1)
-    multiples = strongest_answers(sampler, r, r - 1, paths=20_000).flatten() / fixed
+    fixed = strongest_answers(anchored_nodes(ChebyshevNodes(), r), r - 1)
+    nodes = anchored_nodes(sampler, r, paths=20_000)
+    multiples = strongest_answers(nodes, r - 1).flatten() / fixed
     assert multiples.mean().item() == pytest.approx(mean, rel=0.1)
     assert multiples.quantile(0.99).item() == pytest.approx(worst, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("r", "damping", "mean", "line"),
+    [(4, 1e-2, 2.5, 0.62), (4, 1e-3, 4.2, 0.55), (15, 1e-2, 6.8, 5.4), (15, 1e-3, 18, 4.8)],
+)
+def test_damping_calms_independent_draws_but_bends_lines(r, damping, mean, line):
+    """Against fixed Chebyshev nodes of the same r. The paper's damping is "small": with 0.01 its
+    uniform may be independent draws, nearly harmless at r = 4, harmful at 15."""
+    fixed, free = (anchored_nodes(sampler, r) for sampler in (ChebyshevNodes(), UniformNodes()))
+    multiples = strongest_answers(free, r - 1, damping) / strongest_answers(fixed, r - 1, damping)
+    assert multiples.mean().item() == pytest.approx(mean, rel=0.1)
+    assert straight_line(fixed, r - 1, damping).item() == pytest.approx(0.5, rel=0.01)
+    assert straight_line(free, r - 1, damping).mean().item() == pytest.approx(line, rel=0.1)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
