@@ -1,4 +1,4 @@
-"""The theory, to look at: ED against the number of paths, degrees that paths preserve, nodes, damping.
+"""The theory, to look at: ED against the number of paths, degrees on paths, nodes, damping.
 
 For the exact maps of the paper's study on polynomial networks (inputs uniform in [-2, 2]^3, no
 network, no training) it draws
