@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = standings(runs, table)
         due = [r for r, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
         freeze(due, table)
-        for difference in seed_differences(collect_run(run, table) for run in runs):
+        for difference in seed_differences((collect_run(run, table) for run in runs), table):
             print(f"warning: {difference}", file=sys.stderr)
         if options.where == "slurm":
             return submit_array(table.name, due, options)

@@ -78,7 +78,7 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     for new, old in replaced:
         told = [f"{row.source} ({row.last.get(table.primary)})" for row in (new, old)]
         print(f"warning: {told[0]} takes the place of {told[1]}", file=sys.stderr)
-    for difference in seed_differences(rows):
+    for difference in seed_differences(rows, table):
         print(f"warning: {difference}; their mean is shown all the same", file=sys.stderr)
     csv_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(csv_path, to_csv(table, rows))

@@ -433,6 +433,7 @@ MISTAKES = {
     "optimizer.milestones=[30]": r"optimizer.milestones=\[30\]: fractions of training",
     "optimizer.schedule=step": "optimizer.schedule=step: use one of cosine",
     "optimizer.schedule=multistep": "schedule=multistep: without optimizer.milestones the rate",
+    "task.image_size=32": r"task.image_size=32: must be two whole numbers in a list, \[32,32\]",
     "model.heads=3": "model.width=32 is not a multiple of model.heads=3",
     "model.heads=0": "model.heads=0: must be a whole number, at least 1",
     "model.depth=1.5": "model.depth=1.5: must be a whole number",

@@ -1,5 +1,6 @@
 """From run folders to rows, on fabricated folders."""
 
+import dataclasses
 import json
 import math
 
@@ -108,23 +109,55 @@ def test_a_folder_with_another_run_is_refused(table, tmp_path):
         collect_run(run, table)
 
 
+def test_a_run_of_another_choice_that_builds_the_same_class_is_refused(table, tmp_path):
+    run = expand(table, cells=["ed"], root=tmp_path)[0]
+    fabricate(run)
+    meta = {"sessions": [{"command": "train.py task=cifar10_mini task.epochs=300 regularizer=ed"}]}
+    (run.folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(CollectError, match="task=cifar10_mini, but the table says cifar10: it is"):
+        collect_run(run, table)
+
+
+def test_settings_that_change_no_result_are_no_other_run(table, tmp_path):
+    sets = ["system.save_seconds=30", "logger.mode=offline", "measures.ed.pairs=2"]
+    run, other = (expand(table, cells=["ed"], sets=s, root=tmp_path)[0] for s in ([], sets))
+    fabricate(run)
+    assert other.folder == run.folder
+    assert collect_run(other, table).status == "done"
+
+
+def test_seeds_that_were_measured_differently_are_told(table, tmp_path):
+    """Where the measure is a number of the table; bounds on memory change nothing."""
+    runs = expand(table, cells=["ed"], root=tmp_path)
+    for run, pairs, bound in zip(runs, (400, 2), (1, 4), strict=True):
+        fabricate(run)
+        measures = {"measures": {"ed": {"pairs": pairs, "memory_gib": bound}}}
+        with open(run.folder / "config.yaml", "a") as file:
+            file.write(yaml.safe_dump(measures))
+    rows = [collect_run(run, table) for run in runs]
+    assert seed_differences(rows, table) == []
+    measured = dataclasses.replace(table, metrics={"measure/ed": "ED"})
+    told = "mini/ed: seeds differ in measures.ed.pairs: 400 (seed 0), 2 (seed 1)"
+    assert seed_differences(rows, measured) == [told]
+
+
 def test_seeds_that_were_trained_differently_are_told(table, tmp_path):
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run in runs:
         fabricate(run)
     rows = [collect_run(run, table) for run in runs]
-    assert seed_differences(rows) == []
+    assert seed_differences(rows, table) == []
     path = runs[1].folder / "config.yaml"
     config = yaml.safe_load(path.read_text())
     unimportant = {"system": {"device": "cpu"}, "added": "later"}
     path.write_text(yaml.safe_dump(config | unimportant))
-    assert seed_differences(rows) == []
+    assert seed_differences(rows, table) == []
     config["regularizer"]["pairs"] = 64
     path.write_text(yaml.safe_dump(config))
     first = runs[0].folder / "config.yaml"
     first.write_text(first.read_text().replace("weight:", "pairs: 128\n  weight:"))
     told = "mini/ed: seeds differ in regularizer.pairs: 128 (seed 0), 64 (seed 1)"
-    assert seed_differences(rows) == [told]
+    assert seed_differences(rows, table) == [told]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def test_verdict_uses_two_standard_errors_and_judges_nothing_without_the_papers_
     assert verdict(Ours(10.3, 0.001, 3), Paper(10.0), **done) == "no std: +3 %"
     assert verdict(Ours(-12.0, None, 1), Paper(-10.0), **done) == "no std: -20 %"
     assert verdict(Ours(9.96, None, 1), Paper(10.0), **done) == "no std: -0.4 %"
+    assert verdict(Ours(99.98, None, 1), Paper(100.0), **done) == "no std: -0.02 %"
     assert verdict(Ours(0.5, None, 1), Paper(0.0), **done) == "no std"
     assert verdict(Ours(1.0, None, 1), Paper(), **done) == "not in paper"
     assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done, comparable=False) == "reference only"

@@ -22,7 +22,7 @@ from ed.analysis.collect import Row, read_results
 from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
 from ed.analysis.merging import result_path
 from ed.analysis.render import table_lines, to_csv
-from ed.analysis.report.charts import Axis, line_chart
+from ed.analysis.report.charts import Axis, key, line_chart
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, tag
 from ed.analysis.report.page import build_page
@@ -417,6 +417,17 @@ def test_curves_leave_out_what_cannot_be_drawn():
     assert of_both_signs.count("L") == 2  # PPO's: no point may be missing
     assert "log scale" not in of_both_signs
     assert "at the end a: -0.1" in of_both_signs
+
+
+def test_a_curve_keeps_the_style_of_its_name():
+    """Also beside a run that has one point so far, and is not drawn."""
+    two = [(1, 0.5), (2, 0.1)]
+    chart = line_chart("loss", {"a": two[:1]} | dict.fromkeys("bcdefgh", two))
+    assert (
+        re.findall(r'class="(line [^"]*)"', chart)
+        == re.findall(r'class="(line [^"]*)"', key(list("abcdefgh")))[1:]
+    )
+    assert len(set(re.findall(r'class="line [^"]*"', chart))) == 7
 
 
 # --- samples of the explorer

@@ -196,6 +196,24 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
     assert "last.pt is damaged" in warnings[0]
 
 
+def test_a_kill_between_the_renames_loses_nothing_after_a_damaged_one(tmp_path, monkeypatch):
+    """The damaged last.pt takes the place of the good previous.pt first."""
+    for step in (1, 2):
+        save_checkpoint(tmp_path, {"step": step})
+    (tmp_path / "last.pt").write_bytes(b"damaged")
+    rename = os.replace
+
+    def killed(source, target):
+        if Path(source).suffix == ".tmp":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, {"step": 3})
+    assert load_checkpoint(tmp_path, print) == {"step": 3}
+
+
 def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(tmp_path, monkeypatch):
     """Going on from an older one, or from the start, would overwrite it."""
     save_checkpoint(tmp_path, {"step": 1})

@@ -122,6 +122,21 @@ def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
         ),
         ({"paper_seeds": None}, "paper_seeds: needed"),
         (
+            {"cells": {n: {"overrides": [f"x={n}"], "label": "same", "paper": None} for n in "ab"}},
+            "two cells have the label 'same' and eval/acc; tell them apart",
+        ),
+        (
+            {
+                "metric": None,
+                "metrics": {"eval/acc": "accuracy", "eval/f1": "F1"},
+                "cells": {
+                    n: {"best_of": "rho", "paper": {f"eval/{n}": {"mean": 1.0}}}
+                    for n in ("acc", "f1")
+                },
+            },
+            "cell acc: best_of: rho, which another cell judges by eval/f1, this one by eval/acc",
+        ),
+        (
             {"cells": SPEC["cells"] | {"rho-0.1": {"overrides": ["x=1"], "paper": None}}},
             "rho-0.1 stands twice",
         ),

@@ -57,6 +57,15 @@ def test_a_line_per_setting_with_what_differs(runs, capsys):
     assert lines[2].index("82") == lines[0].index("eval/acc")
 
 
+def test_no_mean_over_runs_that_were_measured_differently(runs, capsys):
+    for seed, accuracy in enumerate((80.0, 81.0)):  # write_run measures each seed with other pairs
+        last = {"eval/acc": accuracy, "measure/ed": 0.2}
+        write_run(runs / f"more/seed{seed}", seed, ED | {"weight": 5.0}, last)
+    assert main([str(runs / "more")]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.split() == ["2", "80.5", "±", "0.71", "measured", "differently"]
+
+
 def test_the_runs_of_this_folder_are_shown_unless_told_otherwise(
     runs, tmp_path, capsys, monkeypatch
 ):

@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,6 @@ import yaml
 
 from ed.analysis.spec import (
     EXPERIMENTS,
-    INCIDENTAL,
     PLACES,
     Run,
     Table,
@@ -121,7 +121,7 @@ def collect_run(run: Run, table: Table) -> Row:
     if not (run.folder / "config.yaml").exists():
         return Row(run.table, run.cell, run.seed, **known)
     if not failed_at_once(run):
-        _check_config(run)
+        _check_config(run, table)
     known["folder"] = run.folder
     rows = read_metrics(run.folder / "metrics.jsonl")
     done = read_json(run.folder / "DONE")
@@ -189,29 +189,38 @@ def _reductions(table: Table, root: Path) -> list[list[str]]:
     return [read_json(path, kind=list) for path in paths]
 
 
-def seed_differences(rows: Iterable[Row]) -> list[str]:
+def seed_differences(rows: Iterable[Row], table: Table) -> list[str]:
     """Cells whose seeds have different settings in their folders, and in what they differ."""
     configs: dict[tuple, dict[int, dict]] = {}
     for row in rows:
         if row.folder is not None:
             settings = flat(_read_config(row.folder))
-            kept = {k: v for k, v in settings.items() if not _may_differ(k)}
+            kept = {k: v for k, v in settings.items() if not _may_differ(k, table)}
             configs.setdefault((*row.home, row.deviations), {})[row.seed] = kept
     found = []
-    for (table, cell, deviations), seeds in configs.items():
+    for (home, cell, deviations), seeds in configs.items():
         reduced = f" ({deviations})" if deviations else ""
         for key in sorted(set.intersection(*(set(config) for config in seeds.values()))):
             values = {seed: config[key] for seed, config in sorted(seeds.items())}
             if any(value != next(iter(values.values())) for value in values.values()):
                 each = ", ".join(f"{value} (seed {seed})" for seed, value in values.items())
-                found.append(f"{table}/{cell}{reduced}: seeds differ in {key}: {each}")
+                found.append(f"{home}/{cell}{reduced}: seeds differ in {key}: {each}")
     return found
 
 
-def _may_differ(key: str) -> bool:
+def _may_differ(key: str, table: Table) -> bool:
     """Settings in which the seeds of a cell may differ: they cannot change a result."""
-    group = key.partition(".")[0]
-    return group in (*INCIDENTAL, "seed", "measures") or key in PLACES
+    group, _, name = key.partition(".")
+    if group == "measures":
+        return not any(changes(name, metric) for metric in table.metrics)
+    return key == "seed" or key in PLACES or table.is_incidental(key)
+
+
+def changes(setting: str, metric: str) -> bool:
+    """Whether a setting of a measure changes a metric: ed.pairs does measure/ed and ed_se's."""
+    measure, _, name = setting.partition(".")
+    ours = re.fullmatch(rf"measure/{re.escape(measure)}(_.*)?", metric)
+    return ours is not None and name not in ("memory_gib", "batch_size")  # how much at once
 
 
 def flat(config: dict, prefix: str = "") -> dict:
@@ -231,28 +240,35 @@ def _read_config(folder: Path) -> dict:
         raise CollectError(f"{path} is not YAML ({str(error).splitlines()[0]})") from None
 
 
-def _check_config(run: Run) -> None:
+def _check_config(run: Run, table: Table) -> None:
     """The folder must hold the run the table means: same seed, same values where it names any."""
     path, config = run.folder / "config.yaml", _read_config(run.folder)
+    command = next((session.get("command", "") for session in read_sessions(run.folder)), "")
+    choices = dict(word.split("=", 1) for word in command.split() if "=" in word)
     for key, text in dict(o.split("=", 1) for o in run.overrides).items():
         if key in (*PLACES, "debug", "measures") or key.startswith("hydra."):
             continue  # the same data may lie elsewhere by now; these two choose several things
-        if isinstance(config.get(key), dict):  # a group's choice: what it builds must agree
-            key, text = f"{key}._target_", target_of(key, text)
-            if text is None:
-                continue
-        try:
-            stored = nested(config, key)
-        except (KeyError, TypeError):
-            found = f"no {key}"
-        else:
-            if stored == parse_value(text):
-                continue
-            found = f"{key}={stored}"
-        raise CollectError(
-            f"{path} has {found}, but the table says {text}: it is another run; move "
-            f"{_in_the_way(run)} away and launch again"
-        )
+        found = None if table.is_incidental(key) else _instead_of(key, text, config, choices)
+        if found is not None:
+            raise CollectError(
+                f"{path} has {found}, but the table says {text}: it is another run; move "
+                f"{_in_the_way(run)} away and launch again"
+            )
+
+
+def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> str | None:
+    """What a folder has in the place of key=text; None where they agree."""
+    if isinstance(config.get(key), dict):  # a group's choice: it, and what it builds, must agree
+        if choices.get(key, text) != text:
+            return f"{key}={choices[key]}"
+        key, text = f"{key}._target_", target_of(key, text)
+        if text is None:
+            return None
+    try:
+        stored = nested(config, key)
+    except (KeyError, TypeError):
+        return f"no {key}"
+    return None if stored == parse_value(text) else f"{key}={stored}"
 
 
 @functools.cache

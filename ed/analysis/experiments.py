@@ -104,6 +104,12 @@ class _Reader:
         self.fixed = self.strings(raw["fixed"], "fixed")
         cells = self.read_cells()
         shown = {cell.best_of: cell.metrics for cell in cells.values()}
+        for cell in cells.values():
+            if cell.best_of is not None and cell.metrics[0] != shown[cell.best_of][0]:
+                self.fail(
+                    f"cell {cell.name}: best_of: {cell.best_of}, which another cell judges by "
+                    f"{shown[cell.best_of][0]}, this one by {cell.metrics[0]}; give it its own grid"
+                )
         tuning = {
             name: self.grid(name, grid, shown.get(name, tuple(self.metrics)))
             for name, grid in (raw.get("tuning") or {}).items()
@@ -330,6 +336,10 @@ class _Reader:
         twice |= table.cells.keys() & table.tuning.keys()
         if twice:
             self.fail(f"{min(twice)} stands twice")
+        labels = [(cell.label, metric) for cell in table.cells.values() for metric in cell.metrics]
+        label, metric = next((pair for pair in labels if labels.count(pair) > 1), (None, None))
+        if label is not None:
+            self.fail(f"two cells have the label {label!r} and {metric}; tell them apart")
         by_overrides: dict[tuple, str] = {}
         for cell in table.points.values():
             same = by_overrides.setdefault(cell.overrides, cell.name)

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-# settings that cannot change a result, so no deviations; measures change those they are
+# settings that cannot change a result, so no deviations
 INCIDENTAL = ("system", "logger")
 # where data and weights lie: another place of the same is no deviation either
 PLACES = ("task.data", "task.mnist", "task.shifts", "model.weights")
@@ -94,6 +94,12 @@ class Table:
     def primary(self) -> str:
         return next(iter(self.metrics))
 
+    def is_incidental(self, key: str) -> bool:
+        """Whether a setting cannot change a result here; measures change those they are."""
+        measured = any(metric.startswith("measure/") for metric in self.metrics)
+        group = key.partition(".")[0]
+        return group in INCIDENTAL or (group == "measures" and not measured)
+
     @property
     def argument(self) -> str:
         """What scripts are told to find it: its name, or its file where it lies elsewhere."""
@@ -146,8 +152,7 @@ def expand(
         sets: `key=value` overrides on top of the file's.
         data: other places of the same data sets, as `place_of` reads them; no deviations.
     """
-    measured = any(metric.startswith("measure/") for metric in table.metrics)
-    deviations = deviations_of(sets, measured=measured)
+    deviations = deviations_of(sets, table)
     extra = (*sets, *map(place_of, data))
     return [
         Run(
@@ -177,12 +182,8 @@ def place_of(text: str) -> str:
     return setting
 
 
-def deviations_of(sets: Sequence[str], *, measured: bool) -> tuple[str, ...]:
-    """Those of the given settings that can change a result, in one order.
-
-    Args:
-        measured: whether measures are results of the table.
-    """
+def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
+    """Those of the given settings that can change a result, in one order."""
     for text in sets:
         key, equals, value = text.partition("=")
         if not (key and equals and value) or re.search(r"\s", text):
@@ -193,8 +194,7 @@ def deviations_of(sets: Sequence[str], *, measured: bool) -> tuple[str, ...]:
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise SpecError(f"--set {twice} is given twice; give it once")
-    incidental = INCIDENTAL if measured else (*INCIDENTAL, "measures")
-    return tuple(sorted(s for s in sets if re.split(r"[.=]", s)[0] not in incidental))
+    return tuple(sorted(s for s in sets if not table.is_incidental(s.split("=")[0])))
 
 
 def reduced_name(table: str, deviations: Sequence[str]) -> str:

@@ -76,5 +76,6 @@ def verdict(
 
 
 def _percent(value: float) -> str:
-    """Whole ones, and a digit more where nothing but a sign would be left."""
-    return f"{value:+.{0 if abs(value) >= 1 else 1}f} %"
+    """Whole ones, and digits more where nothing but a sign would be left."""
+    digits = 0 if abs(value) >= 1 else 1 if abs(value) >= 0.1 else 2
+    return f"{value:+z.{digits}f} %"

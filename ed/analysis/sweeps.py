@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from ed.analysis.collect import CollectError, flat, read_json
+from ed.analysis.collect import CollectError, changes, flat, read_json
 from ed.analysis.stats import summarise
 
 INCIDENTAL = ("seed", "system", "logger", "measures")  # what tells no two kinds of run apart
@@ -17,9 +17,11 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run folder: its settings by dotted key, its last numbers (None: not finished)."""
+    """A run folder: its settings and those of its measures by dotted key, its last numbers (None:
+    not finished)."""
 
     settings: dict[str, str]
+    measures: dict[str, object]
     seed: int
     last: dict[str, float] | None
 
@@ -56,7 +58,8 @@ def _read(path: Path) -> SweepRun:
         raise CollectError(f"{path} is not the config of a run: mend or remove it") from None
     done = read_json(path.with_name("DONE"))
     kept = {key: value for key, value in config.items() if key not in INCIDENTAL}
-    return SweepRun(dict(_settings(kept)), seed, done and done["last"])
+    measures = flat(config.get("measures") or {})
+    return SweepRun(dict(_settings(kept)), measures, seed, done and done["last"])
 
 
 def _settings(config: dict) -> Iterator[tuple[str, str]]:
@@ -92,9 +95,9 @@ def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[
         groups.setdefault(tuple(sorted(run.settings.items())), []).append(run)
     rows = [[*keys, "runs", *shown]]
     for group in groups.values():
-        done = [run.last for run in group if run.last is not None]
+        done = [run for run in group if run.last is not None]
         count = f"{len(done)} of {len(group)}" if len(done) < len(group) else str(len(done))
-        values = [_number([last.get(name) for last in done]) for name in shown]
+        values = [_mean(done, name) for name in shown]
         rows.append([*_values(group[0], keys), count + _repeated(group), *values])
     return rows
 
@@ -129,14 +132,17 @@ def _metrics(runs: Sequence[SweepRun], wanted: Sequence[str]) -> list[str]:
     return list(wanted) or [name for name in found if not name.endswith("_se")]
 
 
-def _number(values: Sequence[float | None]) -> str:
+def _mean(runs: Sequence[SweepRun], metric: str) -> str:
     """Mean and std; behind it of how many runs, where some do not have it."""
-    known = [value for value in values if value is not None]
-    ours = summarise(known)
+    known = [run for run in runs if run.last.get(metric) is not None]
+    ways = [{k: v for k, v in run.measures.items() if changes(k, metric)} for run in known]
+    if any(way != ways[0] for way in ways):
+        return "measured differently"
+    ours = summarise([run.last[metric] for run in known])
     if ours.mean is None:
         return ""
     spread = "" if ours.std is None else f" ± {ours.std:.{DIGITS // 2}g}"
-    count = f" ({len(known)})" if len(known) < len(values) else ""
+    count = f" ({len(known)})" if len(known) < len(runs) else ""
     return f"{ours.mean:.{DIGITS}g}{spread}{count}"
 
 

@@ -1,7 +1,8 @@
 """Checkpoints that survive anything: written aside, renamed into place, the one before kept.
 
-`last.pt` is the newest, `previous.pt` the one before it. Each begins with a digest of its contents,
-so a damaged file is noticed whatever the damage, and the other one serves.
+`last.pt` is the newest, `previous.pt` the one before it; `last.pt.tmp`, where a kill left it whole
+between the renames, is newer than both. Each begins with a digest of its contents, so a damaged
+file is noticed whatever the damage, and another one serves.
 """
 
 import io
@@ -14,7 +15,7 @@ import torch
 
 from ed.files import seal, unseal
 
-NAMES = ("last.pt", "previous.pt")
+NAMES = ("last.pt", "last.pt.tmp", "previous.pt")
 
 
 class SaveError(RuntimeError):

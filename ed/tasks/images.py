@@ -4,7 +4,7 @@ Shared by the tasks on small pictures. Pictures stay uint8 until they are used; 
 gather for the whole batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ class PictureTask(Task):
     ):
         check_counts(epochs=epochs, batch_size=batch_size, eval_every=eval_every, classes=classes)
         check_warmup("epochs", warmup_epochs, epochs)
+        _check_size(image_size)
         self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
         self.batch_size, self.augment, self.space = batch_size, augment, space
         self.eval_every, self.classes, self.image_size = eval_every, classes, tuple(image_size)
@@ -179,3 +180,11 @@ def crop_and_flip(padded: Tensor, index: Tensor, padding: int, generator) -> Ten
         rows[:, None, :, None],
         columns[:, None, None, :],
     ]
+
+
+def _check_size(image_size: Sequence[int]) -> None:
+    sides = image_size if isinstance(image_size, Sequence) else []
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError(
+            f"task.image_size={image_size}: must be two whole numbers in a list, [32,32]"
+        )

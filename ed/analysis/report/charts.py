@@ -55,6 +55,7 @@ def line_chart(title: str, lines: dict[str, Points], *, log: bool = False) -> Ht
     """
     log = log and not any(value < 0 for points in lines.values() for _, value in points)
     lines = {name: _thinned(_drawable(points, log)) for name, points in lines.items()}
+    styles = {name: _style(place) for place, name in enumerate(lines)}  # as key() has them
     lines = {name: points for name, points in lines.items() if len(points) > 1}
     if not lines:
         return None
@@ -62,8 +63,7 @@ def line_chart(title: str, lines: dict[str, Points], *, log: bool = False) -> Ht
     values = [p[1] for points in lines.values() for p in points]
     y = Axis(min(values), max(values), HEIGHT - BOTTOM, TOP, log)
     paths = [
-        tag("path", d=_path(points, x, y), class_=f"line s{i % 6}")
-        for i, points in enumerate(lines.values())
+        tag("path", d=_path(points, x, y), class_=styles[name]) for name, points in lines.items()
     ]
     last = ", ".join(f"{name}: {points[-1][1]:.4g}" for name, points in lines.items())
     svg = tag(
@@ -73,6 +73,11 @@ def line_chart(title: str, lines: dict[str, Points], *, log: bool = False) -> Ht
     return tag(
         "figure", tag("figcaption", f"{title}, by step" + (", log scale" if log else "")), svg
     )
+
+
+def _style(place: int) -> str:
+    """Six colours and dashes, then the same again as broad pale lines."""
+    return f"line s{place % 6}" + (" again" if place >= 6 else "")
 
 
 def key(names: Sequence[str]) -> Html:
@@ -107,7 +112,7 @@ def _mark(kind: str, x: float, y: float) -> Html:
 
 
 def _key_line(index: int) -> Html:
-    line = tag("line", x1=1, x2=21, y1=4, y2=4, class_=f"line s{index % 6}")
+    line = tag("line", x1=1, x2=21, y1=4, y2=4, class_=_style(index))
     return tag("svg", line, viewBox="0 0 22 8", class_="key-line", aria_hidden="true")
 
 
