@@ -158,3 +158,14 @@ def test_holding_directions_changes_no_value_however_small_a_component_is():
     moving, held = (principal_scores(values, 2, detach=detach) for detach in (False, True))
     torch.testing.assert_close(held.abs(), moving.abs(), rtol=1e-4, atol=1e-9)
     assert moving[:, 1].abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_outputs_that_are_not_finite_are_told_as_without_pca(detach):
+    def wild(x):  # on some of the paths
+        return torch.where(x > 2, torch.inf, x)
+
+    x, how = normal(40, 6), {"components": 3, "softmax": False, "detach_pca": detach}
+    with pytest.raises(ValueError, match=r"not finite on \d of 9 paths"):
+        ed.estimate(wild, x, pairs=9, resolution=20, degree=5, **how)
+    assert ed.penalty(lambda x: x * torch.nan, x, **how).isnan()

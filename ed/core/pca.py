@@ -121,7 +121,10 @@ def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
     if gram.is_cuda and gram.shape[-1] <= JACOBI_MAX_SIZE:
         eigenvalues, vectors = jacobi_eigen(gram)
     else:
-        eigenvalues, vectors = torch.linalg.eigh(gram)
+        # LAPACK's error names no cause; nan goes on to those who can say that the outputs are wild
+        finite = gram.isfinite().all(-1).all(-1)
+        eigenvalues, vectors = torch.linalg.eigh(torch.where(finite[..., None, None], gram, 0.0))
+        eigenvalues = torch.where(finite[..., None], eigenvalues, torch.nan)
     order = eigenvalues.argsort(dim=-1, descending=True)
     vectors = vectors.gather(-1, order[..., None, :].expand_as(vectors))
     return eigenvalues.gather(-1, order).clamp_min(0), vectors
@@ -198,7 +201,7 @@ def _gram_eigen_above(centred: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     rounding wherever a path spans fewer directions than components are asked for.
     """
     eigenvalues, vectors = gram_eigen(centred @ centred.mT)
-    return torch.where(eigenvalues > noise.square(), eigenvalues, 0.0), vectors
+    return torch.where(eigenvalues <= noise.square(), 0.0, eigenvalues), vectors  # nan stays
 
 
 def _inverse_root(eigenvalues: Tensor) -> Tensor:
