@@ -259,6 +259,13 @@ def test_bf16_values_are_fitted_in_float32_under_autocast():
     torch.testing.assert_close(inside, fit(values.float(), nodes, 3), rtol=0, atol=0)
 
 
+def test_float32_values_are_rounded_once_at_the_end():
+    """Whatever a GPU makes of float32 products (TF32)."""
+    nodes, values = RandomizedCosine()(uniform(3, 60).float()), normal(3, 60, 4).float()
+    expected = fit(values.double(), nodes.double(), 20).float()
+    torch.testing.assert_close(fit(values, nodes, 20), expected, rtol=0, atol=0)
+
+
 def test_too_few_nodes_without_damping_are_refused():
     with pytest.raises(ValueError, match="resolution 4 is too small for degree 4 without damping"):
         fit_matrix(uniform(4), 4, damping=0.0)

@@ -41,13 +41,14 @@ def fit(values: Tensor, nodes: Tensor, degree: int, **settings) -> Tensor:
         (..., C, degree + 1), in at least float32.
     """
     dtype = torch.promote_types(torch.promote_types(values.dtype, nodes.dtype), torch.float32)
-    matrix = fit_matrix(nodes.to(dtype), degree, **settings)
+    matrix = fit_matrix(widened(nodes.to(dtype)), degree, **settings)
+    # widened here, too: a product in float32 may be one of TF32 on a GPU, which keeps three digits
     with torch.autocast(values.device.type, enabled=False):
-        return (matrix @ values.to(dtype)).mT
+        return (matrix @ widened(values.to(dtype))).to(dtype).mT
 
 
 def widened(values: Tensor) -> Tensor:
-    """In float64, for what squares a condition number; Apple's GPUs lack it."""
+    """In float64, for what float32 would round too much; Apple's GPUs lack it."""
     return values if values.device.type == "mps" else values.double()
 
 
