@@ -78,6 +78,14 @@ def test_bf16_logits_have_float32_probabilities():
     assert torch.equal(paths.degrees(logits), paths.degrees(logits.float()))
 
 
+def test_outputs_of_other_points_are_refused():
+    """With shared nodes their number would fit other paths, too."""
+    field = Field.of(nn.Identity(), torch.randn(8, 5))
+    paths = Paths.draw(field, ed.Representation(sampler=ed.ChebyshevNodes()), 6)
+    with pytest.raises(ValueError, match="at the 24 path points are needed, got 32 rows: pass"):
+        paths.degrees(field.join(paths.field)())
+
+
 def test_penalty_compiles_without_a_graph_break():
     """Random draws come from torch.rand, which traces; generators stay outside."""
     nodes = ed.RandomizedCosine()(torch.rand(8, 4), anchored=True)

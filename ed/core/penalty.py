@@ -57,6 +57,11 @@ class Paths:
     def degrees(self, outputs: Tensor, *, softmax: bool = True) -> Tensor:
         """Effective degree of each path, from logits, or outputs as they are (P * n, C): (P,)."""
         check_outputs(outputs, softmax=softmax)
+        if len(outputs) != len(self.field.x):
+            raise ValueError(
+                f"outputs at the {len(self.field.x)} path points are needed, got {len(outputs)} "
+                "rows: pass those at paths.field.x alone, e.g. paths.field.apart()"
+            )
         if self.labels and outputs.shape[1] == 1:
             raise ValueError(
                 "labels: the model has one output, and no class to tell by it: leave them out, or "
