@@ -193,6 +193,28 @@ def test_the_module_of_a_field_is_measured_in_eval_mode():
     assert hidden.mean > 2 * expected.mean  # which is why the docstring asks for the module
 
 
+class Bag(nn.Module):
+    """A module that says it is empty."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def __len__(self):
+        return 0
+
+    def forward(self, x):
+        assert not self.training
+        return self.layer(x)
+
+
+def test_a_module_that_counts_as_empty_is_measured_as_others():
+    ed.estimate(Bag().train(), torch.randn(30, 6), pairs=9)
+    with pytest.raises(RuntimeError) as caught:
+        ed.estimate(Bag(), torch.randn(30, 5), pairs=9)
+    assert "its weights are torch.float32" in caught.value.__notes__[0]
+
+
 def test_a_text_classifier_walks_between_word_embeddings():
     """The example of help(ed.Field), on a model in the mode in which transformers trains it."""
     transformers = pytest.importorskip("transformers")

@@ -137,7 +137,7 @@ def estimate_each(
     nodes = representation.nodes(pairs, generator=generator, device="cpu", dtype=dtype)
     nodes, first, second = (each.to(source.x.device) for each in (nodes, first, second))
     tallies = [_Tally(*reading) for reading in readings]
-    mode = evaluating(source.module) if source.module else contextlib.nullcontext()
+    mode = evaluating(source.module) if source.module is not None else contextlib.nullcontext()
     with mode, _reporter(progress, pairs) as report:
         points = points_per_chunk(source, memory_gib)
         group = max(1, points // representation.resolution)  # whole paths, so that a fit is whole
@@ -211,7 +211,7 @@ def points_per_chunk(source: Field, memory_gib: float) -> int:
         with probe:
             first()
     except RuntimeError as error:  # torch says what does not fit, but not where it came from
-        weight = next(source.module.parameters(), None) if source.module else None
+        weight = next(source.module.parameters(), None) if source.module is not None else None
         has = "" if weight is None else f"; its weights are {weight.dtype} on {weight.device}"
         x = first.x
         error.add_note(f"The model got {tuple(x.shape)}, {x.dtype} on {x.device}{has}.")
