@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -185,6 +186,8 @@ def test_the_module_of_a_field_is_measured_in_eval_mode():
     fields = [ed.Field.of(model, x), ed.Field.of(model.forward, x)]
     fields.append(ed.Field(lambda p, _: model(p), x, module=model))
     fields.append(ed.Field.of(lambda p: model(p), x, module=model))
+    fields.append(ed.Field.of(partial(model), x))
+    fields.append(ed.Field.of(partial(model.forward), x))
     expected = ed.estimate(model, x, pairs=20)
     for field in fields:
         assert torch.equal(ed.estimate(field, pairs=20).values, expected.values)

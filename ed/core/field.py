@@ -52,7 +52,8 @@ class Field:
     @classmethod
     def of(cls, model: Callable[[Tensor], Tensor], x: Tensor, **settings) -> Field:
         """The field of any callable from inputs to outputs."""
-        owner = getattr(model, "__self__", model)  # of a method: model.forward, model.encode_image
+        called = model.func if isinstance(model, partial) else model
+        owner = getattr(called, "__self__", called)  # of a method: model.forward, say
         if isinstance(owner, nn.Module):
             settings.setdefault("module", owner)
         return cls(lambda points, context: model(points), x, **settings)
