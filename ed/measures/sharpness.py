@@ -67,6 +67,18 @@ class Sharpness(Measure):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"measures: {name}={getattr(self, name)}: must be at least 1")
 
+    def check(self, task) -> None:
+        if task.no_parts is None:
+            return
+        # 0: how many there are is not known before data is read, so they may not fit
+        sizes = [size for size in (self.group, self.examples, task.num_examples) if size]
+        if not sizes or min(sizes) > self.batch_size:
+            raise ValueError(
+                f"measures: batch_size={self.batch_size}: {type(task).__name__} needs the examples "
+                f"of a search in one pass, as {task.no_parts}; set group={self.batch_size}, or "
+                "group (or examples) and a batch_size as large"
+            )
+
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """{"_<rho>": rise of the loss}."""
         with untouched(model):
