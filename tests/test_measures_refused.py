@@ -4,6 +4,7 @@ import pytest
 from hydra.utils import instantiate
 
 from ed.engine.compose import compose_config
+from ed.measures.gap import GeneralizationGap
 from ed.measures.sharpness import Sharpness
 
 
@@ -28,3 +29,9 @@ def test_sharpness_of_a_loss_that_couples_a_batch_needs_a_search_in_one_pass(tas
         Sharpness(radii=(0.1,), **settings).check(free)
     for settings in ({"group": 500}, {"examples": 500}, {"examples": 600, "group": 20}):
         Sharpness(radii=(0.1,), **settings).check(coupled)
+
+
+def test_the_gap_needs_one_classifier_for_both_accuracies():
+    with pytest.raises(ValueError, match="StandInPretraining learns no classes; leave gap out"):
+        GeneralizationGap().check(task_of("task=clip_standin_pretrain"))
+    GeneralizationGap().check(task_of())

@@ -32,6 +32,11 @@ class GeneralizationGap(Measure):
                 f"measures: the gap is one of accuracies, but {type(task).__name__} is judged by "
                 f"{task.metric}; leave gap out of measures"
             )
+        if not task.has_labels:  # its loss and its evaluation may be of two classifiers
+            raise ValueError(
+                f"measures: the gap is one of class accuracies, but {type(task).__name__} learns "
+                "no classes; leave gap out of measures"
+            )
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
