@@ -5,6 +5,7 @@ round to steps of an eighth and more.
 """
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +21,15 @@ from ed.models.weights import load_weights, read_weights
 
 LARGEST_SCALE = 100.0  # of the logits, CLIP's own bound
 TEXT_BATCH = 2048  # captions per pass of the text tower
+OTHER_MODEL = "take a plain CLIP of open_clip.list_models(), such as ViT-B-32-quickgelu or RN50"
 
 
 class Towers(nn.Module):
     """Pictures (N, 3, H, W) -> scaled cosines with every caption (N, classes * templates).
 
-    `architecture` is a name that open_clip knows, or a mapping with its `embed_dim`, `vision_cfg`,
-    `text_cfg` and `quick_gelu`. There are few captions, so all are embedded at each pass.
+    `architecture` is the name of a plain CLIP that open_clip knows, or a mapping with its
+    `embed_dim`, `vision_cfg`, `text_cfg` and `quick_gelu`. There are few captions, so all are
+    embedded at each pass.
     """
 
     def __init__(self, architecture: str | Mapping, *, prompts: str):
@@ -140,11 +143,20 @@ def build(architecture: str | Mapping) -> nn.Module:
         settings = open_clip.get_model_config(architecture)
         if settings is None:
             raise ValueError(
-                f"model.architecture={architecture}: open_clip knows no such model; take one of "
-                "open_clip.list_models(), such as ViT-B-32-quickgelu"
+                f"model.architecture={architecture}: open_clip knows no such model; {OTHER_MODEL}"
             )
     else:
         settings = _plain(architecture)
+    # open_clip has other classes and tokenizers for these, and a head of wrong tokens is no error
+    foreign = [key for key in settings if key not in inspect.signature(open_clip.CLIP).parameters]
+    texts = settings.get("text_cfg", {})
+    foreign += [key for key in texts if key.startswith(("hf_", "tokenizer_"))]
+    if foreign:
+        name = architecture if isinstance(architecture, str) else "{...}"
+        raise ValueError(
+            f"model.architecture={name}: its {', '.join(foreign)} make it no CLIP with CLIP's own "
+            f"text tower and tokenizer; {OTHER_MODEL}"
+        )
     return open_clip.CLIP(**settings)
 
 
