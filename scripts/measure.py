@@ -146,8 +146,10 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
         read_into(model, options.weights)
     with torch.no_grad():
         field = measure.field(model, task)
-    batch = task.examples(fixed_subset(task.num_examples, 2 * measure.pairs, measure.seed))
-    titles = [f"class {label}" for label in batch["label"].tolist()] if task.has_labels else []
+    chosen = fixed_subset(task.num_examples, 2 * measure.pairs, measure.seed)
+    batch = task.examples(chosen)
+    kind, numbers = ("class", batch["label"]) if task.has_labels else ("example", chosen)
+    titles = [f"{kind} {number}" for number in numbers.tolist()]
 
     def picture(index: int) -> Tensor:
         x = batch["x"][index]  # ImageNet's are normalised by the field, the others are already

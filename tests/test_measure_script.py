@@ -217,6 +217,20 @@ def test_a_run_on_imagenets_pictures_shows_them(tmp_path, monkeypatch):
         assert 0 <= picture.min() < picture.max() <= 1
 
 
+def test_pictures_without_classes_are_shown_by_their_numbers(tmp_path, monkeypatch):
+    pytest.importorskip("open_clip")
+    settings = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "debug=tiny"]
+    settings += ["task.batch_size=200", "task.part=0.1", "model.architecture.embed_dim=16"]
+    small = {"vision_cfg": ("patch_size=16", "width=32", "layers=1", "head_width=16")}
+    small["text_cfg"] = ("width=16", "layers=1")
+    settings += [f"model.architecture.{key}.{s}" for key, words in small.items() for s in words]
+    small_run(tmp_path / "run", *settings, base=[])
+    drawn = []
+    monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append(how["ends"]))
+    measure.main(["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")])
+    assert all(re.fullmatch(r"example \d+", title) for _, title in drawn[0])
+
+
 def test_a_transformers_classifier(tmp_path, pictures, capsys):
     save_transformer("ViTForImageClassification", tmp_path / "model")
     shared = ["--data", str(pictures), *QUICK, "--out", str(tmp_path / "a.png")]
