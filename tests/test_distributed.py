@@ -18,7 +18,7 @@ from ed.engine import distributed
 from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.distributed import first_host
-from ed.engine.main import trained_model
+from ed.engine.main import choose_device, trained_model
 from ed.files import read_rows
 from ed.tasks.pictures import Pictures
 from tests import together
@@ -292,6 +292,18 @@ def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         with pytest.raises(ValueError, match=f"process 3 .* no GPU .* there are {count}: start"):
             distributed.local_device("cuda")
+
+
+def test_a_gpu_that_is_named_is_made_the_current_one(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("cpu", "cuda", "auto", "cuda:1"):
+        choose_device(name)
+    assert taken == [torch.device("cuda:1")]
+    with pytest.raises(ValueError, match=r"^system.device=cuda:2: torch sees 2 GPUs"):
+        choose_device("cuda:2")
 
 
 def test_means_keep_shapes_and_dtypes(monkeypatch):

@@ -222,9 +222,16 @@ def choose_device(name: str, option: str = "system.device=") -> torch.device:
     if name.startswith("cuda") and processes.world_size() > 1:
         return local_device(name)
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"{option}{name}: use auto, cpu or cuda") from None
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= torch.cuda.device_count():
+            found = f"torch sees {torch.cuda.device_count()} GPUs, counted from 0"
+            raise ValueError(f"{option}{name}: {found}; use {option}cuda for the first")
+        # the current one, too: streams, random states and kernels go there, wherever tensors are
+        torch.cuda.set_device(device)
+    return device
 
 
 def start_tracker(cfg: DictConfig, folder: Path) -> Wandb | None:
