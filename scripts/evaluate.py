@@ -1,7 +1,8 @@
 """Evaluate a model without training it: python scripts/evaluate.py [group=choice] [key=value ...]
 
 Takes the settings of train.py and prints what its evaluations would: for CLIP the zero-shot
-accuracies, or with model.weights=FILE those of a fine-tuned model.
+accuracies, or with model.weights=FILE those of a fine-tuned model. Those of task, model, precision,
+seed, system.device and system.workers count, others only need to be right; measures are refused.
 
     python scripts/evaluate.py task=clip_finetune model=clip_b32 task.data=/folder
 """
@@ -42,6 +43,11 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     cfg = compose_config(overrides)
     check_kinds(cfg)
     check_precision(cfg)
+    if cfg.measures:
+        raise ValueError(
+            f"measures=[{','.join(cfg.measures)}]: nothing is measured here, only evaluated; "
+            "train.py takes measures: leave them out, or give it this command"
+        )
     device, task = choose_device(cfg.system.device), instantiate(cfg.task)
     if isinstance(task, ProcgenPPO):  # its evaluations are of what was played in training
         raise ValueError("task=procgen: an agent is evaluated by python scripts/play.py RUN")

@@ -1,11 +1,15 @@
 """Measures that would not say what their name does on some tasks are refused before training."""
 
+import re
+
 import pytest
 from hydra.utils import instantiate
 
 from ed.engine.compose import compose_config
 from ed.measures.gap import GeneralizationGap
 from ed.measures.sharpness import Sharpness
+from scripts import evaluate
+from tests.small import SMALL
 
 
 def task_of(*overrides: str):
@@ -35,3 +39,9 @@ def test_the_gap_needs_one_classifier_for_both_accuracies():
     with pytest.raises(ValueError, match="StandInPretraining learns no classes; leave gap out"):
         GeneralizationGap().check(task_of("task=clip_standin_pretrain"))
     GeneralizationGap().check(task_of())
+
+
+def test_measures_are_not_ignored_where_a_model_is_only_evaluated(capsys):
+    assert evaluate.main([*SMALL, "measures=[gap,norm]"]) == 1
+    told = r"error: measures=\[gap,norm\]: nothing is measured here.*train.py takes measures"
+    assert re.match(told, capsys.readouterr().err)
