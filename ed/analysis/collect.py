@@ -217,7 +217,7 @@ def _may_differ(key: str, table: Table) -> bool:
 
 
 def changes(setting: str, metric: str) -> bool:
-    """Whether a setting of a measure changes a metric: ed.pairs does measure/ed and ed_se's."""
+    """Whether a setting of a measure changes a metric: ed.pairs does measure/ed, measure/ed_se."""
     measure, _, name = setting.partition(".")
     ours = re.fullmatch(rf"measure/{re.escape(measure)}(_.*)?", metric)
     return ours is not None and name not in ("memory_gib", "batch_size")  # how much at once
