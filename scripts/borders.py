@@ -22,7 +22,8 @@ from ed.core.streams import generator
 from ed.engine.errors import or_explain
 from ed.engine.main import trained_model
 from ed.files import write_atomic
-from ed.tasks.images import PADDING, PictureTask, crop_and_flip
+from ed.tasks.crops import PADDING, crop_and_flip
+from ed.tasks.images import PictureTask
 
 SHARES = (0.0, 0.003, 0.01, 0.03, 0.1, 0.5)  # of another picture in a blend
 DRAWN = 2  # pixels

@@ -15,7 +15,6 @@ from ed.engine.compose import compose_config
 from ed.files import sweep
 from ed.tasks.base import shuffled_batches
 from ed.tasks.cifar10 import Cifar10
-from ed.tasks.images import crop_and_flip
 from ed.tasks.pictures import EMBEDDED, load_pictures
 
 SIZE = {"classes": 10, "size": (32, 32)}
@@ -138,33 +137,6 @@ def test_missing_folders_and_splits_are_named(tmp_path):
         load_pictures(folder, "validation", **SIZE)
 
 
-def test_crops_and_flips_are_windows_of_the_padded_picture():
-    pixels = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
-    padded = torch.nn.functional.pad(pixels, [2] * 4)
-    index = torch.tensor([1] * 200)
-    crops = crop_and_flip(padded, index, 2, torch.Generator().manual_seed(0))
-    windows = {
-        variant.numpy().tobytes()
-        for top in range(5)
-        for left in range(5)
-        for window in [padded[1, :, top : top + 8, left : left + 8]]
-        for variant in (window.contiguous(), window.flip(-1).contiguous())
-    }
-    seen = {crop.contiguous().numpy().tobytes() for crop in crops}
-    assert seen <= windows
-    assert len(seen) > 40  # of 50 windows, 200 draws reach nearly all
-
-
-def test_augmentation_is_a_function_of_the_seed():
-    padded = torch.randint(256, (10, 3, 40, 40), dtype=torch.uint8)
-    index = torch.arange(10)
-    first, again, other = (
-        crop_and_flip(padded, index, 4, torch.Generator().manual_seed(s)) for s in (1, 1, 2)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
 MEAN, STD = (  # of CIFAR-10's pixels, as the literature has them
     torch.tensor(values)[:, None, None]
     for values in ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -174,7 +146,7 @@ MEAN, STD = (  # of CIFAR-10's pixels, as the literature has them
 @pytest.fixture(scope="module")
 def task() -> Cifar10:
     settings = ["task=cifar10", "task.data=embedded", "task.batch_size=300", "task.epochs=4"]
-    settings += ["task.warmup_epochs=1.5", "task.eval_every=2"]
+    settings += ["task.warmup_epochs=1.5", "task.eval_every=2", "task.crop=pad"]
     task = instantiate(compose_config(settings).task)
     task.prepare(torch.device("cpu"), seed=3)
     return task

@@ -1,8 +1,4 @@
-"""Classifying pictures that stay on the training device, with crops and flips.
-
-Shared by the tasks on small pictures. Pictures stay uint8 until they are used; augmentation is one
-gather for the whole batch.
-"""
+"""Classifying small images that stay on the training device, as uint8 until they are used."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,9 +18,9 @@ from ed.tasks.base import (
     check_warmup,
     shuffled_batches,
 )
+from ed.tasks.crops import check_crop, croppable, random_crops
 from ed.tasks.pictures import Pictures, load_pictures
 
-PADDING = 4
 EVAL_BATCH = 1000
 
 
@@ -48,6 +44,8 @@ class PictureTask(Task):
         warmup_epochs: float,
         batch_size: int,
         augment: bool,
+        crop: str = "resized",
+        crop_area: Sequence[float] = (0.08, 1.0),
         space: str,
         eval_every: int,
         classes: int,
@@ -56,8 +54,10 @@ class PictureTask(Task):
         check_counts(epochs=epochs, batch_size=batch_size, eval_every=eval_every, classes=classes)
         check_warmup("epochs", warmup_epochs, epochs)
         _check_size(image_size)
+        check_crop(crop, crop_area)
         self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
         self.batch_size, self.augment, self.space = batch_size, augment, space
+        self.crop, self.crop_area = crop, tuple(crop_area)
         self.eval_every, self.classes, self.image_size = eval_every, classes, tuple(image_size)
 
     @property
@@ -70,8 +70,8 @@ class PictureTask(Task):
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.train, self.test = (self.load(split).to(device) for split in ("train", "test"))
-        if self.augment:  # black borders: padding comes before scaling
-            self.padded = F.pad(self.train.pixels, [PADDING] * 4)
+        if self.augment:
+            self.croppable = croppable(self.train.pixels, self.crop)
         self.plan(device, seed, epoch=len(self.train))
 
     def plan(self, device: torch.device, seed: int, *, epoch: int) -> None:
@@ -114,7 +114,9 @@ class PictureTask(Task):
         for step, index in shuffled_batches(len(self.train), self.batch_size, steps, **how):
             if self.augment:
                 reseed(augmentation, self.seed, "augmentation", step)
-                pixels = crop_and_flip(self.padded, index, PADDING, augmentation)
+                pixels = random_crops(
+                    self.croppable, index, self.crop, self.crop_area, augmentation
+                )
             else:
                 pixels = self.train.pixels[index]
             yield {"x": self.normalise(pixels), "label": self.train.labels[index]}
@@ -155,31 +157,6 @@ class PictureTask(Task):
         """Uniform pixels in [0, 1] before normalisation: the paper's random-pixel ablation."""
         pixels = torch.rand(x.shape, generator=generator, device=x.device)
         return (pixels - self.shift) / self.scale
-
-
-def crop_and_flip(padded: Tensor, index: Tensor, padding: int, generator) -> Tensor:
-    """Random crops and horizontal flips of padded pictures, one gather for the whole batch.
-
-    Args:
-        padded: (N, 3, H + 2 padding, W + 2 padding).
-        index: (B,), which pictures.
-    Returns:
-        (B, 3, H, W), same dtype.
-    """
-    device, count = padded.device, len(index)
-    height, width = (side - 2 * padding for side in padded.shape[-2:])
-    shift = torch.randint(2 * padding + 1, (2, count, 1), generator=generator, device=device)
-    flip = torch.rand(count, 1, generator=generator, device=device) < 0.5
-    rows = shift[0] + torch.arange(height, device=device)
-    columns = torch.arange(width, device=device).expand(count, width)
-    columns = shift[1] + torch.where(flip, width - 1 - columns, columns)
-    channels = torch.arange(padded.shape[1], device=device)
-    return padded[
-        index[:, None, None, None],
-        channels[None, :, None, None],
-        rows[:, None, :, None],
-        columns[:, None, None, :],
-    ]
 
 
 def _check_size(image_size: Sequence[int]) -> None:

@@ -1,0 +1,141 @@
+"""Random crops and horizontal flips for batches of small images, on the device.
+
+`resized` is torchvision's RandomResizedCrop: a box of random area and aspect ratio, resized to the
+full image. `reflect` and `pad` move the image by up to four pixels and fill the border with its
+mirror image or with black. ED without label anchors can exploit black borders: only unblended crops
+have them, so a network that is confident only next to a black border makes every path flat.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CROPS = ("resized", "reflect", "pad")
+PADDING = 4
+ASPECT = (3 / 4, 4 / 3)  # width / height; torchvision's default
+ATTEMPTS = 10  # boxes to draw before falling back to the whole image, as torchvision does
+
+
+def check_crop(crop: str, area: Sequence[float]) -> None:
+    if crop not in CROPS:
+        raise ValueError(f"task.crop={crop}: use {', '.join(CROPS[:-1])} or {CROPS[-1]}")
+    numbers = [a for a in area if isinstance(a, (int, float))] if isinstance(area, Sequence) else []
+    if len(numbers) != 2 or len(area) != 2 or not 0 < numbers[0] <= numbers[1] <= 1:
+        raise ValueError(
+            f"task.crop_area={area}: must be two fractions of the image, smallest first, such as "
+            "[0.08,1.0]"
+        )
+
+
+def croppable(pixels: Tensor, crop: str) -> Tensor:
+    """Images (N, C, H, W) in the form that `random_crops` reads: padded once, or as they are."""
+    if crop == "pad":
+        return F.pad(pixels, [PADDING] * 4)
+    if crop == "reflect":
+        rows, columns = (_mirrored(side, pixels.device) for side in pixels.shape[-2:])
+        return pixels[..., rows[:, None], columns]
+    return pixels
+
+
+def random_crops(
+    images: Tensor, index: Tensor, crop: str, area: Sequence[float], generator: torch.Generator
+) -> Tensor:
+    """Crops and flips of `images[index]`, prepared by `croppable`: (B, C, H, W), grey levels."""
+    if crop != "resized":
+        return crop_and_flip(images, index, PADDING, generator)
+    boxes = draw_boxes(len(index), images.shape[-2:], area, generator)
+    flip = torch.rand(len(index), generator=generator, device=images.device) < 0.5
+    return resize_boxes(images[index].float(), boxes, flip)
+
+
+def crop_and_flip(padded: Tensor, index: Tensor, padding: int, generator) -> Tensor:
+    """Random crops and horizontal flips of padded images, in one gather for the whole batch.
+
+    Args:
+        padded: (N, C, H + 2 padding, W + 2 padding).
+        index: (B,), the images to crop.
+    Returns:
+        (B, C, H, W), same dtype.
+    """
+    device, count = padded.device, len(index)
+    height, width = (side - 2 * padding for side in padded.shape[-2:])
+    shift = torch.randint(2 * padding + 1, (2, count, 1), generator=generator, device=device)
+    flip = torch.rand(count, 1, generator=generator, device=device) < 0.5
+    rows = shift[0] + torch.arange(height, device=device)
+    columns = torch.arange(width, device=device).expand(count, width)
+    columns = shift[1] + torch.where(flip, width - 1 - columns, columns)
+    channels = torch.arange(padded.shape[1], device=device)
+    return padded[
+        index[:, None, None, None],
+        channels[None, :, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
+
+
+def draw_boxes(
+    count: int, size: Sequence[int], area: Sequence[float], generator: torch.Generator
+) -> Tensor:
+    """Boxes (4, count) as top, left, height, width, drawn like torchvision's RandomResizedCrop.
+
+    Area is uniform in `area` x H x W, the logarithm of the aspect ratio uniform; a box that does
+    not fit is drawn again, at most ten times.
+    """
+    device = generator.device
+    limit = torch.tensor(size, device=device, dtype=torch.float32)[:, None]
+    draws = torch.rand(2, ATTEMPTS, count, generator=generator, device=device)
+    side = draws[0].mul_((area[1] - area[0]) * math.prod(size)).add_(area[0] * math.prod(size))
+    side = side.sqrt_()
+    low, high = (math.log(ratio) / 2 for ratio in ASPECT)
+    stretch = draws[1].mul_(high - low).add_(low).exp_()  # square root of the aspect ratio
+    sides = torch.stack([side / stretch, side * stretch]).round_()  # (2, attempts, count)
+    fits = ((sides <= limit[..., None]) & (sides > 0)).all(0)
+    whole = torch.tensor(_whole(size), device=device, dtype=torch.float32)
+    sides = torch.cat([sides, whole[:, None, None].expand(2, 1, count)], 1)
+    first = torch.cat([fits, fits.new_ones(1, count)]).byte().argmax(0)
+    box = sides.gather(1, first.expand(2, 1, count)).squeeze(1)
+    room = limit - box
+    place = torch.rand(2, count, generator=generator, device=device).mul_(room + 1).floor_()
+    place = torch.where(first == ATTEMPTS, (room / 2).floor(), place.minimum(room))
+    return torch.cat([place, box])
+
+
+def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
+    """Bilinear resize of one box per image to the image's own size; `flip` mirrors columns.
+
+    Args:
+        pixels: (B, C, H, W), float.
+        boxes: (4, B), top, left, height, width in whole pixels.
+        flip: (B,), bool.
+    """
+    height, width = pixels.shape[-2:]
+    top, left, rows, columns = boxes[:, :, None]
+    y, x = _centres(top, rows, height), _centres(left, columns, width)
+    x = torch.where(flip[:, None], x.flip(-1), x)
+    # as grid_sample counts with align_corners=True: pixel 0 at -1, the last pixel at 1
+    y, x = (2 * place / (side - 1) - 1 for place, side in ((y, height), (x, width)))
+    grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), -1)
+    return F.grid_sample(pixels, grid, padding_mode="border", align_corners=True)
+
+
+def _centres(start: Tensor, side: Tensor, length: int) -> Tensor:
+    """Where `length` pixel centres fall inside a box: (B, length), not beyond its outer pixels."""
+    steps = torch.arange(length, device=side.device) + 0.5
+    inside = (steps * (side / length) - 0.5).clamp_(min=0)
+    return start + torch.minimum(inside, side - 1)
+
+
+def _whole(size: Sequence[int]) -> tuple[int, int]:
+    """Height and width of the largest centred box whose aspect ratio is allowed."""
+    height, width = size
+    low, high = ASPECT
+    return min(height, round(width / low)), min(width, round(height * high))
+
+
+def _mirrored(side: int, device) -> Tensor:
+    """Indices of an axis with PADDING mirrored pixels at both ends, the edge not repeated."""
+    last = side - 1
+    return last - (last - torch.arange(-PADDING, side + PADDING, device=device).abs()).abs()
