@@ -76,6 +76,8 @@ class Recipe:
 class AdamW(Recipe):
     """Decoupled weight decay; `decay` says on what: "all" parameters, or "matrices" alone."""
 
+    lr: float = 0.002
+    weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     decay: str = "all"
@@ -105,6 +107,10 @@ class AdamW(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Recipe):
+    lr: float = 0.1
+    weight_decay: float = 1e-5
+    schedule: str = "multistep"
+    milestones: tuple[float, ...] = (0.25, 0.5, 0.75)
     momentum: float = 0.9
     nesterov: bool = False
 

@@ -46,7 +46,7 @@ class Sharpness(Measure):
         seed: of the subset.
     """
 
-    radii: tuple[float, ...]
+    radii: tuple[float, ...] = (0.01, 0.05, 0.1)
     adaptive: bool = False
     method: str = "step"
     steps: int = 20

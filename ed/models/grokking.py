@@ -26,11 +26,11 @@ class GrokkingTransformer(nn.Module):
     def __init__(
         self,
         *,
-        numbers: int,
-        length: int,
-        depth: int,
-        width: int,
-        heads: int,
+        numbers: int = 97,
+        length: int = 4,
+        depth: int = 2,
+        width: int = 128,
+        heads: int = 4,
         norm: str = "post",
         dropout: float = 0.0,
     ):

@@ -1,5 +1,7 @@
 """The IMPALA convolutional network, as PPO on Procgen uses it."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,14 @@ class Impala(nn.Module):
     critic head on the shared trunk.
     """
 
-    def __init__(self, *, actions: int, channels: list[int], hidden: int, image_size: list[int]):
+    def __init__(
+        self,
+        *,
+        actions: int = 15,
+        channels: Sequence[int] = (16, 32, 32),
+        hidden: int = 256,
+        image_size: Sequence[int] = (64, 64),
+    ):
         super().__init__()
         widths = [3, *channels]
         self.stages = nn.Sequential(*(Stage(a, b) for a, b in zip(widths, channels, strict=False)))

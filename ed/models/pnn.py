@@ -20,7 +20,15 @@ class PolynomialNetwork(nn.Module):
     near zero.
     """
 
-    def __init__(self, *, inputs: int, outputs: int, width: int, gain: float, bias: float):
+    def __init__(
+        self,
+        *,
+        inputs: int = 3,
+        outputs: int = 3,
+        width: int = 128,
+        gain: float = 0.5,
+        bias: float = 0.5,
+    ):
         super().__init__()
         widths = [inputs, *[width] * HIDDEN_LAYERS]
         self.hidden = nn.ModuleList(

@@ -4,7 +4,7 @@ from torch import nn
 from torchvision.models import resnet18
 
 
-def cifar_resnet18(*, classes: int) -> nn.Module:
+def cifar_resnet18(*, classes: int = 10) -> nn.Module:
     """torchvision's ResNet18 with another stem, from torch's default initial weights.
 
     That is the network of kuangliu/pytorch-cifar, which the work that the paper's pool follows

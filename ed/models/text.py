@@ -23,7 +23,7 @@ class TextClassifier(nn.Module):
     ELECTRA.
     """
 
-    def __init__(self, checkpoint: str, *, classes: int):
+    def __init__(self, checkpoint: str = "bert-base-uncased", *, classes: int = 2):
         super().__init__()
         self.classes = classes
         self.model = _load(checkpoint, classes)

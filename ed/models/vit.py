@@ -1,6 +1,7 @@
 """Vision transformers (timm's, at any size), cut where paths may run."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -22,15 +23,15 @@ class ViT(VisionTransformer):
     def __init__(
         self,
         *,
-        classes: int,
-        image_size: list[int],
-        patch: int,
-        width: int,
-        depth: int,
-        heads: int,
-        pool: str,
-        dropout: float,
-        activation: str,
+        classes: int = 10,
+        image_size: Sequence[int] = (32, 32),
+        patch: int = 4,
+        width: int = 192,
+        depth: int = 12,
+        heads: int = 3,
+        pool: str = "token",
+        dropout: float = 0.0,
+        activation: str = "gelu",
         positions: str = "learned",
         head: str = "linear",
         init: str = "timm",

@@ -6,8 +6,9 @@ from functools import partial
 
 from torch import Tensor
 
+from ed.core.fit import DAMPING
 from ed.core.modes import evaluating
-from ed.core.nodes import Sampler
+from ed.core.nodes import RandomizedCosine, Sampler
 from ed.core.penalty import Paths
 from ed.core.representation import Representation
 from ed.regularizers.base import Moment, Regularizer, check_two_examples, cut
@@ -21,22 +22,22 @@ class EffectiveDegree(Regularizer):
 
     def __init__(
         self,
-        weight: float,
-        sampler: Sampler,
+        weight: float = 7.0,
+        sampler: Sampler = RandomizedCosine(),  # noqa: B008, frozen
         *,
-        pairs: int | None,
-        resolution: int,
-        degree: int,
-        basis: str,
-        anchored: bool,
-        components: int | None,
-        weighting: str,
-        damping: float,
-        detach_pca: bool,
-        ramp: float,
-        ramp_shape: str,
-        endpoints: str,
-        path_dropout: bool,
+        pairs: int | None = None,
+        resolution: int = 4,
+        degree: int = 3,
+        basis: str = "chebyshev",
+        anchored: bool = True,
+        components: int | None = None,
+        weighting: str = "raw",
+        damping: float = DAMPING,
+        detach_pca: bool = False,
+        ramp: float = 1 / 3,
+        ramp_shape: str = "sine",
+        endpoints: str = "batch",
+        path_dropout: bool = True,
     ):
         if not weight >= 0:
             raise ValueError(f"regularizer.weight={weight}: must be at least 0")

@@ -26,7 +26,7 @@ class Jacobian(Regularizer):
 
     no_checkpointing = "regularizer=jacobian differentiates twice, each time by other kernels"
 
-    def __init__(self, weight: float, *, projections: int):
+    def __init__(self, weight: float = 0.1, *, projections: int = 1):
         if not weight >= 0:
             raise ValueError(f"regularizer.weight={weight}: must be at least 0")
         if not isinstance(projections, int) or projections < 1:

@@ -17,7 +17,7 @@ class Mixup(Regularizer):
     field's space, pixels or features alike; under accumulation partners come from the same part.
     """
 
-    def __init__(self, alpha: float, *, per_example: bool):
+    def __init__(self, alpha: float = 1.0, *, per_example: bool = False):
         if not 0 < alpha < math.inf:
             raise ValueError(
                 f"regularizer.alpha={alpha}: Beta(alpha, alpha) needs a positive, finite alpha"

@@ -17,7 +17,7 @@ class Sam(Regularizer):
     several processes each climbs by the gradient of its own examples, as Foret et al. have it.
     """
 
-    def __init__(self, rho: float):
+    def __init__(self, rho: float = 0.05):
         if not rho >= 0:
             raise ValueError(f"regularizer.rho={rho}: a radius, so at least 0")
         self.rho = rho
@@ -54,7 +54,7 @@ class Asam(Sam):
     and needs a larger rho.
     """
 
-    def __init__(self, rho: float, *, eta: float, scope: str):
+    def __init__(self, rho: float = 0.5, *, eta: float = 0.01, scope: str = "weights"):
         super().__init__(rho)
         if scope not in SCOPES:
             raise ValueError(f"regularizer.scope={scope}: use {' or '.join(SCOPES)}")

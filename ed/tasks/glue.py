@@ -54,17 +54,17 @@ class Glue(Task):
 
     def __init__(
         self,
-        data: str,
-        name: str,
+        data: str = "nyu-mll/glue",
+        name: str = "rte",
         *,
-        tokenizer: str,
-        epochs: int,
-        warmup_epochs: float,
-        batch_size: int,
-        length: int,
-        padding: str,
-        eval_every: int,
-        classes: int,
+        tokenizer: str = "bert-base-uncased",
+        epochs: int = 10,
+        warmup_epochs: float = 0,
+        batch_size: int = 32,
+        length: int = 128,
+        padding: str = "fixed",
+        eval_every: int = 1,
+        classes: int = 2,
     ):
         if name not in COLUMNS:
             raise ValueError(f"task.name={name}: use one of {', '.join(COLUMNS)}")

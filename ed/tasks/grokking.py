@@ -61,16 +61,16 @@ class ModularArithmetic(Task):
 
     def __init__(
         self,
-        operation: str,
-        modulus: int,
+        operation: str = "division",
+        modulus: int = 97,
         *,
-        train_fraction: float,
-        split_seed: int,
-        steps: int,
-        warmup_steps: int,
-        batch_size: int,
-        eval_every: int,
-        eval_per_decade: int,
+        train_fraction: float = 0.3,
+        split_seed: int = 0,
+        steps: int = 1_000_000,
+        warmup_steps: int = 10,
+        batch_size: int = 512,
+        eval_every: int = 10000,
+        eval_per_decade: int = 20,
     ):
         every = {"eval_every": eval_every, "eval_per_decade": eval_per_decade}
         check_counts(modulus=modulus, steps=steps, batch_size=batch_size, **every)

@@ -38,18 +38,18 @@ class PictureTask(Task):
 
     def __init__(
         self,
-        data: str,
+        data: str = "uoft-cs/cifar10",
         *,
-        epochs: int,
-        warmup_epochs: float,
-        batch_size: int,
-        augment: bool,
+        epochs: int = 300,
+        warmup_epochs: float = 10,
+        batch_size: int = 256,
+        augment: bool = True,
         crop: str = "resized",
         crop_area: Sequence[float] = (0.08, 1.0),
-        space: str,
-        eval_every: int,
-        classes: int,
-        image_size: list[int],
+        space: str = "input",
+        eval_every: int = 5,
+        classes: int = 10,
+        image_size: Sequence[int] = (32, 32),
     ):
         check_counts(epochs=epochs, batch_size=batch_size, eval_every=eval_every, classes=classes)
         check_warmup("epochs", warmup_epochs, epochs)

@@ -48,13 +48,13 @@ class PolynomialMaps(Task):
 
     def __init__(
         self,
-        map: int,
+        map: int = 1,
         *,
-        steps: int,
-        warmup_steps: int,
-        batch_size: int,
-        eval_every: int,
-        examples: int,
+        steps: int = 4000,
+        warmup_steps: int = 200,
+        batch_size: int = 256,
+        eval_every: int = 1000,
+        examples: int = 20000,
     ):
         target_map(map, torch.zeros(1, 3))
         sizes = {"batch_size": batch_size, "eval_every": eval_every, "examples": examples}

@@ -1,6 +1,6 @@
 """ImageNet as published models are looked at: nothing is trained."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,13 @@ class Soup(ImageNetTask):
     recipe: dict | None = None  # of the model, where it is known
 
     def __init__(
-        self, data: str, *, validation: str, examples: int, classes: int, image_size: list[int]
+        self,
+        data: str = "ILSVRC/imagenet-1k",
+        *,
+        validation: str = "validation",
+        examples: int = 50_000,
+        classes: int = 1000,
+        image_size: Sequence[int] = (224, 224),
     ):
         training = {"repeat": 1, "epochs": 1, "warmup_epochs": 0, "batch_size": 1, "eval_every": 1}
         settings = {"classes": classes, "image_size": image_size, "space": "input"}
