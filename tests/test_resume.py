@@ -395,7 +395,8 @@ def test_a_run_knows_what_was_changed_since_its_commit(tmp_path, monkeypatch):
 
     code = tmp_path / "code.py"
     monkeypatch.setattr("ed.engine.run.__file__", str(code))
-    monkeypatch.delenv("ED_COMMIT", raising=False)
+    for name in ("ED_COMMIT", "ED_CHANGED"):
+        monkeypatch.delenv(name, raising=False)
     git("init")
     for text in ("first", "second"):
         code.write_text(text)
@@ -406,6 +407,9 @@ def test_a_run_knows_what_was_changed_since_its_commit(tmp_path, monkeypatch):
     assert changed_files() == ["code.py"]  # it is another commit that was named
     monkeypatch.setenv("ED_COMMIT", "0123456789abcdef")  # of a history that is not here
     assert changed_files() is None
+    for listed, files in (("", []), ("a.py b.py", ["a.py", "b.py"])):
+        monkeypatch.setenv("ED_CHANGED", listed)
+        assert changed_files() == files
 
 
 def test_every_session_notes_whether_its_code_was_changed(tmp_path, monkeypatch):

@@ -180,7 +180,12 @@ def commit() -> str | None:
 
 
 def changed_files() -> list[str] | None:
-    """Tracked files that are not as in `commit()`; None where its history is not at hand."""
+    """Tracked files that differ from `commit()`; None if unknown.
+
+    ED_CHANGED lists them, separated by spaces, for a copy of the code without its repository.
+    """
+    if "ED_CHANGED" in os.environ:
+        return os.environ["ED_CHANGED"].split()
     named = commit()
     found = named and _git("diff", "--name-only", named, "--")
     return None if found is None else found.splitlines()
