@@ -74,7 +74,8 @@ def our_step(
     task, model = Synthetic(case, batch_size), (build or case.build)().to(DEVICE)
     if wants_channels_last(model, DEVICE, "auto"):
         model.to(memory_format=torch.channels_last)
-    how = {"bf16": CUDA and case.bf16, "compile_model": CUDA, "capture": CUDA} | how
+    fast = dict.fromkeys(("compile_model", "kernels", "capture"), CUDA)
+    how = {"bf16": CUDA and case.bf16} | fast | how
     recipe = AdamW(lr=1e-4, weight_decay=0.1)
     step = TrainStep(task, model, regularizer, recipe, device=DEVICE, seed=0, **how)
     counter = itertools.count()

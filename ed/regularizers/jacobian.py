@@ -25,6 +25,7 @@ class Jacobian(Regularizer):
     """
 
     no_checkpointing = "regularizer=jacobian differentiates twice, each time by other kernels"
+    no_kernels = "regularizer=jacobian differentiates twice"
 
     def __init__(self, weight: float, *, projections: int):
         if not weight >= 0:
