@@ -12,6 +12,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -261,6 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cases = GPU_CASES if CUDA else CPU_CASES
     parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
+    parser.add_argument("--quick", action="store_true", help="tiny batches: does everything run?")
     parser.add_argument("--out", type=Path, help="write the tables as Markdown")
     options = parser.parse_args()
     peak = peak_flops()
@@ -271,7 +273,7 @@ def main() -> None:
     ]
     print(*text, sep="\n")
     for name in options.cases:
-        case = cases[name]
+        case = replace(cases[name], batch=8, pairs=4) if options.quick else cases[name]
         header = "| " + " | ".join(HEADER) + " |\n|" + " --- |" * len(HEADER)
         print(f"\n## {case.name}\n{header}")
         text.append(f"## {case.name}\n\n{header}\n" + "\n".join(bench_case(case, peak)))

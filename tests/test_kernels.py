@@ -36,7 +36,7 @@ def test_interpreted():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "18 passed" in done.stdout
+    assert "22 passed" in done.stdout
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def plain_attention(qkv, bias, heads):
 
 @pytest.mark.parametrize(("tokens", "size"), [(17, 32), (65, 64), (197, 32), (257, 64)])
 def test_attention_is_as_near_to_float64_as_torchs(runs, tokens, size):
-    heads, images = (3, 8) if CUDA else (2, 1 if tokens > 65 else 2)
+    heads, images = (3, 8) if CUDA else (2, 1) if tokens < 100 else (1, 1)
     qkv, bias = half(images, tokens, 3 * heads * size), torch.zeros(3 * heads * size, device=DEVICE)
     assert_no_worse(
         lambda *given: [attention(*given, heads)],
@@ -118,7 +118,7 @@ def test_tiles_cover_the_tokens():
 
 @pytest.mark.parametrize("width", [64, 192, 384])
 def test_residual_norm_is_as_near_to_float64_as_torchs(small, width):
-    rows = 70
+    rows = 30
     weight, bias = (torch.randn(width, device=DEVICE) for _ in range(2))
     offset = torch.zeros(width, device=DEVICE)
 
@@ -159,12 +159,12 @@ def vit(**changes) -> ViT:
     torch.manual_seed(0)
     model = ViT(classes=5, **(shape | rest | changes)).to(DEVICE)
     for weight in model.parameters():  # biases and class token of zero would hide mistakes
-        nn.init.normal_(weight, mean=float(weight.mean()), std=0.1)
+        nn.init.normal_(weight, mean=weight.mean().item(), std=0.1)
     return model
 
 
 def gradients(model: ViT, x: torch.Tensor, forward=None) -> list[torch.Tensor]:
-    y = (forward or model)(x)
+    y = model(x) if forward is None else forward(x)
     upstream = torch.linspace(-1, 1, y.numel(), device=y.device, dtype=y.dtype).view_as(y)
     return [y, *torch.autograd.grad(y, model.parameters(), upstream)]
 
@@ -211,8 +211,9 @@ def test_operators_say_what_they_do(small):
         return torch.randn(shape, device=DEVICE, requires_grad=True)
 
     qkv, offset = given(2, 17, 3 * 64), given(3 * 64)
-    out, logs = operators.attention(qkv.detach(), offset, 2)
     check_operator(operators.attention.default, (qkv, offset, 2), **CLOSE)
+    with torch.no_grad():
+        out, logs = operators.attention(qkv, offset, 2)
     known = (torch.randn_like(out), qkv.detach(), out, logs, 2)
     check_operator(operators.attention_gradient.default, known, **CLOSE)
     x, y, row = given(3, 17, 64), given(3, 17, 64), given(64)
@@ -290,7 +291,7 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
     from ed.kernels import attention as operators
     from ed.kernels import attention_kernels, rowwise_kernels
 
-    qkv, number = torch.empty(1, 65, 3 * 64), {"scale": "fp32", "factor": "fp32"}
+    qkv, number = torch.empty(1, 65, 3 * 32), {"scale": "fp32", "factor": "fp32"}
     sizes = operators._constants(qkv, 1, "forward")
     compiled_for_hopper(attention_kernels.attention, "qkv out logs:f", sizes, number)
     sizes = operators._constants(qkv, 1, "backward")
