@@ -17,7 +17,8 @@ def add_norm(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)
     exists, inside = row < rows, column < C
-    place, here = row[:, None] * C + column[None, :], exists[:, None] & inside[None, :]
+    place = row.to(tl.int64)[:, None] * C + column[None, :]
+    here = exists[:, None] & inside[None, :]
     values = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
     values += tl.load(y + place, mask=here, other=0.0).to(tl.float32)
     mean = tl.sum(values, 1) / C
@@ -47,7 +48,8 @@ def add_norm_gradient(
     for step in range(steps):
         row = (program * steps + step) * ROWS + tl.arange(0, ROWS)
         exists = row < rows
-        place, here = row[:, None] * C + column[None, :], exists[:, None] & inside[None, :]
+        place = row.to(tl.int64)[:, None] * C + column[None, :]
+        here = exists[:, None] & inside[None, :]
         values = tl.load(total + place, mask=here, other=0.0).to(tl.float32)
         above = tl.load(to_normed + place, mask=here, other=0.0).to(tl.float32)
         mean = tl.load(means + row, mask=exists, other=0.0)
