@@ -12,6 +12,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -74,7 +75,8 @@ def our_step(
     task, model = Synthetic(case, batch_size), (build or case.build)().to(DEVICE)
     if wants_channels_last(model, DEVICE, "auto"):
         model.to(memory_format=torch.channels_last)
-    how = {"bf16": CUDA and case.bf16, "compile_model": CUDA, "capture": CUDA} | how
+    fast = dict.fromkeys(("compile_model", "kernels", "capture"), CUDA)
+    how = {"bf16": CUDA and case.bf16} | fast | how
     recipe = AdamW(lr=1e-4, weight_decay=0.1)
     step = TrainStep(task, model, regularizer, recipe, device=DEVICE, seed=0, **how)
     counter = itertools.count()
@@ -260,6 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cases = GPU_CASES if CUDA else CPU_CASES
     parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
+    parser.add_argument("--quick", action="store_true", help="tiny batches: does everything run?")
     parser.add_argument("--out", type=Path, help="write the tables as Markdown")
     options = parser.parse_args()
     peak = peak_flops()
@@ -270,7 +273,7 @@ def main() -> None:
     ]
     print(*text, sep="\n")
     for name in options.cases:
-        case = cases[name]
+        case = replace(cases[name], batch=8, pairs=4) if options.quick else cases[name]
         header = "| " + " | ".join(HEADER) + " |\n|" + " --- |" * len(HEADER)
         print(f"\n## {case.name}\n{header}")
         text.append(f"## {case.name}\n\n{header}\n" + "\n".join(bench_case(case, peak)))

@@ -165,11 +165,8 @@ CPU_CASES = {
 
 
 def penalty(case: Case, components: int | None) -> EffectiveDegree:
-    return EffectiveDegree(
-        7.0, ed.RandomizedCosine(), pairs=case.pairs, resolution=4, degree=3, basis="chebyshev",
-        anchored=case.anchored, components=components, weighting="raw", damping=1e-6,
-        detach_pca=False, ramp=0.3, ramp_shape="sine", endpoints="batch",
-    )  # fmt: skip
+    sampler, own = ed.RandomizedCosine(), {"pairs": case.pairs, "anchored": case.anchored}
+    return EffectiveDegree(7.0, sampler, **own, components=components)
 
 
 RIVALS: dict[str, Callable[[], Regularizer]] = {

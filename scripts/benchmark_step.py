@@ -51,12 +51,12 @@ CASES = GPU_CASES | {
     )
 }
 KINDS = {  # of kernels, by what their names contain; the first that fits
-    "attention": ("flash", "fmha", "sdpa"),
+    "attention": ("flash", "fmha", "sdpa", "attention"),
     "convolutions and pooling": ("convolve", "weight_gradient", "fprop", "dgrad", "wgrad", "pool"),
     "matrix products": ("nvjet", "gemm", "cutlass", "xmma"),
     "optimizer": ("multi_tensor", "adam"),
     "GELU": ("gelu", "erf"),
-    "layer norm and residuals": ("layer_norm",),
+    "layer norm and residuals": ("layer_norm", "add_norm"),
     "copies and fills": ("memcpy", "memset", "copy", "fill"),
 }
 
@@ -226,11 +226,13 @@ VARIANTS: dict[str, Callable[[Case], float]] = {
     "combo kernels where timed faster": partial(with_inductor, benchmark_combo_kernel=True),
     "cuDNN tries its algorithms": with_cudnn_benchmark,
     "cuDNN in place of our kernels": with_cudnn_alone,
+    "timm's blocks in place of our kernels": partial(milliseconds, kernels=False),
 }
 ONLY = {  # where the others would be the same step twice
     "64 tokens, mean pooling": "vit_tiny",
     "GELU by tanh": "vit_tiny",
     "cuDNN in place of our kernels": "procgen",
+    "timm's blocks in place of our kernels": "vit_tiny",
 }
 
 

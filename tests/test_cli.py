@@ -20,6 +20,7 @@ from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
 from ed.core.processes import LostProcess
 from ed.engine import main
+from ed.engine.check import SWITCHES
 from ed.engine.checkpoint import SaveError
 from ed.engine.compose import compose_config
 from ed.engine.errors import EXPECTED, composition, explain
@@ -325,7 +326,7 @@ def test_kinds_are_those_of_the_nearest_constructor_that_names_them(
 
 def test_every_setting_of_the_system_has_a_kind():
     whole = compose_config([])
-    for key in set(whole.system) - {"compile", "capture", "channels_last"}:  # these may be auto
+    for key in set(whole.system) - set(SWITCHES):  # these may be auto
         cfg = whole.copy()
         cfg.system[key] = [1]
         with pytest.raises(ValueError, match=rf"^system\.{key}=\[1\]: must be "):

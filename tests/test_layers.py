@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "core": (),
-    "models": ("core", "files", "hub"),
+    "kernels": (),
+    "models": ("core", "kernels", "files", "hub"),
     "regularizers": ("core",),
     "measures": ("core",),
     "figures": ("core", "analysis"),

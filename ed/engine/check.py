@@ -8,7 +8,7 @@ from ed.tasks.base import Task
 
 PRECISIONS = ("bf16", "float32")
 LOGGER_MODES = ("online", "offline", "shared", "disabled")  # wandb's
-SWITCHES = ("compile", "capture", "channels_last")  # of `system`
+SWITCHES = ("compile", "kernels", "capture", "channels_last")  # of `system`
 
 
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:

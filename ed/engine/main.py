@@ -106,6 +106,7 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
         accumulate=cfg.accumulate,
         bf16=uses_bf16(cfg, device),
         compile_model=fast if cfg.system.compile == "auto" else cfg.system.compile,
+        kernels=fast if cfg.system.kernels == "auto" else cfg.system.kernels,
         capture=fast if cfg.system.capture == "auto" else cfg.system.capture,
         recompute=cfg.system.checkpointing,
     )

@@ -42,6 +42,7 @@ class TrainStep:
         accumulate: int = 1,
         bf16: bool = False,
         compile_model: bool = False,
+        kernels: bool = False,
         capture: bool = False,
         recompute: bool = False,
     ):
@@ -60,6 +61,8 @@ class TrainStep:
         twice = RECOMPUTED if recompute else None
         if recompute:
             recompute_blocks(model)
+        if kernels and _allowed(regularizer.no_kernels, "run by our own kernels"):
+            use_kernels(model)
         if compile_model and _allowed(twice, "compiled"):
             regularizer.compile(model)
         together = AVERAGED if processes.world_size() > 1 else None
@@ -200,6 +203,13 @@ class TrainStep:
         how = {"stream": self.stream, "capture_error_mode": "thread_local"}
         with torch.cuda.graph(self.graph, **how):
             self._update(self.inputs)
+
+
+def use_kernels(model: nn.Module) -> None:
+    """Switches our own kernels on in every part of a model that has some; results stay."""
+    for part in model.modules():
+        if hasattr(part, "kernels"):
+            part.kernels = True
 
 
 def _split(batch: Batch, parts: int) -> list[Batch]:

@@ -7,6 +7,8 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from ed.kernels import block as fused
+
 POSITIONS, HEADS, INITS = ("learned", "sincos"), ("linear", "tanh"), ("timm", "jax")
 POOLS = ("token", "avg")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh")  # by timm's names
@@ -18,7 +20,10 @@ class ViT(VisionTransformer):
     `pool="token"` reads the class token; `"avg"` drops it and averages the patches, after the last
     norm. `positions`, `head` and `init` are for recipes from big_vision: fixed positions, a hidden
     layer with tanh before the last one, and its initial weights, of which the last are zero.
+    `kernels=True` lets a compiled step run the blocks by our own kernels where they apply.
     """
+
+    kernels = False  # a training step sets it
 
     def __init__(
         self,
@@ -87,16 +92,33 @@ class ViT(VisionTransformer):
         del self.pos_embed
         self.register_buffer("pos_embed", torch.cat([token, patches])[None], persistent=False)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self._finish(self._embed(x), self.blocks)
+
     def to_space(self, x: Tensor, space: str) -> Tensor:
         """Pixels -> the features after the embedding ("embedding") or after the first block."""
-        x = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
-        return self.blocks[0](x) if space == "block1" else x
+        x = self._embed(x)
+        return self._run(x, self.blocks[:1]) if space == "block1" else x
 
     def from_space(self, features: Tensor, space: str) -> Tensor:
         """The rest of the network: features of `to_space` -> outputs."""
-        for block in self.blocks[1:] if space == "block1" else self.blocks:
-            features = block(features)
-        return self.forward_head(self.norm(features))
+        return self._finish(features, self.blocks[1:] if space == "block1" else self.blocks)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
+
+    def _finish(self, x: Tensor, blocks: nn.Sequential) -> Tensor:
+        """Features in front of the given blocks, which are the last -> outputs."""
+        x = self._run(x, blocks, first_only=self.global_pool == "token")
+        return self.forward_head(self.norm(x))
+
+    def _run(self, x: Tensor, blocks: nn.Sequential, *, first_only: bool = False) -> Tensor:
+        """Through the blocks; `first_only`: other tokens may be left out at the end."""
+        if self.kernels and fused.applies(blocks, x):
+            return fused.run(blocks, x, first_only=first_only)
+        for block in blocks:
+            x = block(x)
+        return x
 
 
 def sincos_positions(rows: int, columns: int, width: int, temperature: float = 1e4) -> Tensor:

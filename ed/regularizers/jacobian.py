@@ -25,6 +25,7 @@ class Jacobian(Regularizer):
     """
 
     no_checkpointing = "regularizer=jacobian differentiates twice, each time by other kernels"
+    no_kernels = "regularizer=jacobian differentiates twice"
 
     def __init__(self, weight: float = 0.1, *, projections: int = 1):
         if not weight >= 0:

@@ -1,0 +1,95 @@
+"""Attention from the packed projection to the packed outputs, without a copy on the way."""
+
+import math
+
+import torch
+from torch import Tensor
+
+TOKENS, HEAD_SIZES = 257, (32, 64)  # at most, and of which
+LAUNCH = {  # tile of tokens, and how a program runs
+    "forward": {"BLOCK": 64, "num_warps": 4, "num_stages": 2},
+    "backward": {"BLOCK": 64, "num_warps": 4, "num_stages": 2},
+}
+SMALLEST = 16  # rows of a product of tensor cores
+
+
+def attention(qkv: Tensor, bias: Tensor, heads: int) -> Tensor:
+    """softmax(q k' / sqrt(D)) v for each head: (B, N, 3 H D) -> (B, N, H D).
+
+    Args:
+        bias: (3 H D,), which qkv already contains. Here it only receives its gradient, the sum of
+            qkv's gradient over all tokens: cut it off (`detach`) where it is added.
+    """
+    return torch.ops.ed.attention(qkv, bias, heads)[0]
+
+
+def tiles(tokens: int, block: int) -> dict[str, int]:
+    """How many whole tiles there are, and the size of the last one, a power of two."""
+    rest = tokens % block
+    tail = max(SMALLEST, 1 << (rest - 1).bit_length()) if rest else 0
+    return {"FULL": tokens // block, "TAIL": tail, "BLOCK": block}
+
+
+def _constants(qkv: Tensor, heads: int, direction: str) -> dict[str, int]:
+    tokens, size = qkv.shape[1], qkv.shape[2] // (3 * heads)
+    launch = LAUNCH[direction]
+    shape = {"N": tokens, "H": heads, "D": size}
+    return shape | launch | tiles(tokens, launch["BLOCK"])
+
+
+@torch.library.custom_op("ed::attention", mutates_args=())
+def _attention(qkv: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Outputs (B, N, H D) and base-2 logarithms of the softmax sums (B, H, N), float32."""
+    from ed.kernels.attention_kernels import attention as kernel
+
+    qkv = qkv.contiguous()
+    out, logs = _outputs(qkv, bias, heads)
+    constants = _constants(qkv, heads, "forward")
+    scale = math.log2(math.e) / math.sqrt(constants["D"])
+    kernel[(len(qkv) * heads,)](qkv, out, logs, scale, **constants)
+    return out, logs
+
+
+@_attention.register_fake
+def _outputs(qkv, bias, heads):
+    images, tokens, width = qkv.shape
+    logs = qkv.new_empty((images, heads, tokens), dtype=torch.float32)
+    return qkv.new_empty((images, tokens, width // 3)), logs
+
+
+@torch.library.custom_op("ed::attention_gradient", mutates_args=())
+def _attention_gradient(
+    gradient: Tensor, qkv: Tensor, out: Tensor, logs: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """For qkv (B, N, 3 H D), and its sums over the tokens of each image (B, 3 H D), float32."""
+    from ed.kernels.attention_kernels import attention_gradient as kernel
+
+    gradient, qkv = gradient.contiguous(), qkv.contiguous()
+    to_qkv, sums = _gradients(gradient, qkv, out, logs, heads)
+    constants = _constants(qkv, heads, "backward")
+    factor = 1 / math.sqrt(constants["D"])
+    kernel[(len(qkv) * heads, 2)](
+        qkv, out, gradient, logs, to_qkv, sums, factor * math.log2(math.e), factor, **constants
+    )
+    return to_qkv, sums
+
+
+@_attention_gradient.register_fake
+def _gradients(gradient, qkv, out, logs, heads):
+    sums = qkv.new_empty((len(qkv), qkv.shape[2]), dtype=torch.float32)
+    return qkv.new_empty(qkv.shape), sums
+
+
+def _keep(ctx, inputs, output) -> None:
+    qkv, bias, ctx.heads = inputs
+    ctx.save_for_backward(qkv, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.bias = bias.dtype
+
+
+def _backward(ctx, gradient: Tensor, _):
+    to_qkv, sums = torch.ops.ed.attention_gradient(gradient, *ctx.saved_tensors, ctx.heads)
+    return to_qkv, sums.sum(0).to(ctx.bias), None
+
+
+_attention.register_autograd(_backward, setup_context=_keep)

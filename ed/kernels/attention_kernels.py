@@ -1,0 +1,228 @@
+"""Triton kernels of `ed.kernels.attention`: one (image, head) per program.
+
+Queries, keys and values are read straight from the packed projection (B, N, 3, H, D). Tokens form
+FULL tiles of BLOCK and one of TAIL, 65 = 64 + 1 in a tile of 16, so that padding costs little.
+Scores and probabilities never leave the registers. Logarithms are to base 2: `scale` includes
+log2(e).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load(base, start, N: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+    """Rows start to start + ROWS, zero beyond N: (ROWS, D)."""
+    row = start + tl.arange(0, ROWS)
+    place = row[:, None] * STRIDE + tl.arange(0, D)[None, :]
+    return tl.load(base + place, mask=(row < N)[:, None], other=0.0)
+
+
+@triton.jit
+def store(
+    base, start, values, N: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
+):
+    row = start + tl.arange(0, ROWS)
+    place = row[:, None] * STRIDE + tl.arange(0, D)[None, :]
+    tl.store(base + place, values.to(base.dtype.element_ty), mask=(row < N)[:, None])
+
+
+@triton.jit
+def absorb(
+    query, top, total, mixed, qkv, start, scale,
+    N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys and values taken into a running softmax (maximum, sum, mixture)."""
+    key = load(qkv + H * D, start, N, 3 * H * D, D, KEYS)
+    value = load(qkv + 2 * H * D, start, N, 3 * H * D, D, KEYS)
+    scores = tl.dot(query, tl.trans(key)) * scale
+    scores = tl.where((start + tl.arange(0, KEYS) < N)[None, :], scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    shrink = tl.exp2(top - higher)
+    total = total * shrink + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(value.dtype), value, mixed * shrink[:, None])
+    return higher, total, mixed
+
+
+@triton.jit
+def attend(
+    qkv, out, logs, start, scale, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Outputs of one tile of queries, and the logarithms of their softmax sums."""
+    query = load(qkv, start, N, 3 * H * D, D, ROWS)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, D), tl.float32)
+    for tile in range(FULL):
+        top, total, mixed = absorb(
+            query, top, total, mixed, qkv, tile * BLOCK, scale, N, H, D, BLOCK
+        )
+    if TAIL > 0:
+        top, total, mixed = absorb(
+            query, top, total, mixed, qkv, FULL * BLOCK, scale, N, H, D, TAIL
+        )
+    store(out, start, mixed / total[:, None], N, H * D, D, ROWS)
+    row = start + tl.arange(0, ROWS)
+    tl.store(logs + row, top + tl.log2(total), mask=row < N)
+
+
+@triton.jit
+def attention(
+    qkv, out, logs, scale, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """qkv (B, N, 3, H, D) -> out (B, N, H, D), logs (B, H, N)."""
+    image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    qkv += image * (N * 3 * H * D) + head * D
+    out += image * (N * H * D) + head * D
+    logs += (image * H + head) * N
+    for tile in range(FULL):
+        attend(qkv, out, logs, tile * BLOCK, scale, N, H, D, FULL, BLOCK, TAIL, BLOCK)
+    if TAIL > 0:
+        attend(qkv, out, logs, FULL * BLOCK, scale, N, H, D, FULL, BLOCK, TAIL, TAIL)
+
+
+@triton.jit
+def queries(
+    qkv, out, gradient, logs, start,
+    N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries for the backward pass; no key has weight for rows beyond N."""
+    query = load(qkv, start, N, 3 * H * D, D, ROWS)
+    above = load(gradient, start, N, H * D, D, ROWS)
+    mixed = load(out, start, N, H * D, D, ROWS)
+    row = start + tl.arange(0, ROWS)
+    log = tl.load(logs + row, mask=row < N, other=float("inf"))
+    return query, above, log, tl.sum(above.to(tl.float32) * mixed.to(tl.float32), 1)
+
+
+@triton.jit
+def to_key_value(
+    key, value, to_key, to_value, qkv, out, gradient, logs, start, here, scale,
+    N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Adds what a tile of queries sends back to a tile of keys and values; (keys, queries)."""
+    query, above, log, common = queries(qkv, out, gradient, logs, start, N, H, D, ROWS)
+    weights = tl.exp2(tl.dot(key, tl.trans(query)) * scale - log[None, :])
+    weights = tl.where(here[:, None], weights, 0.0)
+    to_value = tl.dot(weights.to(above.dtype), above, to_value)
+    slope = weights * (tl.dot(value, tl.trans(above)) - common[None, :])
+    return tl.dot(slope.to(query.dtype), query, to_key), to_value
+
+
+@triton.jit
+def key_value_gradient(
+    qkv, out, gradient, logs, to_qkv, start, scale, factor,
+    N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one tile of keys and values; returns their sums over tokens."""
+    key = load(qkv + H * D, start, N, 3 * H * D, D, KEYS)
+    value = load(qkv + 2 * H * D, start, N, 3 * H * D, D, KEYS)
+    here = start + tl.arange(0, KEYS) < N
+    to_key = tl.zeros((KEYS, D), tl.float32)
+    to_value = tl.zeros((KEYS, D), tl.float32)
+    for tile in range(FULL):
+        to_key, to_value = to_key_value(
+            key, value, to_key, to_value, qkv, out, gradient, logs, tile * BLOCK, here, scale,
+            N, H, D, BLOCK,
+        )  # fmt: skip
+    if TAIL > 0:
+        to_key, to_value = to_key_value(
+            key, value, to_key, to_value, qkv, out, gradient, logs, FULL * BLOCK, here, scale,
+            N, H, D, TAIL,
+        )  # fmt: skip
+    to_key *= factor
+    store(to_qkv + H * D, start, to_key, N, 3 * H * D, D, KEYS)
+    store(to_qkv + 2 * H * D, start, to_value, N, 3 * H * D, D, KEYS)
+    return tl.sum(to_key, 0), tl.sum(to_value, 0)
+
+
+@triton.jit
+def to_queries(
+    query, above, log, common, to_query, qkv, start, scale,
+    N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Adds what a tile of keys and values sends back to a tile of queries."""
+    key = load(qkv + H * D, start, N, 3 * H * D, D, KEYS)
+    value = load(qkv + 2 * H * D, start, N, 3 * H * D, D, KEYS)
+    weights = tl.exp2(tl.dot(query, tl.trans(key)) * scale - log[:, None])
+    weights = tl.where((start + tl.arange(0, KEYS) < N)[None, :], weights, 0.0)
+    slope = weights * (tl.dot(above, tl.trans(value)) - common[:, None])
+    return tl.dot(slope.to(key.dtype), key, to_query)
+
+
+@triton.jit
+def query_gradient(
+    qkv, out, gradient, logs, to_qkv, start, scale, factor,
+    N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Gradient of one tile of queries; returns its sum over tokens."""
+    query, above, log, common = queries(qkv, out, gradient, logs, start, N, H, D, ROWS)
+    to_query = tl.zeros((ROWS, D), tl.float32)
+    for tile in range(FULL):
+        to_query = to_queries(
+            query, above, log, common, to_query, qkv, tile * BLOCK, scale, N, H, D, BLOCK
+        )
+    if TAIL > 0:
+        to_query = to_queries(
+            query, above, log, common, to_query, qkv, FULL * BLOCK, scale, N, H, D, TAIL
+        )
+    to_query *= factor
+    store(to_qkv, start, to_query, N, 3 * H * D, D, ROWS)
+    return tl.sum(to_query, 0)
+
+
+@triton.jit
+def attention_gradient(
+    qkv, out, gradient, logs, to_qkv, sums, scale, factor,
+    N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """to_qkv (B, N, 3, H, D) and its sums over the tokens of each image, (B, 3, H, D).
+
+    Axis 1 of the programs is for the pass by keys and the pass by queries: a score is computed
+    twice, and nothing is summed through memory.
+    """
+    image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    qkv += image * (N * 3 * H * D) + head * D
+    to_qkv += image * (N * 3 * H * D) + head * D
+    out += image * (N * H * D) + head * D
+    gradient += image * (N * H * D) + head * D
+    logs += (image * H + head) * N
+    sums += image * (3 * H * D) + head * D + tl.arange(0, D)
+    if tl.program_id(1) == 0:
+        of_key = tl.zeros((D,), tl.float32)
+        of_value = tl.zeros((D,), tl.float32)
+        for tile in range(FULL):
+            more_key, more_value = key_value_gradient(
+                qkv, out, gradient, logs, to_qkv, tile * BLOCK, scale, factor,
+                N, H, D, FULL, BLOCK, TAIL, BLOCK,
+            )  # fmt: skip
+            of_key += more_key
+            of_value += more_value
+        if TAIL > 0:
+            more_key, more_value = key_value_gradient(
+                qkv, out, gradient, logs, to_qkv, FULL * BLOCK, scale, factor,
+                N, H, D, FULL, BLOCK, TAIL, TAIL,
+            )  # fmt: skip
+            of_key += more_key
+            of_value += more_value
+        tl.store(sums + H * D, of_key)
+        tl.store(sums + 2 * H * D, of_value)
+    else:
+        of_query = tl.zeros((D,), tl.float32)
+        for tile in range(FULL):
+            of_query += query_gradient(
+                qkv, out, gradient, logs, to_qkv, tile * BLOCK, scale, factor,
+                N, H, D, FULL, BLOCK, TAIL, BLOCK,
+            )  # fmt: skip
+        if TAIL > 0:
+            of_query += query_gradient(
+                qkv, out, gradient, logs, to_qkv, FULL * BLOCK, scale, factor,
+                N, H, D, FULL, BLOCK, TAIL, TAIL,
+            )  # fmt: skip
+        tl.store(sums, of_query)

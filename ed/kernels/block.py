@@ -1,0 +1,91 @@
+"""Transformer blocks of timm by our kernels, on the blocks' own parameters.
+
+A block's last sum waits for the next block's norm, so that both are one pass over memory. Biases
+are added by the products as ever; their gradients come from the kernels behind the products.
+"""
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+
+import torch
+from timm.layers.activations import GELU
+from timm.layers.attention import Attention
+from timm.layers.mlp import Mlp
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ed.kernels.attention import HEAD_SIZES, TOKENS, attention
+from ed.kernels.rowwise import WIDTHS, add_norm, gelu
+
+HALVES = (torch.bfloat16, torch.float16)
+TRITON = find_spec("triton") is not None  # torch brings it on Linux
+
+
+def applies(blocks: Iterable[nn.Module], x: Tensor) -> bool:
+    """Whether `run` takes over: in half precision on a GPU, compiled, for blocks that it knows.
+
+    Args:
+        x: (B, N, C), what the first block receives.
+    """
+    kind = x.device.type
+    half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in HALVES
+    fast = TRITON and x.is_cuda and half and torch.compiler.is_compiling()
+    tokens, width = x.shape[1:]
+    fits = tokens <= TOKENS and WIDTHS[0] <= width <= WIDTHS[1]
+    return fast and fits and all(supported(block) for block in blocks)
+
+
+def supported(block: nn.Module) -> bool:
+    """A plain block of timm: exact GELU, biases, no dropout, no norm of queries, no layer scale."""
+    if type(block) is not Block or type(block.attn) is not Attention or type(block.mlp) is not Mlp:
+        return False
+    attn, mlp = block.attn, block.mlp
+    absent = (block.ls1, block.ls2, block.drop_path1, block.drop_path2, attn.q_norm, attn.k_norm)
+    absent += (attn.norm, mlp.norm)
+    linears, norms = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2), (block.norm1, block.norm2)
+    drops = (attn.attn_drop, attn.proj_drop, mlp.drop1, mlp.drop2)
+    return (
+        all(isinstance(part, nn.Identity) for part in absent)
+        and all(part.bias is not None for part in linears + norms)
+        and not (block.training and any(part.p for part in drops))
+        and isinstance(mlp.act, GELU)
+        and attn.gate is None
+        and attn.head_dim in HEAD_SIZES
+    )
+
+
+def run(
+    blocks: Sequence[nn.Module] | nn.Sequential, x: Tensor, *, first_only: bool = False
+) -> Tensor:
+    """Features (B, N, C) behind the blocks; with `first_only` (B, 1, C), of the first token alone.
+
+    The first token needs the others up to the last block's attention and no further.
+    """
+    rest = None
+    for number, block in enumerate(blocks, start=1):
+        x, rest = _block(block, x, rest, first_only and number == len(blocks))
+    return x + _linear(rest[0], rest[1], detach=False)
+
+
+def _block(block: nn.Module, x: Tensor, rest, first_only: bool):
+    """One block up to its last product, which comes with the next block's norm.
+
+    Args:
+        rest: input and layer of the product that the block before left, None at the first.
+    """
+    if rest is None:
+        normed = block.norm1(x)
+    else:
+        x, normed = add_norm(x, _linear(*rest), rest[1].bias, block.norm1)
+    attn, mlp = block.attn, block.mlp
+    mixed = attention(_linear(normed, attn.qkv), attn.qkv.bias, attn.num_heads)
+    if first_only:
+        x, mixed = x[:, :1], mixed[:, :1]
+    x, normed = add_norm(x, _linear(mixed, attn.proj), attn.proj.bias, block.norm2)
+    return x, (gelu(_linear(normed, mlp.fc1), mlp.fc1.bias), mlp.fc2)
+
+
+def _linear(x: Tensor, layer: nn.Linear, *, detach: bool = True) -> Tensor:
+    """The layer; its bias gets no gradient from here where a kernel behind it sends one."""
+    return F.linear(x, layer.weight, layer.bias.detach() if detach else layer.bias)

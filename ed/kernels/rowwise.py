@@ -1,0 +1,163 @@
+"""Residual sum with layer norm, and GELU, each with the bias gradients that fall out of it."""
+
+import torch
+from torch import Tensor
+
+WIDTHS = (64, 768)  # least and largest of a row that is normalised
+LAUNCH = {
+    "add_norm": {"ROWS": 8, "num_warps": 4},
+    "add_norm_gradient": {"ROWS": 8, "num_warps": 4},
+    "gelu": {"SIZE": 1024, "num_warps": 4},
+    "gelu_gradient": {"ROWS": 8, "WIDE": 256, "num_warps": 4},
+}
+PROGRAMS = {"add_norm_gradient": 528, "gelu_gradient": 264}  # about; as many lines to sum up
+
+
+def add_norm(x: Tensor, y: Tensor, offset: Tensor, norm: torch.nn.LayerNorm):
+    """x + y, in x's precision, and its layer norm, in y's: (..., C) both.
+
+    Args:
+        offset: bias (C,) that y already contains; it only receives its gradient here.
+    """
+    total, normed, *_ = torch.ops.ed.add_norm(x, y, offset, norm.weight, norm.bias, norm.eps)
+    return total, normed
+
+
+def gelu(x: Tensor, offset: Tensor) -> Tensor:
+    """x Phi(x); `offset` (C,) is contained in x and only receives its gradient here."""
+    return torch.ops.ed.gelu(x, offset)
+
+
+def _shares(rows: int, kernel: str) -> tuple[int, int]:
+    """Programs, and how many groups of rows each walks over."""
+    groups = -(-rows // LAUNCH[kernel]["ROWS"])
+    steps = -(-groups // PROGRAMS[kernel])
+    return -(-groups // steps), steps
+
+
+def _wide(columns: int) -> int:
+    return 1 << (columns - 1).bit_length()
+
+
+# --- residual sum and layer norm ---------------------------------------------------------------
+
+
+@torch.library.custom_op("ed::add_norm", mutates_args=())
+def _add_norm(
+    x: Tensor, y: Tensor, offset: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sum, its norm, and means and reciprocal deviations of rows, float32."""
+    from ed.kernels.rowwise_kernels import add_norm as kernel
+
+    x, y, columns = x.contiguous(), y.contiguous(), x.shape[-1]
+    made, launch = _sum_and_norm(x, y, offset, weight, bias, eps), LAUNCH["add_norm"]
+    rows = x.numel() // columns
+    kernel[(-(-rows // launch["ROWS"]),)](
+        x, y, weight, bias, *made, rows, eps, C=columns, WIDE=_wide(columns), **launch
+    )
+    return made
+
+
+@_add_norm.register_fake
+def _sum_and_norm(x, y, offset, weight, bias, eps):
+    statistics = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2)]
+    return x.new_empty(x.shape), y.new_empty(y.shape), *statistics
+
+
+@torch.library.custom_op("ed::add_norm_gradient", mutates_args=())
+def _add_norm_gradient(
+    to_total: Tensor, to_normed: Tensor, total: Tensor, weight: Tensor, means: Tensor,
+    scales: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """For x and y, and partial sums (programs, 3, C) for weight, bias and offset."""
+    from ed.kernels.rowwise_kernels import add_norm_gradient as kernel
+
+    to_total, to_normed = to_total.contiguous(), to_normed.contiguous()
+    made = _sum_and_norm_gradients(to_total, to_normed, total, weight, means, scales)
+    columns, launch = total.shape[-1], LAUNCH["add_norm_gradient"]
+    rows = total.numel() // columns
+    programs, steps = _shares(rows, "add_norm_gradient")
+    kernel[(programs,)](
+        to_total, to_normed, total, weight, means, scales, *made, rows, steps,
+        C=columns, WIDE=_wide(columns), **launch,
+    )  # fmt: skip
+    return made
+
+
+@_add_norm_gradient.register_fake
+def _sum_and_norm_gradients(to_total, to_normed, total, weight, means, scales):
+    columns = total.shape[-1]
+    programs, _ = _shares(total.numel() // columns, "add_norm_gradient")
+    sums = total.new_empty((programs, 3, columns), dtype=torch.float32)
+    return total.new_empty(total.shape), to_normed.new_empty(to_normed.shape), sums
+
+
+def _keep_add_norm(ctx, inputs, output) -> None:
+    (_, _, offset, weight, bias, _), (total, _, means, scales) = inputs, output
+    ctx.save_for_backward(total, weight, means, scales)
+    ctx.mark_non_differentiable(means, scales)
+    ctx.kinds = weight.dtype, bias.dtype, offset.dtype
+
+
+def _backward_of_add_norm(ctx, to_total: Tensor, to_normed: Tensor, *_):
+    to_x, to_y, sums = torch.ops.ed.add_norm_gradient(to_total, to_normed, *ctx.saved_tensors)
+    totals = zip(sums.sum(0), ctx.kinds, strict=True)
+    to_weight, to_bias, to_offset = (total.to(kind) for total, kind in totals)
+    return to_x, to_y, to_offset, to_weight, to_bias, None
+
+
+_add_norm.register_autograd(_backward_of_add_norm, setup_context=_keep_add_norm)
+
+
+# --- GELU --------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("ed::gelu", mutates_args=())
+def _gelu(x: Tensor, offset: Tensor) -> Tensor:
+    from ed.kernels.rowwise_kernels import gelu as kernel
+
+    x, launch = x.contiguous(), LAUNCH["gelu"]
+    y = torch.empty_like(x)
+    kernel[(-(-x.numel() // launch["SIZE"]),)](x, y, x.numel(), **launch)
+    return y
+
+
+@_gelu.register_fake
+def _(x, offset):
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("ed::gelu_gradient", mutates_args=())
+def _gelu_gradient(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """For x, and partial sums (programs, C) for its bias."""
+    from ed.kernels.rowwise_kernels import gelu_gradient as kernel
+
+    gradient, x, columns = gradient.contiguous(), x.contiguous(), x.shape[-1]
+    made, launch = _gelu_gradients(gradient, x), LAUNCH["gelu_gradient"]
+    rows = x.numel() // columns
+    programs, steps = _shares(rows, "gelu_gradient")
+    grid = (programs, -(-columns // launch["WIDE"]))
+    kernel[grid](gradient, x, *made, rows, steps, C=columns, **launch)
+    return made
+
+
+@_gelu_gradient.register_fake
+def _gelu_gradients(gradient, x):
+    columns = x.shape[-1]
+    programs, _ = _shares(x.numel() // columns, "gelu_gradient")
+    sums = x.new_empty((programs, columns), dtype=torch.float32)
+    return x.new_empty(x.shape), sums
+
+
+def _keep_gelu(ctx, inputs, output) -> None:
+    x, offset = inputs
+    ctx.save_for_backward(x)
+    ctx.kind = offset.dtype
+
+
+def _backward_of_gelu(ctx, gradient: Tensor):
+    to_x, sums = torch.ops.ed.gelu_gradient(gradient, *ctx.saved_tensors)
+    return to_x, sums.sum(0).to(ctx.kind)
+
+
+_gelu.register_autograd(_backward_of_gelu, setup_context=_keep_gelu)
