@@ -9,9 +9,8 @@ from importlib.util import find_spec
 
 import torch
 from timm.layers.activations import GELU
-from timm.layers.attention import Attention
 from timm.layers.mlp import Mlp
-from timm.models.vision_transformer import Block
+from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,7 +41,7 @@ def supported(block: nn.Module) -> bool:
         return False
     attn, mlp = block.attn, block.mlp
     absent = (block.ls1, block.ls2, block.drop_path1, block.drop_path2, attn.q_norm, attn.k_norm)
-    absent += (attn.norm, mlp.norm)
+    absent += (getattr(attn, "norm", nn.Identity()), mlp.norm)
     linears, norms = (attn.qkv, attn.proj, mlp.fc1, mlp.fc2), (block.norm1, block.norm2)
     drops = (attn.attn_drop, attn.proj_drop, mlp.drop1, mlp.drop2)
     return (
@@ -50,7 +49,7 @@ def supported(block: nn.Module) -> bool:
         and all(part.bias is not None for part in linears + norms)
         and not (block.training and any(part.p for part in drops))
         and isinstance(mlp.act, GELU)
-        and attn.gate is None
+        and getattr(attn, "gate", None) is None  # older timm has none
         and attn.head_dim in HEAD_SIZES
     )
 
