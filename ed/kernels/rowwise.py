@@ -5,10 +5,10 @@ from torch import Tensor
 
 WIDTHS = (64, 768)  # least and largest of a row that is normalised
 LAUNCH = {
-    "add_norm": {"ROWS": 8, "num_warps": 4},
-    "add_norm_gradient": {"ROWS": 8, "num_warps": 4},
-    "gelu": {"SIZE": 1024, "num_warps": 4},
-    "gelu_gradient": {"ROWS": 8, "WIDE": 256, "num_warps": 4},
+    "add_norm": {"ROWS": 2, "num_warps": 1},
+    "add_norm_gradient": {"ROWS": 8, "num_warps": 2},
+    "gelu": {"SIZE": 2048, "num_warps": 2},
+    "gelu_gradient": {"ROWS": 4, "WIDE": 256, "num_warps": 8},
 }
 PROGRAMS = {"add_norm_gradient": 528, "gelu_gradient": 264}  # about; as many lines to sum up
 
