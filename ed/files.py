@@ -8,6 +8,9 @@ import os
 import time
 from pathlib import Path
 
+import yaml
+
+YAML_DEPTH, YAML_NODES = 50, 100_000  # at most; our own files have 5 levels and some hundred nodes
 SEAL = b"ed-checkpoint-1\n"  # the first bytes of a checkpoint; a digest of the rest follows
 DIGEST_SIZE = 32
 LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # seconds
@@ -47,6 +50,52 @@ def read_rows(path: Path) -> list[dict]:
     with contextlib.suppress(ValueError):
         rows.append(json.loads(cut))  # of a whole file it is empty
     return rows
+
+
+def yaml_text(path: Path) -> str:
+    """The text of a YAML file, once it is sure that parsing it ends.
+
+    ValueError, naming the file: not UTF-8, nested deeper than YAML_DEPTH, or more than YAML_NODES
+    values, where every alias counts as what it repeats (a bomb is a few lines of aliases).
+    """
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not YAML: it is not UTF-8 text; restore it") from None
+    try:
+        reason = _too_large(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML ({' '.join(str(error).split())})") from None
+    if reason is not None:
+        raise ValueError(f"{path} is not a file of ed: {reason}")
+    return text
+
+
+def _too_large(text: str) -> str | None:
+    """Why a YAML text must not be parsed; reads its events only, which takes no recursion."""
+    sizes: dict[str, int] = {}  # of anchored nodes
+    open_nodes: list[tuple[str | None, int]] = []  # anchor, and nodes before it
+    count = 0
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            count += sizes.get(event.anchor, 0)  # an alias inside its own anchor: a loop
+            if event.anchor in (anchor for anchor, _ in open_nodes):
+                return f"*{event.anchor} repeats itself without end"
+        elif isinstance(event, yaml.NodeEvent):
+            count += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((event.anchor, count - 1))
+            elif event.anchor is not None:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        if len(open_nodes) > YAML_DEPTH:
+            return f"nested deeper than {YAML_DEPTH} levels"
+        if count > YAML_NODES:
+            return f"more than {YAML_NODES:,} values"
+    return None
 
 
 def lock(file) -> bool:

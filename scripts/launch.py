@@ -223,11 +223,13 @@ def waits_for_other_place(run: Run, config) -> bool:
     """Whether a run was frozen but never begun, and only its data have moved since."""
     from omegaconf import OmegaConf
 
+    from ed.engine.trust import read_config
+
     stored = run.folder / "config.yaml"
     if not stored.exists() or (run.folder / "meta.json").exists():
         return False
     before, now = (
-        flat(OmegaConf.to_container(c, resolve=True)) for c in (OmegaConf.load(stored), config)
+        flat(OmegaConf.to_container(c, resolve=True)) for c in (read_config(stored), config)
     )
     return all(before.get(key) == now.get(key) for key in {*before, *now} - {*PLACES})
 

@@ -96,6 +96,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--transformers", metavar="NAME", help="hub id or folder of an image classifier"
     )
     add = parser.add_argument
+    add("--trust", action="store_true", help="build parts that are not ed's from --run's config")
     add("--weights", type=Path, metavar="FILE", help="a state dict instead of the model's own")
     add("--classes", type=int, metavar="N", help="of your --weights, where the model has others")
     add("--random-weights", action="store_true", help="measure the untrained model")
@@ -134,7 +135,7 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     for option in ("data", "split"):
         if getattr(options, option):
             raise ValueError(f"--{option}: a run is measured on its own training set; leave it out")
-    task, model = trained_model(options.run, str(device))
+    task, model = trained_model(options.run, str(device), trust=options.trust)
     if not task.num_examples:
         raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
     if measure.outputs == "softmax" and not task.has_logits:

@@ -42,7 +42,7 @@ class Result:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    task, model = trained_model(options.run, options.device)
+    task, model = trained_model(options.run, options.device, trust=options.trust)
     stem = options.out or options.run / "play"
     stem.parent.mkdir(parents=True, exist_ok=True)  # now, not after all episodes
     if not isinstance(task, ProcgenPPO):
@@ -83,6 +83,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--per-level", action="store_true", help="print a table by level, worst first")
     add("--seed", type=int, default=0, help="of levels and actions")
     add("--device", default="auto")
+    add("--trust", action="store_true", help="build parts that are not ed's from RUN's config")
     add("--out", type=Path, metavar="STEM", help="of STEM.gif and STEM.png (default: RUN/play)")
     options = parser.parse_args(arguments)
     if options.episodes < 1:

@@ -13,6 +13,7 @@ from ed.engine.compose import GROUPS
 KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
 SYSTEM = {"device": str, "log_every": int, "measure_every": int | None, "save_seconds": float}
 SYSTEM |= {"max_minutes": float | None, "workers": int | None, "keep_checkpoint": bool}
+SYSTEM |= {"threads": int | None, "trust": bool}
 SYSTEM |= {"checkpointing": bool, "deterministic": bool, "runs": str, "run_dir": str | None}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 

@@ -21,6 +21,7 @@ from ed.engine.loop import Cadence, Interrupted, describe, train
 from ed.engine.metrics import TerminalHandler, Wandb
 from ed.engine.run import RunFolder, default_folder, digest
 from ed.engine.step import TrainStep
+from ed.engine.trust import check_targets, read_config, stored_config, targets
 from ed.tasks.base import Task
 
 logger = logging.getLogger("ed")
@@ -137,13 +138,22 @@ def build_model(cfg: DictConfig, device: torch.device) -> nn.Module:
 def build_measures(cfg: DictConfig) -> dict:
     """The measures of a config, by their names."""
     leaves = cfg.get("measures") or {}
-    return {name: instantiate(leaf, _convert_="all") for name, leaf in leaves.items()}
+    return {name: build_measure(leaf) for name, leaf in leaves.items()}
+
+
+def build_measure(leaf: DictConfig):
+    return instantiate(leaf, _convert_="all")
 
 
 def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     """Measures that a finished run was not given, or with other settings, and can be given now."""
-    stored = OmegaConf.load(path / "config.yaml")
-    taken, leaves = build_measures(stored), stored.get("measures") or {}
+    stored = read_config(path / "config.yaml").get("measures") or {}
+    leaves = {name: leaf for name, leaf in stored.items() if name in measures}
+    if not cfg.system.trust:
+        check_targets(
+            OmegaConf.create({"measures": leaves}), path / "config.yaml", own=targets(cfg)
+        )
+    taken = {name: build_measure(leaf) for name, leaf in leaves.items()}
     # equal as measures: a default may have had no key then; as text: a class may know no equality
     missing = [
         name
@@ -197,11 +207,17 @@ def train_in(
     return summary
 
 
-def trained_model(folder: Path, device: str = "auto") -> tuple[Task, nn.Module]:
-    """The task of a run, and its model in eval mode."""
+def trained_model(
+    folder: Path, device: str = "auto", *, trust: bool = False
+) -> tuple[Task, nn.Module]:
+    """The task of a run, and its model in eval mode.
+
+    Args:
+        trust: build parts that are not ed's as well, which runs code that the folder names.
+    """
     if not (folder / "config.yaml").exists():
         raise FileNotFoundError(f"{folder} is no run folder: it holds no config.yaml")
-    cfg = OmegaConf.load(folder / "config.yaml")
+    cfg = stored_config(folder, trust=trust)
     state = load_checkpoint(folder, logger.warning)
     if state is None:
         raise FileNotFoundError(

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from ed.engine.trust import read_config
 from ed.files import lock, sweep, write_atomic, write_json
 
 # config groups that cannot change a result; measures only read a model, so a run is the same run
@@ -100,7 +101,7 @@ class RunFolder:
             resolved = OmegaConf.to_container(self.cfg, resolve=True)
             write_atomic(stored, OmegaConf.to_yaml(OmegaConf.create(resolved)))
             return
-        self.check_same(identity(OmegaConf.load(stored)))
+        self.check_same(identity(read_config(stored)))
 
     def check_same(self, before: dict) -> None:
         """Refuses to go on with what another config has begun."""
@@ -127,7 +128,7 @@ class RunFolder:
         """Writes DONE. Measures may have changed since the run began: config.yaml has the last."""
         if not self.writes:
             return
-        stored = OmegaConf.load(self.path / "config.yaml")
+        stored = read_config(self.path / "config.yaml")
         earlier = stored.measures if self.done is not None and "measures" in stored else {}
         write_json(self.path / "DONE", summary)
         now = OmegaConf.to_container(self.cfg.measures, resolve=True)
