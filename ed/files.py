@@ -28,6 +28,13 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def refuse_control(text: str, given: str) -> None:
+    """Raises ValueError for newlines and other control characters, which could end a line."""
+    bad = next((character for character in str(text) if not character.isprintable()), None)
+    if bad is not None:
+        raise ValueError(f"{given}: holds the control character {bad!r}; leave it out")
+
+
 def sweep(path: Path) -> None:
     """Removes what killed writers of a file left beside it; a live one's `write_atomic` fails."""
     for temporary in path.parent.glob(f"{path.name}.*.tmp"):

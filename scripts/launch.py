@@ -30,7 +30,7 @@ from ed.analysis.collect import Row, collect_run, failed_at_once, flat, seed_dif
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
-from ed.files import lock, write_atomic, write_json
+from ed.files import lock, refuse_control, write_atomic, write_json
 from scripts.slurm import queued_among, require_slurm, submit
 
 CLAIM = ".launch"  # locked from the moment a run is started until it has ended
@@ -45,6 +45,7 @@ class LaunchError(ValueError):
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
+        refuse_control_characters(options)
         if options.runs.exists() and not options.runs.is_dir():
             raise LaunchError(f"--runs {options.runs}: not a folder")
         table = load_table(options.table)
@@ -113,6 +114,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         if isinstance(value, int) and value < 1:
             parser.error(f"--{name} {value}: at least 1")
     return options
+
+
+def refuse_control_characters(options: argparse.Namespace) -> None:
+    for name, value in vars(options).items():
+        for word in value if isinstance(value, list) else [value]:
+            refuse_control(str(word), f"--{name} {str(word)!r}")
 
 
 def refuse_prefixes(sets: Sequence[str]) -> None:

@@ -18,7 +18,8 @@ from ed.files import yaml_text
 from tests.hostile import hostile_leaves, plant
 from tests.small import small_run
 
-HOW = "numpy torch hub os nested argument re-exported positional interpolated".split()
+HOW = ("numpy", "torch", "hub", "os", "nested", "argument", "re-exported", "positional")
+HOW += ("interpolated",)
 ENTRY_POINTS = {
     "measure.py --run": lambda run: measure.main(["--run", str(run), "--device", "cpu"]),
     "play.py RUN": lambda run: play.main([str(run), "--device", "cpu"]),

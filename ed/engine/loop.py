@@ -176,6 +176,16 @@ class _Session:
         if self.step.device.type == "cuda" and "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
         self.earlier_seconds = state["seconds"]
+        threads = state.get("threads")  # none in checkpoints from before they were noted
+        if self.step.device.type == "cpu" and threads not in (None, torch.get_num_threads()):
+            logger.warning(
+                "%s was begun with %d threads and goes on with %d: its results may differ in the "
+                "last digits from those of an uninterrupted run; set system.threads=%d",
+                self.run.path,
+                threads,
+                torch.get_num_threads(),
+                threads,
+            )
         logger.info("resuming %s at step %d", self.run.path, state["step"])
 
     def save(self, step: int) -> None:
@@ -188,6 +198,7 @@ class _Session:
             "rng": processes.gather(rng),
             "step": step,
             "seconds": self.seconds,
+            "threads": torch.get_num_threads(),
             "config": identity(self.run.cfg),
         }
         if self.run.writes:

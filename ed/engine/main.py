@@ -57,6 +57,8 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     if cfg.system.capture is True and device.type != "cuda":
         raise ValueError(f"system.capture=true: {device} has no CUDA graphs; leave it at auto")
     torch.use_deterministic_algorithms(cfg.system.deterministic)
+    if cfg.system.threads is not None:
+        torch.set_num_threads(cfg.system.threads)
     torch.manual_seed(stream_seed(cfg.seed, "init"))
     model = build_model(cfg, device)
     task.check_model(model)
@@ -150,9 +152,8 @@ def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     stored = read_config(path / "config.yaml").get("measures") or {}
     leaves = {name: leaf for name, leaf in stored.items() if name in measures}
     if not cfg.system.trust:
-        check_targets(
-            OmegaConf.create({"measures": leaves}), path / "config.yaml", own=targets(cfg)
-        )
+        built = OmegaConf.create({"measures": leaves})
+        check_targets(built, path / "config.yaml", own=targets(cfg))
     taken = {name: build_measure(leaf) for name, leaf in leaves.items()}
     # equal as measures: a default may have had no key then; as text: a class may know no equality
     missing = [
@@ -188,7 +189,11 @@ def train_in(
     )
     name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
     folder.open_session(
-        name, task.total_steps, processes=processes.world_size(), provenance=task.provenance()
+        name,
+        task.total_steps,
+        processes=processes.world_size(),
+        threads=torch.get_num_threads(),
+        provenance=task.provenance(),
     )
     if processes.world_size() > 1:
         name = f"{processes.world_size()} processes, each on {name}"

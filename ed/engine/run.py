@@ -136,7 +136,13 @@ class RunFolder:
         write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(stored))
 
     def open_session(
-        self, device: str, steps: int, *, processes: int, provenance: dict[str, str]
+        self,
+        device: str,
+        steps: int,
+        *,
+        processes: int,
+        provenance: dict[str, str],
+        threads: int | None = None,
     ) -> None:
         """Notes this session in meta.json: what ran, where, with which code, `steps` to its end."""
         if not self.writes:
@@ -158,6 +164,7 @@ class RunFolder:
             "python": platform.python_version(),
             "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "steps": steps,
+            "threads": threads,
             "versions": {name: _version(name) for name in PACKAGES},
             **provenance,
         }
