@@ -24,6 +24,9 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)  # not the temporary one, and none at all where the disk is full
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -69,7 +69,12 @@ def train(
     session = _Session(task, model, step, run, measures)
     start = session.resume()
     metrics = Metrics(
-        run.path, total=task.total_steps, start=start, tracker=tracker, writes=run.writes
+        run.path,
+        total=task.total_steps,
+        start=start,
+        saved=session.saved_metrics,
+        tracker=tracker,
+        writes=run.writes,
     )
     saved_at = began = time.monotonic()
     checked = start
@@ -99,7 +104,7 @@ def train(
                     metrics.log(done, session.measure())
             if save and task.can_save(done):
                 check_finite(step.peek() | step.largest_weight(), checked, done, run.path)
-                session.save(done)
+                session.save(done, metrics)
                 saved_at = time.monotonic()
                 if (asked or late) and not last:
                     reached = f"step {done} of {task.total_steps}"
@@ -135,6 +140,7 @@ class _Session:
     ):
         self.task, self.model, self.step, self.run = task, model, step, run
         self.measures = measures
+        self.saved_metrics: str | None = None
         self.earlier_seconds, self.began = 0.0, time.monotonic()
 
     @property
@@ -176,6 +182,7 @@ class _Session:
         if self.step.device.type == "cuda" and "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
         self.earlier_seconds = state["seconds"]
+        self.saved_metrics = state.get("metrics")  # none in checkpoints from before they held them
         threads = state.get("threads")  # none in checkpoints from before they were noted
         if self.step.device.type == "cpu" and threads not in (None, torch.get_num_threads()):
             logger.warning(
@@ -188,7 +195,7 @@ class _Session:
             )
         logger.info("resuming %s at step %d", self.run.path, state["step"])
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, metrics: Metrics) -> None:
         rng = {"cpu": torch.get_rng_state()}
         if self.step.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state()
@@ -199,9 +206,11 @@ class _Session:
             "step": step,
             "seconds": self.seconds,
             "threads": torch.get_num_threads(),
+            "metrics": metrics.text(),
             "config": identity(self.run.cfg),
         }
         if self.run.writes:
+            metrics.sync()
             save_checkpoint(self.run.path, state)
         processes.wait_for_all()  # whoever goes first must not end the one that writes
 

@@ -128,8 +128,11 @@ class RunFolder:
         """Writes DONE. Measures may have changed since the run began: config.yaml has the last."""
         if not self.writes:
             return
-        stored = read_config(self.path / "config.yaml")
-        earlier = stored.measures if self.done is not None and "measures" in stored else {}
+        stored, before = read_config(self.path / "config.yaml"), self.done
+        earlier = stored.measures if before is not None and "measures" in stored else {}
+        if before is not None:  # measures of an earlier session, should metrics.jsonl be lost
+            kept = {key: v for key, v in before["last"].items() if key.startswith("measure/")}
+            summary["last"] = kept | summary["last"]
         write_json(self.path / "DONE", summary)
         now = OmegaConf.to_container(self.cfg.measures, resolve=True)
         stored.measures = {**earlier, **now}
