@@ -48,16 +48,30 @@ def write_json(path: Path, value) -> None:
     write_atomic(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
+def read_json(path: Path, kind: type = dict):
+    """The JSON value in a file; ValueError, naming the file, where it is none of this kind."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error})") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"{path} does not hold a {kind.__name__}")
+    return value
+
+
 def read_rows(path: Path) -> list[dict]:
     """One JSON value per line; a last line that a kill cut short is left out."""
-    *lines, cut = path.read_text().split("\n") if path.exists() else [""]
+    try:
+        *lines, cut = path.read_text().split("\n") if path.exists() else [""]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text: restore it") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         rows.append(json.loads(cut))  # of a whole file it is empty
     return rows
 

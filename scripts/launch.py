@@ -20,13 +20,21 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import Row, collect_run, failed_at_once, flat, seed_differences
+from ed.analysis.collect import (
+    Row,
+    collect_run,
+    failed_at_once,
+    flat,
+    row_or_damage,
+    seed_differences,
+)
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
@@ -68,6 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.where == "slurm":
             require_slurm(options.partition)
         rows = standings(runs, table)
+        damaged = next((row for row in rows if row.status == "damaged"), None)
+        if damaged is not None:
+            raise LaunchError(damaged.error)
         due = [r for r, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
         freeze(due, table)
         for difference in seed_differences((collect_run(run, table) for run in runs), table):
@@ -168,12 +179,18 @@ def is_due(row: Row, rerun_failed: bool) -> bool:
 def standings(runs: Sequence[Run], table: Table) -> list[Row]:
     """What the folders say, and whether a process is at work there, or will be."""
     # asked first: a task that is no longer queued has left in its folder how it ended
-    queued = queued_among(run.folder for run in runs if not is_done(run))
-    return [standing(run, table, run.folder in queued) for run in runs]
+    queued, notes = queued_among(run.folder for run in runs if not is_done(run))
+    rows = [standing(run, table, run.folder in queued) for run in runs]
+    for index, run in enumerate(runs):
+        if run.folder in notes:
+            rows[index] = replace(rows[index], status="damaged", error=notes[run.folder])
+    return rows
 
 
 def standing(run: Run, table: Table, is_queued: bool) -> Row:
-    row = collect_run(run, table)
+    row = row_or_damage(run, table)
+    if row.status == "damaged":
+        return row
     busy = row.status != "done" and is_busy(run)
     if busy or (row.status != "done" and is_queued):
         return Row(row.table, row.cell, row.seed, status="running" if busy else "queued")
@@ -403,7 +420,7 @@ def report(table: Table, runs: Sequence[Run]) -> int:
         print("hint: failed runs stay as they are; --rerun-failed runs them again")
     if counts["done"] == len(rows):
         return 0
-    return 1 if counts["failed"] else INTERRUPTED
+    return 1 if counts["failed"] or counts["damaged"] else INTERRUPTED
 
 
 if __name__ == "__main__":

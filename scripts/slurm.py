@@ -8,7 +8,6 @@ queue. SLURM itself requeues only what it has to kill. A cancelled task saves as
 script ends with it, so that it stays out of the queue until the table is launched again.
 """
 
-import json
 import shlex
 import shutil
 import signal
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ed.engine.errors import INTERRUPTED
-from ed.files import refuse_control, write_atomic, write_json
+from ed.files import read_json, refuse_control, write_atomic, write_json
 
 # A signal that comes while Python is still importing ends the run before it can save. That is no
 # failure either, but under a time limit that is too short it would happen for ever, so it is one
@@ -161,16 +160,31 @@ def array_script(
     )
 
 
-def queued_among(folders: Iterable[Path]) -> set[Path]:
-    """Those of the run folders whose array task SLURM still has, by one question for all."""
-    notes = {folder: folder / "slurm.json" for folder in folders}
-    tasks = {
-        folder: json.loads(path.read_text()) for folder, path in notes.items() if path.exists()
-    }
+def queued_among(folders: Iterable[Path]) -> tuple[set[Path], dict[Path, str]]:
+    """The run folders whose array task SLURM still has, by one question for all.
+
+    Also those whose note of the task is damaged, with the reason.
+    """
+    tasks, damaged = {}, {}
+    for folder in folders:
+        path = folder / "slurm.json"
+        try:
+            tasks |= {folder: _task(path)} if path.exists() else {}
+        except ValueError as error:
+            damaged[folder] = f"{error}; look whether squeue has the run, then remove the file"
     if not tasks or shutil.which("squeue") is None:
-        return set()
-    queued = _queued_tasks(sorted({task["job"] for task in tasks.values()}))
-    return {folder for folder, task in tasks.items() if f"{task['job']}_{task['task']}" in queued}
+        return set(), damaged
+    queued = _queued_tasks(sorted({job for job, _ in tasks.values()}))
+    return {folder for folder, task in tasks.items() if "_".join(task) in queued}, damaged
+
+
+def _task(path: Path) -> tuple[str, str]:
+    """Job and task number in a run's slurm.json."""
+    note = read_json(path)
+    job, task = str(note.get("job")), str(note.get("task"))
+    if not (job.isdecimal() and task.isdecimal()):
+        raise ValueError(f"{path} does not name a task of SLURM")
+    return job, task
 
 
 def _queued_tasks(jobs: Sequence[str]) -> set[str]:
