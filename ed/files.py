@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 YAML_DEPTH, YAML_NODES = 50, 100_000  # at most; our own files have 5 levels and some hundred nodes
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 SEAL = b"ed-checkpoint-1\n"  # the first bytes of a checkpoint; a digest of the rest follows
 DIGEST_SIZE = 32
 LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # seconds
@@ -36,6 +37,24 @@ def refuse_control(text: str, given: str) -> None:
     bad = next((character for character in str(text) if not character.isprintable()), None)
     if bad is not None:
         raise ValueError(f"{given}: holds the control character {bad!r}; leave it out")
+
+
+def csv_text(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe."""
+    return f"'{text}" if _like_formula(text) else text
+
+
+def from_csv_text(text: str) -> str:
+    """The inverse of `csv_text`."""
+    return text[1:] if text[:1] == "'" and _like_formula(text[1:]) else text
+
+
+def _like_formula(text: str) -> bool:
+    try:
+        float(text)  # -1 is a number
+    except ValueError:
+        return text.lstrip("'").startswith(FORMULA)
+    return False
 
 
 def sweep(path: Path) -> None:

@@ -203,10 +203,14 @@ def is_busy(run: Run) -> bool:
 
 def is_locked(run: Run, name: str) -> bool:
     """Whether a process keeps this lock; LaunchError where the system does not tell."""
-    path = run.folder / name
+    # the engine locks its folder as well, where the lock file may have been deleted
+    path = run.folder if name == ".lock" and not (run.folder / name).exists() else run.folder / name
     try:
-        with open(path) as file:  # to be shared: NFS locks for one alone only what may be written
+        file = os.open(path, os.O_RDONLY)
+        try:  # to be shared: NFS locks for one alone only what may be written
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(file)
     except BlockingIOError:
         return True
     except (FileNotFoundError, NotADirectoryError):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ed.core.estimator import Estimate, estimate
 from ed.core.field import Field
 from ed.engine.errors import or_explain
+from ed.engine.kinds import check_numbers
 from ed.engine.main import choose_device, trained_model
 from ed.figures.paths import Portrait, draw_portraits, picture_file
 from ed.hub import hub_or_cache
@@ -116,6 +117,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--device", default="auto")
     parser.add_argument("--out", type=picture_file, default=Path("paths.png"), metavar="PNG")
     options = parser.parse_args(arguments)
+    for name in ("pairs", "resolution", "degree", "memory_gib"):
+        check_numbers(f"--{name.replace('_', '-')}", getattr(options, name), name)
     if options.random_weights and (options.weights or options.run):
         parser.error("--random-weights: not with --weights or --run, which bring weights")
     if options.classes is not None and options.classes < 1:

@@ -26,7 +26,7 @@ from ed.analysis.spec import (
     nested,
     parse_value,
 )
-from ed.files import read_rows, yaml_text
+from ed.files import from_csv_text, read_rows, yaml_text
 
 STATUSES = ("done", "partial", "failed", "pending")
 COLUMNS = ("table", "cell", "seed", "deviations", "status", "steps", "total_steps")
@@ -403,7 +403,7 @@ def _csv_row(values: list[str], table: Table, where: str) -> Row:
             f"{where}: {len(values)} fields instead of {len(columns(table))}; the line is cut "
             "short or foreign"
         )
-    raw = dict(zip(columns(table), values, strict=True))
+    raw = dict(zip(columns(table), map(from_csv_text, values), strict=True))
     homes = {cell.home for cell in table.points.values()}
     if (raw["table"], raw["cell"]) not in homes:
         raise CollectError(f"{where}: table {table.name} has no cell {raw['table']}/{raw['cell']}")

@@ -149,7 +149,7 @@ class _Session:
 
     def resume(self) -> int:
         """Loads the newest good checkpoint and returns its step, 0 where there is none."""
-        state = load_checkpoint(self.run.path, logger.warning)
+        state = load_checkpoint(self.run.path, logger.warning, self._misfit)
         self._check_same_checkpoint(state)
         if state is not None:
             self._load(state)
@@ -164,9 +164,13 @@ class _Session:
                 "Its file system must be one that all machines share; see system.runs"
             )
 
-    def _load(self, state: dict) -> None:
+    def _misfit(self, state: dict) -> str | None:
+        """Why a checkpoint is not one of this run."""
         if isinstance(state.get("config"), dict):  # once it was a digest; config.yaml has agreed
-            self.run.check_same(state["config"])
+            return self.run.difference(state["config"])
+        return None
+
+    def _load(self, state: dict) -> None:
         # one dict: a checkpoint from before there were several processes
         streams = state["rng"] if isinstance(state["rng"], list) else [state["rng"]]
         before, now = len(streams), processes.world_size()
@@ -175,8 +179,15 @@ class _Session:
                 f"{self.run.path} was begun with {before} processes and cannot go on with {now}: "
                 f"start {before}, or begin anew in another folder with system.run_dir"
             )
-        self.step.load_state_dict(state["training"])
-        self.task.load_state_dict(state["task"])
+        try:
+            self.step.load_state_dict(state["training"])
+            self.task.load_state_dict(state["task"])
+        except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(
+                f"the checkpoint in {self.run.path} does not fit this run ({reason}): move it "
+                "away, or begin anew in another folder with system.run_dir"
+            ) from error
         rng = streams[processes.rank()]
         torch.set_rng_state(rng["cpu"])
         if self.step.device.type == "cuda" and "cuda" in rng:

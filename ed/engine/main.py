@@ -63,6 +63,8 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     model = build_model(cfg, device)
     task.check_model(model)
     task.prepare(device, cfg.seed)
+    for measure in measures.values():
+        measure.check(task)  # again, now that it knows how many examples there are
     torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))
 
     writes = processes.rank() == 0
@@ -245,7 +247,9 @@ def choose_device(name: str, option: str = "system.device=") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"{option}{name}: use auto, cpu or cuda") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{option}{name}: use auto, cpu or cuda")
     if device.type == "cuda" and device.index is not None:
         if device.index >= torch.cuda.device_count():
             found = f"torch sees {torch.cuda.device_count()} GPUs, counted from 0"
@@ -259,7 +263,14 @@ def start_tracker(cfg: DictConfig, folder: Path) -> Wandb | None:
     if cfg.logger.mode == "disabled":
         return None
     settings = OmegaConf.to_container(cfg, resolve=True)
-    return Wandb(**cfg.logger, folder=folder, config=settings)
+    try:
+        return Wandb(**cfg.logger, folder=folder, config=settings)
+    except Exception as error:  # wandb raises kinds of its own: no key, no network
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(
+            f"logger=wandb: {reason}; log in with `wandb login` or WANDB_API_KEY, or set "
+            "logger.mode=offline"
+        ) from error
 
 
 def log_to(path: Path | None) -> None:
