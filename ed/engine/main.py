@@ -18,7 +18,7 @@ from ed.engine.checkpoint import load_checkpoint, remove_checkpoints
 from ed.engine.distributed import join, local_device
 from ed.engine.kinds import check_kinds
 from ed.engine.loop import Cadence, Interrupted, describe, train
-from ed.engine.metrics import TerminalHandler, Wandb
+from ed.engine.metrics import LogFile, TerminalHandler, Wandb
 from ed.engine.run import RunFolder, default_folder, digest
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
@@ -287,7 +287,7 @@ def log_to(path: Path | None) -> None:
     if path is None:
         logger.addHandler(logging.NullHandler())
         return
-    terminal, file = TerminalHandler(sys.stdout), logging.FileHandler(path)
+    terminal, file = TerminalHandler(sys.stdout), LogFile(path)
     terminal.setLevel(logging.INFO)
     for handler in (terminal, file):
         handler.setFormatter(logging.Formatter("%(message)s"))

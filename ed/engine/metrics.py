@@ -183,6 +183,17 @@ class TerminalHandler(logging.StreamHandler):
             super().emit(record)
 
 
+class LogFile(logging.FileHandler):
+    """The run's own log, for people: a line that cannot be written does not end the run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignores a full disk, which the files that matter report."""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 def _bar(total: int, start: int):
     if not sys.stderr.isatty():
         return None
