@@ -171,7 +171,7 @@ def test_hostile_weights(tmp_path):
     note("hostile weights", ends)
 
 
-HEAD = "title: a, place: b, metric: eval/acc, seeds: [0]"
+HEAD = "title: a\nplace: b\nmetric: eval/acc\nseeds: [0]"
 HOSTILE_TABLES = {
     "...yaml": "title: a",
     "deep.yaml": "a: " + "[" * 5000,
@@ -183,8 +183,8 @@ HOSTILE_TABLES = {
     "python.yaml": "!!python/object/apply:os.mkdir [MARKER]",
     "list.yaml": "- 1",
     "null.yaml": "",
-    "cells.yaml": "{%s, fixed: [], cells: {'../x': {overrides: [], paper: null}}}" % HEAD,
-    "line.yaml": '{%s, fixed: ["a=1\\nb"], cells: {x: {overrides: [], paper: null}}}' % HEAD,
+    "cells.yaml": f"{HEAD}\nfixed: []\ncells: {{'../x': {{overrides: [], paper: null}}}}",
+    "line.yaml": f'{HEAD}\nfixed: ["a=1\\nb"]\ncells: {{x: {{overrides: [], paper: null}}}}',
 }
 
 
