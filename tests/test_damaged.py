@@ -71,7 +71,7 @@ def test_a_foreign_checkpoint_falls_back_to_the_one_before(run, tmp_path, capsys
     save_checkpoint(run, {"weights": torch.zeros(3)})  # sealed, but no state of a run
     small_run(run, base=SMALL_GROKKING)
     printed = capsys.readouterr().out
-    assert "last.pt is damaged (not a checkpoint of a run: lacks" in printed
+    assert "last.pt is not a checkpoint of this run: it lacks" in printed
     small_run(tmp_path / "other", "model.width=16", base=SMALL_GROKKING)
     (run / "DONE").unlink()
     save_checkpoint(run, whole)

@@ -21,6 +21,7 @@ from ed.measures.base import in_groups
 from ed.tasks.base import Batch, Task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+STATE = {"training", "task", "rng", "step", "seconds"}  # what any checkpoint holds
 logger = logging.getLogger("ed")
 
 
@@ -166,6 +167,9 @@ class _Session:
 
     def _misfit(self, state: dict) -> str | None:
         """Why a checkpoint is not one of this run."""
+        lacking = sorted(STATE - set(state))
+        if lacking:
+            return f"it lacks {', '.join(lacking)}"
         if isinstance(state.get("config"), dict):  # once it was a digest; config.yaml has agreed
             return self.run.difference(state["config"])
         return None

@@ -225,7 +225,7 @@ def trained_model(
     if not (folder / "config.yaml").exists():
         raise FileNotFoundError(f"{folder} is no run folder: it holds no config.yaml")
     cfg = stored_config(folder, trust=trust)
-    state = load_checkpoint(folder, logger.warning)
+    state = load_checkpoint(folder, logger.warning, _without_model)
     if state is None:
         raise FileNotFoundError(
             f"{folder} holds no checkpoint: train there first, with system.keep_checkpoint=true"
@@ -235,6 +235,13 @@ def trained_model(
     model = build_model(cfg, where)
     model.load_state_dict(state["training"]["model"])
     return task, model.eval()
+
+
+def _without_model(state: dict) -> str | None:
+    """Why no model can be read from a checkpoint."""
+    training = state.get("training")
+    has_model = isinstance(training, dict) and isinstance(training.get("model"), dict)
+    return None if has_model else "it holds no model"
 
 
 def choose_device(name: str, option: str = "system.device=") -> torch.device:

@@ -16,6 +16,7 @@ import platform
 import subprocess
 import sys
 import time
+import weakref
 from importlib import metadata
 from pathlib import Path
 
@@ -80,6 +81,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
             self._folder = os.open(path, os.O_RDONLY)
+            self._close_folder = weakref.finalize(self, os.close, self._folder)
             alone = lock(self._lock) and self._lock_folder()
         except OSError as error:
             key = "run_dir" if cfg.system.run_dir else "runs"
@@ -91,9 +93,13 @@ class RunFolder:
         if not alone:
             self.close()
             raise RunError(f"another process is training in {path}: wait for it, or stop it")
-        for name in OWN:
-            sweep(path / name)
-        self._keep_config()
+        try:
+            for name in OWN:
+                sweep(path / name)
+            self._keep_config()
+        except BaseException:
+            self.close()
+            raise
 
     def _lock_folder(self) -> bool:
         """Locks the folder itself, too: a lock file can be deleted while it is held."""
@@ -105,7 +111,7 @@ class RunFolder:
     def close(self) -> None:
         if self.writes:
             self._lock.close()
-            os.close(self._folder)
+            self._close_folder()
 
     def _keep_config(self) -> None:
         stored = self.path / "config.yaml"
