@@ -13,6 +13,7 @@ from pickle import UnpicklingError  # raised by torch.load for what is not plain
 
 import torch
 
+from ed.engine.run import RunError
 from ed.files import seal, unseal
 
 NAMES = ("last.pt", "last.pt.tmp", "previous.pt")
@@ -76,7 +77,7 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
             reason = str(error).splitlines()[0]
             warn(f"{path} is damaged ({reason}): falling back to an older one, or to the start")
     if foreign:
-        raise ValueError(f"{foreign}. Give the stored values or another system.run_dir")
+        raise RunError(f"{foreign}. Give the stored values or another system.run_dir")
     return None
 
 

@@ -171,7 +171,8 @@ class _Session:
         if lacking:
             return f"it lacks {', '.join(lacking)}"
         if isinstance(state.get("config"), dict):  # once it was a digest; config.yaml has agreed
-            return self.run.difference(state["config"])
+            difference = self.run.difference(state["config"])
+            return difference and f"it has another config: {difference}"
         return None
 
     def _load(self, state: dict) -> None:
