@@ -1,5 +1,6 @@
 # make demo          effective degree at work on real pictures, in three minutes on two CPU cores
 # make test          all checks: lint, format, tests
+# make test-faults   kills, full disks, damaged and hostile files at random; 10 minutes
 # make test-slurm    the launcher and sweeps on a real SLURM, which it installs and starts; 3 minutes
 # make test-browser  the report page in a real browser, which it installs
 # make test-lowest   the tests with the oldest packages that pyproject.toml allows, in .venv-lowest
@@ -10,7 +11,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slurm test-browser test-lowest benchmark report format clean
+.PHONY: demo test test-faults test-slurm test-browser test-lowest benchmark report format clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -19,6 +20,9 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n auto
+
+test-faults: .venv/ready
+	ED_FAULTS=full $(BIN)/python -m pytest tests/faults
 
 test-slurm: .venv/ready
 	bash scripts/install_slurm.sh

@@ -42,6 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="with a checkpoint")
     parser.add_argument("--count", type=int, default=10_000, help="of test pictures, at most")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    foreign = "build parts that are not ed's from a RUN's config"
+    parser.add_argument("--trust", action="store_true", help=foreign)
     parser.add_argument("--out", type=Path, help="write the tables as Markdown")
     options = parser.parse_args(arguments)
     if options.count < 2:
@@ -57,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def table(run: Path, options: argparse.Namespace) -> list[str]:
-    task, model = trained_model(run, options.device)
+    task, model = trained_model(run, options.device, trust=options.trust)
     if not (isinstance(task, PictureTask) and hasattr(task.test, "pixels")):  # else from files
         raise ValueError(f"{run} is a run of {type(task).__name__}, which crops no pictures")
     pixels, labels = task.test.pixels[: options.count], task.test.labels[: options.count]

@@ -20,17 +20,25 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import Row, collect_run, failed_at_once, flat, seed_differences
+from ed.analysis.collect import (
+    Row,
+    collect_run,
+    failed_at_once,
+    flat,
+    row_or_damage,
+    seed_differences,
+)
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
-from ed.files import lock, write_atomic, write_json
+from ed.files import lock, refuse_control, write_atomic, write_json
 from scripts.slurm import queued_among, require_slurm, submit
 
 CLAIM = ".launch"  # locked from the moment a run is started until it has ended
@@ -45,6 +53,7 @@ class LaunchError(ValueError):
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
+        refuse_control_characters(options)
         if options.runs.exists() and not options.runs.is_dir():
             raise LaunchError(f"--runs {options.runs}: not a folder")
         table = load_table(options.table)
@@ -67,6 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.where == "slurm":
             require_slurm(options.partition)
         rows = standings(runs, table)
+        damaged = next((row for row in rows if row.status == "damaged"), None)
+        if damaged is not None:
+            raise LaunchError(damaged.error)
         due = [r for r, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
         freeze(due, table)
         for difference in seed_differences((collect_run(run, table) for run in runs), table):
@@ -115,6 +127,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def refuse_control_characters(options: argparse.Namespace) -> None:
+    for name, value in vars(options).items():
+        for word in value if isinstance(value, list) else [value]:
+            refuse_control(str(word), f"--{name} {str(word)!r}")
+
+
 def refuse_prefixes(sets: Sequence[str]) -> None:
     """No +key, ++key or ~key: the collector looks up by its plain name what a run was given."""
     for text in sets:
@@ -161,12 +179,18 @@ def is_due(row: Row, rerun_failed: bool) -> bool:
 def standings(runs: Sequence[Run], table: Table) -> list[Row]:
     """What the folders say, and whether a process is at work there, or will be."""
     # asked first: a task that is no longer queued has left in its folder how it ended
-    queued = queued_among(run.folder for run in runs if not is_done(run))
-    return [standing(run, table, run.folder in queued) for run in runs]
+    queued, notes = queued_among(run.folder for run in runs if not is_done(run))
+    rows = [standing(run, table, run.folder in queued) for run in runs]
+    for index, run in enumerate(runs):
+        if run.folder in notes:
+            rows[index] = replace(rows[index], status="damaged", error=notes[run.folder])
+    return rows
 
 
 def standing(run: Run, table: Table, is_queued: bool) -> Row:
-    row = collect_run(run, table)
+    row = row_or_damage(run, table)
+    if row.status == "damaged":
+        return row
     busy = row.status != "done" and is_busy(run)
     if busy or (row.status != "done" and is_queued):
         return Row(row.table, row.cell, row.seed, status="running" if busy else "queued")
@@ -179,10 +203,14 @@ def is_busy(run: Run) -> bool:
 
 def is_locked(run: Run, name: str) -> bool:
     """Whether a process keeps this lock; LaunchError where the system does not tell."""
-    path = run.folder / name
+    # the engine locks its folder as well, where the lock file may have been deleted
+    path = run.folder if name == ".lock" and not (run.folder / name).exists() else run.folder / name
     try:
-        with open(path) as file:  # to be shared: NFS locks for one alone only what may be written
+        file = os.open(path, os.O_RDONLY)
+        try:  # to be shared: NFS locks for one alone only what may be written
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(file)
     except BlockingIOError:
         return True
     except (FileNotFoundError, NotADirectoryError):
@@ -223,11 +251,13 @@ def waits_for_other_place(run: Run, config) -> bool:
     """Whether a run was frozen but never begun, and only its data have moved since."""
     from omegaconf import OmegaConf
 
+    from ed.engine.trust import read_config
+
     stored = run.folder / "config.yaml"
     if not stored.exists() or (run.folder / "meta.json").exists():
         return False
     before, now = (
-        flat(OmegaConf.to_container(c, resolve=True)) for c in (OmegaConf.load(stored), config)
+        flat(OmegaConf.to_container(c, resolve=True)) for c in (read_config(stored), config)
     )
     return all(before.get(key) == now.get(key) for key in {*before, *now} - {*PLACES})
 
@@ -394,7 +424,7 @@ def report(table: Table, runs: Sequence[Run]) -> int:
         print("hint: failed runs stay as they are; --rerun-failed runs them again")
     if counts["done"] == len(rows):
         return 0
-    return 1 if counts["failed"] else INTERRUPTED
+    return 1 if counts["failed"] or counts["damaged"] else INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ed.core.estimator import Estimate, estimate
 from ed.core.field import Field
 from ed.engine.errors import or_explain
+from ed.engine.kinds import check_numbers
 from ed.engine.main import choose_device, trained_model
 from ed.figures.paths import Portrait, draw_portraits, picture_file
 from ed.hub import hub_or_cache
@@ -96,6 +97,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--transformers", metavar="NAME", help="hub id or folder of an image classifier"
     )
     add = parser.add_argument
+    add("--trust", action="store_true", help="build parts that are not ed's from --run's config")
     add("--weights", type=Path, metavar="FILE", help="a state dict instead of the model's own")
     add("--classes", type=int, metavar="N", help="of your --weights, where the model has others")
     add("--random-weights", action="store_true", help="measure the untrained model")
@@ -115,6 +117,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--device", default="auto")
     parser.add_argument("--out", type=picture_file, default=Path("paths.png"), metavar="PNG")
     options = parser.parse_args(arguments)
+    for name in ("pairs", "resolution", "degree", "memory_gib"):
+        check_numbers(f"--{name.replace('_', '-')}", getattr(options, name), name)
     if options.random_weights and (options.weights or options.run):
         parser.error("--random-weights: not with --weights or --run, which bring weights")
     if options.classes is not None and options.classes < 1:
@@ -134,7 +138,7 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     for option in ("data", "split"):
         if getattr(options, option):
             raise ValueError(f"--{option}: a run is measured on its own training set; leave it out")
-    task, model = trained_model(options.run, str(device))
+    task, model = trained_model(options.run, str(device), trust=options.trust)
     if not task.num_examples:
         raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
     if measure.outputs == "softmax" and not task.has_logits:

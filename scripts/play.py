@@ -7,7 +7,6 @@ game plays is settled before it begins, so that short ones do not count more tha
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ from ed.engine.main import trained_model
 from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS, LEVELS, MODES, Games, engine_version, make_games
 from ed.figures.episode import Episode, gif, strip
-from ed.files import write_atomic
+from ed.files import read_json, write_atomic
 from ed.tasks.procgen import ProcgenPPO
 
 COPIES = 64
@@ -42,7 +41,7 @@ class Result:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    task, model = trained_model(options.run, options.device)
+    task, model = trained_model(options.run, options.device, trust=options.trust)
     stem = options.out or options.run / "play"
     stem.parent.mkdir(parents=True, exist_ok=True)  # now, not after all episodes
     if not isinstance(task, ProcgenPPO):
@@ -83,6 +82,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--per-level", action="store_true", help="print a table by level, worst first")
     add("--seed", type=int, default=0, help="of levels and actions")
     add("--device", default="auto")
+    add("--trust", action="store_true", help="build parts that are not ed's from RUN's config")
     add("--out", type=Path, metavar="STEM", help="of STEM.gif and STEM.png (default: RUN/play)")
     options = parser.parse_args(arguments)
     if options.episodes < 1:
@@ -111,8 +111,11 @@ def known_levels(levels: range, task: ProcgenPPO) -> str:
 
 def warn_of_engine(folder: Path, task: ProcgenPPO) -> None:
     """Releases draw the same level differently: a return on another one means little."""
-    sessions = json.loads((folder / "meta.json").read_text())["sessions"]
-    trained, here = sessions[-1].get("engine"), engine_version(task.engine)
+    try:
+        trained = read_json(folder / "meta.json")["sessions"][-1].get("engine")
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        trained = "an unknown engine, as meta.json is damaged"
+    here = engine_version(task.engine)
     if trained != here:
         print(f"warning: trained on {trained}, played on {here}, which draws differently")
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout
 
 from ed.analysis.sweeps import aligned, read_runs, run_rows, summary_rows
 from ed.engine.errors import explain, or_explain
+from ed.files import csv_text
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return explain(error)
     if options.csv:
-        csv.writer(sys.stdout).writerows(rows)
+        csv.writer(sys.stdout).writerows([csv_text(field) for field in row] for row in rows)
     else:
         print(aligned(rows))
     return 0

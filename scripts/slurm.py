@@ -1,23 +1,24 @@
 """Runs as one SLURM array job: what `launch.py --where slurm` writes and submits.
 
-Task i of the array runs line i of jobs.txt in the folder on line i of folders.txt. Two minutes
+Task i of the array runs entry i of jobs.json, a run folder and the words of its command. They reach
+srun as data: no shell reads them. Two minutes
 before the time limit, and at a preemption with a grace time, SLURM sends USR2 (or TERM) to the
 training process, which saves and exits with code 75; the script then puts its task back into the
 queue. SLURM itself requeues only what it has to kill. A cancelled task saves as well, but its
 script ends with it, so that it stays out of the queue until the table is launched again.
 """
 
-import json
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ed.engine.errors import INTERRUPTED
-from ed.files import write_atomic, write_json
+from ed.files import read_json, refuse_control, write_atomic, write_json
 
 # A signal that comes while Python is still importing ends the run before it can save. That is no
 # failure either, but under a time limit that is too short it would happen for ever, so it is one
@@ -26,6 +27,9 @@ from ed.files import write_atomic, write_json
 MAX_EARLY_ENDS = 10
 # No lock is needed around a task: the engine locks the run folder, and `queued_among` tells a
 # second launcher that the run has a task already.
+ENTRY = """import json, sys
+job = json.load(open(sys.argv[1]))[int(sys.argv[2])]
+print(*job, sep=chr(0), end=chr(0))"""  # bash keeps the words apart by the null character
 ARRAY_SCRIPT = """#!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --array=0-{last}%{parallel}
@@ -35,8 +39,9 @@ ARRAY_SCRIPT = """#!/bin/bash
 #SBATCH --output={output}
 {settings}
 cd {root} || exit 1
-line=$((SLURM_ARRAY_TASK_ID + 1))
-run_folder=$(sed -n "${{line}}p" {folder}/folders.txt)
+mapfile -d '' -t job < <({python} -c {entry} {folder}/jobs.json "$SLURM_ARRAY_TASK_ID")
+[ "${{#job[@]}}" -gt 1 ] || exit 1
+run_folder=${{job[0]}}
 log="$run_folder/output.log"
 rm -f "$run_folder/FAILED"
 # srun does not take it from sbatch by itself, since SLURM 22.05
@@ -45,7 +50,7 @@ export SLURM_KILL_BAD_EXIT=1  # of several processes of a run none waits for one
 touch "$log"
 before=$(stat -c %s "$log")
 session() {{ tail -c "+$((before + 1))" "$log"; }}
-eval "srun $(sed -n "${{line}}p" {folder}/jobs.txt)" >> "$log" 2>&1
+srun "${{job[@]:1}}" >> "$log" 2>&1
 code=$?
 # of several processes srun gives the highest code, but the first to end tells why they all did
 first=$(session | grep -m 1 -E '^srun: error: [^:]+: tasks? [^:]+: ')
@@ -110,10 +115,14 @@ def submit(
     """
     if not commands:
         return None
+    for key, value in settings.items():
+        refuse_control(str(value), f"--{key} {value!r}")
+    for words in ([str(runs), name, str(root)], *([str(p), *c] for p, c in commands.items())):
+        for word in words:
+            refuse_control(word, f"--where slurm: {word!r}")
     folder = runs / ".slurm" / f"{name}-{time.time_ns()}"
     folder.mkdir(parents=True)
-    write_atomic(folder / "folders.txt", "".join(f"{path}\n" for path in commands))
-    write_atomic(folder / "jobs.txt", "".join(f"{shlex.join(c)}\n" for c in commands.values()))
+    write_json(folder / "jobs.json", [[str(path), *words] for path, words in commands.items()])
     script = array_script(name, len(commands), folder, root, parallel, settings)
     write_atomic(folder / "array.sh", script)
     try:
@@ -134,13 +143,15 @@ def array_script(
     parallel: int,
     settings: dict[str, str | int | None],
 ) -> str:
-    given = [f"#SBATCH --{key}={value}" for key, value in settings.items() if value]
+    given = [f"#SBATCH --{key}={shlex.quote(str(v))}" for key, v in settings.items() if v]
     return ARRAY_SCRIPT.format(
-        name=name,
+        name=shlex.quote(name),
         last=count - 1,
         parallel=parallel,
         output=shlex.quote(f"{folder}/slurm-%a.out"),
         folder=shlex.quote(str(folder)),
+        python=shlex.quote(sys.executable),
+        entry=shlex.quote(ENTRY),
         root=shlex.quote(str(root)),
         interrupted=INTERRUPTED,
         early=" | ".join(str(128 + number) for number in (signal.SIGUSR2, signal.SIGTERM)),
@@ -149,16 +160,31 @@ def array_script(
     )
 
 
-def queued_among(folders: Iterable[Path]) -> set[Path]:
-    """Those of the run folders whose array task SLURM still has, by one question for all."""
-    notes = {folder: folder / "slurm.json" for folder in folders}
-    tasks = {
-        folder: json.loads(path.read_text()) for folder, path in notes.items() if path.exists()
-    }
+def queued_among(folders: Iterable[Path]) -> tuple[set[Path], dict[Path, str]]:
+    """The run folders whose array task SLURM still has, by one question for all.
+
+    Also those whose note of the task is damaged, with the reason.
+    """
+    tasks, damaged = {}, {}
+    for folder in folders:
+        path = folder / "slurm.json"
+        try:
+            tasks |= {folder: _task(path)} if path.exists() else {}
+        except ValueError as error:
+            damaged[folder] = f"{error}; look whether squeue has the run, then remove the file"
     if not tasks or shutil.which("squeue") is None:
-        return set()
-    queued = _queued_tasks(sorted({task["job"] for task in tasks.values()}))
-    return {folder for folder, task in tasks.items() if f"{task['job']}_{task['task']}" in queued}
+        return set(), damaged
+    queued = _queued_tasks(sorted({job for job, _ in tasks.values()}))
+    return {folder for folder, task in tasks.items() if "_".join(task) in queued}, damaged
+
+
+def _task(path: Path) -> tuple[str, str]:
+    """Job and task number in a run's slurm.json."""
+    note = read_json(path)
+    job, task = str(note.get("job")), str(note.get("task"))
+    if not (job.isdecimal() and task.isdecimal()):
+        raise ValueError(f"{path} does not name a task of SLURM")
+    return job, task
 
 
 def _queued_tasks(jobs: Sequence[str]) -> set[str]:

@@ -74,7 +74,7 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
         raise SpecError(f"--add {missing[0]}: no such file")
     added = [row for path in options.add for row in read_results(path, table)]
     theirs = merge([*committed(table), *added])
-    rows, replaced = layered(merge(collect(table, options.runs)), theirs)
+    rows, replaced = layered(merge(collect(table, options.runs, warn=warn_of_damage)), theirs)
     for new, old in replaced:
         told = [f"{row.source} ({row.last.get(table.primary)})" for row in (new, old)]
         print(f"warning: {told[0]} takes the place of {told[1]}", file=sys.stderr)
@@ -89,6 +89,10 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     if options.latex:
         print(to_latex(table, rows))
     return True
+
+
+def warn_of_damage(reason: str) -> None:
+    print(f"warning: damaged, so left out: {reason}", file=sys.stderr)
 
 
 def draw(table: Table, rows: list[Row], *, available: bool) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-torch.set_num_threads(1)  # bitwise tests must not depend on how many cores a machine has
+# the same on every machine, whatever its cores; set OMP_NUM_THREADS to test with another number
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 ONEDNN = torch.backends.mkldnn.enabled
 
 

@@ -343,7 +343,7 @@ def test_a_run_whose_own_parts_are_not_found_says_where_to_put_them(tmp_path, ca
     config = (tmp_path / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(config.replace("ed.tasks.", "my_tasks."))
     with pytest.raises(InstantiationException) as error:
-        trained_model(tmp_path)
+        trained_model(tmp_path, trust=True)
     assert explain(error.value) == 1
     printed = capsys.readouterr().err
     assert re.search("^error: task._target_=my_tasks.*No module named 'my_tasks'", printed), printed

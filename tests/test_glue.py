@@ -320,9 +320,11 @@ def test_interrupted_equals_uninterrupted_and_the_model_may_move(
     assert load_checkpoint(tmp_path / "cut", print)["step"] == 5
 
 
-def test_measures_look_at_the_training_sentences_whatever_their_padding(data, checkpoint, tmp_path):
+def test_measures_look_at_the_training_sentences_whatever_their_padding(data, tmp_path):
     measures = ["measures=[ed,sharpness,norm,gap]", "measures.ed.pairs=5", "measures.ed.degree=4"]
     measures += ["measures.ed.resolution=6", "measures.sharpness.batch_size=7", "task.name=rte"]
+    # weights of this size: a nearly constant network has an ED below float32 rounding
+    checkpoint = write_checkpoint(tmp_path, initializer_range=0.3)
     model = ["model=bert_base", f"model.checkpoint={checkpoint}", "regularizer=none"]
     found = []
     for padding in ("fixed", "dynamic"):
@@ -330,7 +332,7 @@ def test_measures_look_at_the_training_sentences_whatever_their_padding(data, ch
         found.append(tiny_run(tmp_path / padding, data, *settings)["last"])
     names = ["ed", "ed_se", "sharpness_0.05", "norm", "gap", "gap_train"]
     fixed, dynamic = ([each[f"measure/{name}"] for name in names] for each in found)
-    assert fixed == pytest.approx(dynamic, rel=1e-3)
+    assert fixed == pytest.approx(dynamic, rel=1e-3, abs=1e-5)
     assert fixed[0] > 0
     assert fixed[2] > 0
 

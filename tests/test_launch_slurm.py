@@ -25,7 +25,7 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(tmp_path, capsy
     script = (folder / "array.sh").read_text()
     assert "--array=0-5%3" in script
     assert "#SBATCH --partition=ci" in script
-    assert len((folder / "jobs.txt").read_text().splitlines()) == 6
+    assert len(json.loads((folder / "jobs.json").read_text())) == 6
     assert launch.main(arguments) == 0  # all are queued: nothing is submitted again
     assert "nothing to submit" in capsys.readouterr().out
     assert launch.main([*arguments[:3], "--status"]) == 75
@@ -48,10 +48,8 @@ def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(tmp_path, capsy
         (tmp_path / "requeued").unlink(missing_ok=True)
     assert mark.read_text() == "exit 140 (USR2): no output\n"
     fake(binaries, "srun", 'exec "$@"')
-    jobs = folder / "jobs.txt"
-    jobs.write_text(
-        jobs.read_text().replace("raise SystemExit(75)", 'raise SystemExit("error: x")')
-    )
+    jobs = folder / "jobs.json"
+    jobs.write_text(jobs.read_text().replace("SystemExit(75)", "SystemExit('error: x')"))
     assert subprocess.run(["bash", folder / "array.sh"], env=task, check=False).returncode == 1
     assert mark.read_text() == "exit 1: error: x\n"
 
@@ -196,3 +194,46 @@ def test_slurm_is_asked_once_for_all_runs(tmp_path, capsys, monkeypatch):
     assert "3 runs: 2 queued, 1 pending" in capsys.readouterr().out
     (asked,) = (tmp_path / "asked").read_text().splitlines()
     assert asked.endswith("--jobs=42,43")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--time", "--gres", "--partition", "--set", "--data", "--runs", "--cells"],
+)
+def test_no_option_brings_a_line_into_the_script(option, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sinfo", "echo ci")
+    fake(tmp_path, "sbatch", f"touch {tmp_path}/submitted")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
+    assert launch.main([*arguments, option, f"task.data=1\ntouch {tmp_path}/ran"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {option} ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "submitted").exists()
+
+
+def test_the_words_of_a_command_reach_srun_as_they_are(tmp_path, monkeypatch):
+    from scripts.slurm import submit
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sbatch", "echo 42")
+    fake(tmp_path, "srun", """printf '%s\\0' "$@" > "$(dirname "$0")/given" """)
+    words = [f"$(touch {tmp_path}/ran)", f"`touch {tmp_path}/ran`", "a'b\"c", "", " ; *", "\\n"]
+    runs = [tmp_path / "first", tmp_path / "$(second) '"]
+    for run in runs:
+        run.mkdir()
+    settings = {"time": "1' ; x", "gres": None}
+    submit(tmp_path, "six", {runs[0]: ["true"], runs[1]: words}, root=tmp_path, parallel=1,
+           settings=settings)  # fmt: skip
+    (script,) = tmp_path.glob(".slurm/*/array.sh")
+    environment = os.environ | {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "43"}
+    assert subprocess.run(["bash", script], env=environment, check=False).returncode == 0
+    assert (tmp_path / "given").read_text().split("\0")[:-1] == words
+    assert (runs[1] / "output.log").exists()
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(ValueError, match="control character"):
+        submit(tmp_path, "six", {runs[0]: ["a\nb"]}, root=tmp_path, parallel=1, settings={})
+    with pytest.raises(ValueError, match="--account"):
+        submit(tmp_path, "six", {runs[0]: ["a"]}, root=tmp_path, parallel=1,
+               settings={"account": "a\ntouch x"})  # fmt: skip
+    assert len(list(tmp_path.glob(".slurm/*"))) == 1

@@ -117,7 +117,8 @@ def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
 
 def start_training(folder: Path, *extra: str) -> subprocess.Popen:
     command = [sys.executable, "train.py", *SMALL, f"system.run_dir={folder}", *extra]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # as many as this process: bitwise equal
+    threads = str(torch.get_num_threads())  # as many as this process: bitwise equal
+    environment = os.environ | {"OMP_NUM_THREADS": threads}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 
 

@@ -260,3 +260,16 @@ def test_a_grid_is_decided_by_the_metric_of_its_cell(tmp_path):
     ]
     assert rows[0].last["best/matthews"] == 15
     assert "and beside it the best evaluation" in to_markdown(table, rows)
+
+
+def test_a_file_named_after_the_folder_above_is_refused(tmp_path):
+    (tmp_path / "...yaml").write_text(yaml.safe_dump(SPEC))
+    with pytest.raises(SpecError, match=r"\.\.\.yaml"):
+        load_table(str(tmp_path / "...yaml"))
+
+
+def test_overrides_are_single_lines(tmp_path):
+    cells = SPEC["cells"] | {"evil": {"overrides": ["seed=1\ntouch x"], "paper": None}}
+    (tmp_path / "evil.yaml").write_text(yaml.safe_dump(SPEC | {"cells": cells}))
+    with pytest.raises(SpecError, match=r"cell evil.*control character"):
+        load_table(str(tmp_path / "evil.yaml"))

@@ -10,12 +10,13 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
+from ed import files
 from ed.analysis.spec import (
     EXPERIMENTS,
     PLACES,
@@ -25,7 +26,7 @@ from ed.analysis.spec import (
     nested,
     parse_value,
 )
-from ed.files import read_rows
+from ed.files import from_csv_text, read_rows, yaml_text
 
 STATUSES = ("done", "partial", "failed", "pending")
 COLUMNS = ("table", "cell", "seed", "deviations", "status", "steps", "total_steps")
@@ -104,15 +105,42 @@ def columns(table: Table) -> list[str]:
     return [*COLUMNS, *values, f"best:{table.primary}", *PROVENANCE]
 
 
-def collect(table: Table, roots: Sequence[Path]) -> list[Row]:
-    """Rows of all runs of a table under these folders, the reduced ones that exist included."""
+def collect(
+    table: Table, roots: Sequence[Path], *, warn: Callable[[str], None] | None = None
+) -> list[Row]:
+    """Rows of all runs of a table under these folders, the reduced ones that exist included.
+
+    Args:
+        warn: called for each damaged folder, which is left out; None: the first one is an error.
+    """
     found = []
     for root in roots:
-        found += [collect_run(run, table) for run in expand(table, root=root)]
-        for sets in _reductions(table, root):
-            rows = (collect_run(run, table) for run in expand(table, sets=sets, root=root))
+        found += [row_or_damage(run, table) for run in expand(table, root=root)]
+        for path in sorted(root.glob(f"{table.name}@*/deviations.json")):
+            try:
+                runs = expand(table, sets=_reduction(path), root=root)
+            except ValueError as error:
+                if warn is None:
+                    raise
+                warn(str(error))
+                continue
+            rows = (row_or_damage(run, table) for run in runs)
             found += [row for row in rows if row.status != "pending"]
-    return found
+    damaged = [row for row in found if row.status == "damaged"]
+    if damaged and warn is None:
+        raise CollectError(damaged[0].error)
+    for row in damaged:
+        warn(row.error)
+    return [row for row in found if row.status != "damaged"]
+
+
+def row_or_damage(run: Run, table: Table) -> Row:
+    """As `collect_run`; a folder that cannot be read has the status "damaged", and why."""
+    try:
+        return collect_run(run, table)
+    except (ValueError, OSError) as error:
+        known = {"deviations": " ".join(run.deviations), "source": str(run.folder)}
+        return Row(run.table, run.cell, run.seed, status="damaged", error=str(error), **known)
 
 
 def collect_run(run: Run, table: Table) -> Row:
@@ -183,10 +211,12 @@ def read_results(path: Path, table: Table) -> list[Row]:
     return rows
 
 
-def _reductions(table: Table, root: Path) -> list[list[str]]:
-    """The settings of each reduced version of the table that was launched."""
-    paths = sorted(root.glob(f"{table.name}@*/deviations.json"))
-    return [read_json(path, kind=list) for path in paths]
+def _reduction(path: Path) -> list[str]:
+    """The settings of a reduced version of the table that was launched."""
+    sets = read_json(path, kind=list)
+    if not all(isinstance(text, str) and "=" in text for text in sets):
+        raise CollectError(f"{path} does not hold a list of key=value; restore or remove it")
+    return sets
 
 
 def seed_differences(rows: Iterable[Row], table: Table) -> list[str]:
@@ -235,9 +265,12 @@ def flat(config: dict, prefix: str = "") -> dict:
 def _read_config(folder: Path) -> dict:
     path = folder / "config.yaml"
     try:
-        return yaml.safe_load(path.read_bytes()) or {}
-    except yaml.YAMLError as error:
-        raise CollectError(f"{path} is not YAML ({str(error).splitlines()[0]})") from None
+        config = yaml.safe_load(yaml_text(path)) or {}
+    except (yaml.YAMLError, ValueError) as error:
+        raise CollectError(" ".join(str(error).split())) from None
+    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
+        raise CollectError(f"{path} is not the config of a run: restore or remove it")
+    return config
 
 
 def _check_config(run: Run, table: Table) -> None:
@@ -268,7 +301,9 @@ def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> s
         stored = nested(config, key)
     except (KeyError, TypeError):
         return f"no {key}"
-    return None if stored == parse_value(text) else f"{key}={stored}"
+    wanted = parse_value(text)
+    both_nan = stored != stored and wanted != wanted
+    return None if stored == wanted or both_nan else f"{key}={stored}"
 
 
 @functools.cache
@@ -292,15 +327,13 @@ def _in_the_way(run: Run) -> str:
 
 
 def read_json(path: Path, kind: type = dict):
+    """As `ed.files.read_json`; None where there is no such file."""
     if not path.exists():
         return None
     try:
-        value = json.loads(path.read_bytes())
+        return files.read_json(path, kind)
     except ValueError as error:
-        raise CollectError(f"{path} is not JSON ({error})") from None
-    if not isinstance(value, kind):
-        raise CollectError(f"{path} does not hold a {kind.__name__}")
-    return value
+        raise CollectError(str(error)) from None
 
 
 def _summary(path: Path, done: dict, table: Table) -> dict:
@@ -309,7 +342,7 @@ def _summary(path: Path, done: dict, table: Table) -> dict:
         best_epoch = {_best_name(key): value for key, value in done["best"].items()}
         found = done["last"] | best_epoch
         last = {key: found[key] for key in table.metrics if key in found}
-        steps, seconds = done["steps"], done["seconds"]
+        steps, seconds = done["steps"] + 0, done["seconds"] + 0.0  # numbers, or TypeError
     except (KeyError, AttributeError, TypeError) as error:
         raise CollectError(f"{path} is not the summary of a run ({error} is missing)") from None
     if not last:
@@ -317,6 +350,9 @@ def _summary(path: Path, done: dict, table: Table) -> dict:
             f"{path} has none of the table's metrics {', '.join(table.metrics)}, only "
             f"{', '.join(sorted(done['last']))}"
         )
+    numbers = (value for value in (*last.values(), best or 0))
+    if not all(isinstance(value, (int, float)) for value in numbers):
+        raise CollectError(f"{path} is not the summary of a run: a metric is no number")
     wild = [f"{key} is {value}" for key, value in last.items() if not math.isfinite(value)]
     if wild:
         raise CollectError(f"{path}: {', '.join(wild)}; move the folder away and launch again")
@@ -331,7 +367,18 @@ def _best_name(key: str) -> str:
 
 def read_sessions(folder: Path) -> list[dict]:
     """What the engine noted of each time that the run was started or went on."""
-    return (read_json(folder / "meta.json") or {}).get("sessions", [])
+    path = folder / "meta.json"
+    sessions = (read_json(path) or {}).get("sessions", [])
+    if not isinstance(sessions, list) or not all(_is_session(session) for session in sessions):
+        raise CollectError(f"{path} is not the record of a run: restore or remove it")
+    return sessions
+
+
+def _is_session(value) -> bool:
+    if not isinstance(value, dict):
+        return False
+    command, versions = value.get("command", ""), value.get("versions") or {}
+    return isinstance(command, str) and isinstance(versions, dict)
 
 
 def _surroundings(sessions: Sequence[dict]) -> dict:
@@ -356,7 +403,7 @@ def _csv_row(values: list[str], table: Table, where: str) -> Row:
             f"{where}: {len(values)} fields instead of {len(columns(table))}; the line is cut "
             "short or foreign"
         )
-    raw = dict(zip(columns(table), values, strict=True))
+    raw = dict(zip(columns(table), map(from_csv_text, values), strict=True))
     homes = {cell.home for cell in table.points.values()}
     if (raw["table"], raw["cell"]) not in homes:
         raise CollectError(f"{where}: table {table.name} has no cell {raw['table']}/{raw['cell']}")

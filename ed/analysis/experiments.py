@@ -35,6 +35,7 @@ from pathlib import Path
 import yaml
 
 from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, Table, nearest
+from ed.files import refuse_control, yaml_text
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REQUIRED = ("title", "place", "seeds", "fixed", "cells")
@@ -87,8 +88,11 @@ class _Reader:
 
     def __init__(self, path: Path):
         self.path = path
+        if not NAME.fullmatch(path.stem):
+            self.fail("letters, digits and _ . + - only in its name, as it names a folder")
+        text = self.checked(yaml_text, path)
         try:
-            self.raw = yaml.load(path.read_bytes(), _UniqueKeys)  # safe: a SafeLoader
+            self.raw = yaml.load(text, _UniqueKeys)  # safe: a SafeLoader
         except (yaml.YAMLError, SpecError) as error:
             self.fail(re.sub(r"\s+", " ", str(error)))
         if not isinstance(self.raw, dict):
@@ -207,11 +211,20 @@ class _Reader:
             self.fail(f"seeds: {seeds}; different ones are needed")
         return tuple(seeds)
 
+    def checked(self, check, *given):
+        """What `check` returns; its complaint as ours."""
+        try:
+            return check(*given)
+        except ValueError as error:
+            raise SpecError(str(error).replace(f"{self.path} ", f"{self.path}: ", 1)) from None
+
     def strings(self, raw, where: str) -> tuple[str, ...]:
         listed = isinstance(raw, list)
         wrong = [s for s in raw if not isinstance(s, str) or "=" not in s] if listed else [raw]
         if wrong:
             self.fail(f"{where}: a list of key=value is needed, not {wrong[0]!r}")
+        for text in raw:
+            self.checked(refuse_control, text, f"{self.path}: {where}: {text!r}")
         return tuple(raw)
 
     def read_cells(self) -> dict[str, Cell]:

@@ -12,6 +12,7 @@ from ed.analysis.collect import Row, columns
 from ed.analysis.correlation import RESAMPLES, correlations
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, difference, summarise, verdict
+from ed.files import csv_text
 
 CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
 CORRELATION_MEANING = (
@@ -25,6 +26,7 @@ AGGREGATE_MEANING = (
     "earned (Cobbe et al., 2020, hard mode). Intervals: bootstrap over the seeds of each game, "
     f"{returns.RESAMPLES:,} resamples; none where a game has one seed."
 )
+HTML = re.compile(r"<(?=[A-Za-z/!?])")  # labels, notes and errors are text, not tags
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
 MOST_DECIMALS = 6  # smaller numbers go by powers of ten
 ROUNDING = 1e-6  # a std that is less of its mean is that of equal numbers
@@ -73,7 +75,7 @@ def to_markdown(
     parts.append(_provenance(table, rows))
     if footnotes:
         parts.append("\n".join(f"[^{i}]: {note}" for i, note in enumerate(footnotes, start=1)))
-    return "\n\n".join(parts) + "\n"
+    return HTML.sub("&lt;", "\n\n".join(parts)) + "\n"
 
 
 def to_latex(table: Table, rows: Sequence[Row]) -> str:
@@ -448,4 +450,4 @@ def _csv_field(row: Row, name: str) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return repr(value) if isinstance(value, float) else str(value)
+    return repr(value) if isinstance(value, float) else csv_text(str(value))

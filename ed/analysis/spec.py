@@ -5,13 +5,13 @@ of its runs are missing. `ed.analysis.experiments` reads tables from their files
 """
 
 import difflib
+import functools
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 # settings that cannot change a result, so no deviations
@@ -190,6 +190,11 @@ def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
             raise SpecError(f"--set {text!r}: write key=value without spaces, e.g. task.epochs=20")
         if key == "seed" or key == "system.run_dir":
             raise SpecError(f"--set {text}: the table decides this; choose with --seeds, --runs")
+        if "${" in value:  # folders hold what it refers to, so it would look like another run
+            raise SpecError(f"--set {text}: write the value itself, not a reference to another")
+        number = parse_value(value)
+        if isinstance(number, float) and not math.isfinite(number):
+            raise SpecError(f"--set {text}: a finite number is needed")
     keys = [text.split("=")[0] for text in sets]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
@@ -209,15 +214,16 @@ def nested(config: dict, key: str):
     return config
 
 
+@functools.cache
 def parse_value(text: str):
-    """The value an override sets: YAML, and floats such as 1e-5, which YAML takes for words."""
-    value = yaml.safe_load(text)
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    """The value an override sets, by Hydra's own parser: 010 and on are words, nan a number."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    try:
+        return OverridesParser.create().parse_override(f"key={text}").value()
+    except OverrideParseException:  # no run can have it
+        return text
 
 
 def _tag(deviations: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import yaml
 
 from ed.analysis.collect import CollectError, changes, flat, read_json
 from ed.analysis.stats import summarise
+from ed.files import yaml_text
 
 INCIDENTAL = ("seed", "system", "logger", "measures")  # what tells no two kinds of run apart
 DIGITS = 4
@@ -52,13 +53,15 @@ def _configs(root: Path, seen: set[Path]) -> Iterator[Path]:
 
 def _read(path: Path) -> SweepRun:
     try:
-        config = yaml.safe_load(path.read_bytes())
+        config = yaml.safe_load(yaml_text(path))
         seed = config["seed"]
-    except (yaml.YAMLError, KeyError, TypeError):
+    except (yaml.YAMLError, ValueError, KeyError, TypeError):
         raise CollectError(f"{path} is not the config of a run: mend or remove it") from None
     done = read_json(path.with_name("DONE"))
     kept = {key: value for key, value in config.items() if key not in INCIDENTAL}
     measures = flat(config.get("measures") or {})
+    if done is not None and not isinstance(done.get("last"), dict):
+        raise CollectError(f"{path.with_name('DONE')} is not the summary of a run: remove it")
     return SweepRun(dict(_settings(kept)), measures, seed, done and done["last"])
 
 

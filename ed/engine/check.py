@@ -32,6 +32,8 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
     log_every, every = cfg.system.log_every, cfg.system.measure_every
     if not isinstance(log_every, int) or log_every < 1:
         raise ValueError(f"system.log_every={log_every}: must be a whole number of steps, from 1")
+    if cfg.system.threads is not None and cfg.system.threads < 1:
+        raise ValueError(f"system.threads={cfg.system.threads}: at least 1, or null")
     if cfg.system.checkpointing and regularizer.no_checkpointing:
         raise ValueError(f"system.checkpointing=true: {regularizer.no_checkpointing}; set false")
     if every is not None and (not isinstance(every, int) or every < 1):

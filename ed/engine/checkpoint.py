@@ -13,6 +13,7 @@ from pickle import UnpicklingError  # raised by torch.load for what is not plain
 
 import torch
 
+from ed.engine.run import RunError
 from ed.files import seal, unseal
 
 NAMES = ("last.pt", "last.pt.tmp", "previous.pt")
@@ -39,6 +40,11 @@ def save_checkpoint(folder: Path, state: dict) -> None:
             os.replace(last, folder / "previous.pt")
         os.replace(temporary, last)
     except OSError as error:
+        if not folder.is_dir():
+            raise SaveError(
+                f"could not save a checkpoint: {folder} is gone, so someone removed or renamed it "
+                "during the run; restore it and run the same command again, or begin anew"
+            ) from error
         temporary.unlink(missing_ok=True)
         raise SaveError(
             f"could not save a checkpoint in {folder} ({error.strerror}): free some space and run "
@@ -46,21 +52,32 @@ def save_checkpoint(folder: Path, state: dict) -> None:
         ) from error
 
 
-def load_checkpoint(folder: Path, warn) -> dict | None:
-    """The newest good checkpoint, or None where there is none. `warn` is told of damaged ones.
+def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
+    """The newest good checkpoint, or None where there is none. `warn` is called for damaged ones.
+
+    `misfit` returns why a checkpoint is not one of this run, or None. Such a one is skipped where
+    an older one fits, and otherwise an error: going on would overwrite it.
 
     One that cannot be read (no permission, a disk that does not answer) is no damaged one: OSError,
     as going on from an older one would overwrite it.
     """
+    foreign = None
     for name in NAMES:
         path = folder / name
         if not path.exists():
             continue
         try:
-            return _read(path)
+            state = _read(path)
+            reason = misfit(state) if misfit else None
+            if reason is None:
+                return state
+            foreign = f"{path} is not a checkpoint of this run: {reason}"
+            warn(f"{foreign}; looking for an older one")
         except (ValueError, RuntimeError, EOFError) as error:
             reason = str(error).splitlines()[0]
             warn(f"{path} is damaged ({reason}): falling back to an older one, or to the start")
+    if foreign:
+        raise RunError(f"{foreign}. Give the stored values or another system.run_dir")
     return None
 
 
@@ -85,4 +102,7 @@ def _check_plain(buffer: io.BytesIO) -> None:
 
 def _read(path: Path) -> dict:
     content = unseal(memoryview(path.read_bytes()))
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
+        raise ValueError(f"it holds a {type(state).__name__}, not the state of a run")
+    return state

@@ -6,6 +6,7 @@ again); anything unforeseen is a defect of ours and keeps its traceback.
 
 import argparse
 import difflib
+import errno
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 # of the system, about a place that is no use: read-only, or a file where a folder belongs
 WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # by name: their modules load torch
 EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
 
@@ -67,6 +69,11 @@ def _reason(error: BaseException) -> str | None:
         return str(error.__cause__) if refused else composition(error, sys.argv[1:])
     if isinstance(error, YAMLError):  # of a file in configs, which it names
         return _one_line(error)
+    if isinstance(error, OSError) and error.errno in FULL:
+        return (
+            f"{error.filename or 'a file'}: {error.strerror}; free some space and run the same "
+            "command again, which goes on from the last checkpoint"
+        )
     if isinstance(error, WRONG_PLACE) and error.filename is not None:
         return (
             f"{error.filename}: {error.strerror}; give a place that you may read and write to. "

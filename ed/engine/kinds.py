@@ -1,6 +1,7 @@
 """Words where numbers belong, and keys that nobody reads: found before anything is built."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from types import FunctionType, NoneType, UnionType
 from typing import get_args, get_type_hints
@@ -13,8 +14,16 @@ from ed.engine.compose import GROUPS
 KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
 SYSTEM = {"device": str, "log_every": int, "measure_every": int | None, "save_seconds": float}
 SYSTEM |= {"max_minutes": float | None, "workers": int | None, "keep_checkpoint": bool}
+SYSTEM |= {"threads": int | None, "trust": bool}
 SYSTEM |= {"checkpointing": bool, "deterministic": bool, "runs": str, "run_dir": str | None}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+# sizes beyond which a run cannot end, or cannot begin for want of memory
+MOST = {"epochs": 10**6, "warmup_epochs": 10**6, "steps": 10**10, "frames": 10**12}
+MOST |= {"degree": 1000, "resolution": 10**5, "pairs": 10**8, "projections": 10**6}
+MOST |= {"batch_size": 10**8, "width": 10**6, "depth": 10**4, "heads": 10**4, "classes": 10**7}
+MOST_WHOLE = 2**62  # any other whole number
 
 
 def check_kinds(cfg: DictConfig) -> None:
@@ -22,16 +31,40 @@ def check_kinds(cfg: DictConfig) -> None:
 
     Whether a number is a possible one is for the constructors themselves to say.
     """
+    for key in GROUPS:
+        check_numbers(key, OmegaConf.to_container(cfg[key], resolve=True))
     for key in cfg:
         if key not in KEYS:  # given with a plus sign, which adds what the config does not have
             raise ValueError(f"+{key}: no such key; leave it out, or see python train.py --help")
     if type(cfg.seed) is not int:
         raise ValueError(f"seed={cfg.seed}: must be a whole number")
+    check_numbers("seed", cfg.seed)
+    check_numbers("system", OmegaConf.to_container(cfg.system, resolve=True))
     _check_values("system", cfg.system, SYSTEM)
     for name in ("task", "model", "regularizer", "sampler", "optimizer"):
         _check_leaf(name, cfg[name])
     for name, leaf in cfg.measures.items():
         _check_leaf(f"measures.{name}", leaf)
+
+
+def check_numbers(key: str, value, name: str | None = None) -> None:
+    """Raises ValueError for nan, inf, and sizes above their limit, at any depth.
+
+    The limit is that of `name`; None: of the last part of the key.
+    """
+    if isinstance(value, dict):
+        for name, item in value.items():
+            check_numbers(f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for item in value:
+            check_numbers(key, item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key}={value}: must be a finite number")
+    elif isinstance(value, (int, float)):
+        other = MOST_WHOLE if isinstance(value, int) else math.inf
+        most = MOST.get(name or key.split(".")[-1], other)
+        if value > most:
+            raise ValueError(f"{key}={value:,}: at most {most:,}")
 
 
 def _check_leaf(name: str, leaf: DictConfig) -> None:

@@ -21,6 +21,7 @@ from ed.measures.base import in_groups
 from ed.tasks.base import Batch, Task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+STATE = {"training", "task", "rng", "step", "seconds"}  # what any checkpoint holds
 logger = logging.getLogger("ed")
 
 
@@ -69,7 +70,12 @@ def train(
     session = _Session(task, model, step, run, measures)
     start = session.resume()
     metrics = Metrics(
-        run.path, total=task.total_steps, start=start, tracker=tracker, writes=run.writes
+        run.path,
+        total=task.total_steps,
+        start=start,
+        saved=session.saved_metrics,
+        tracker=tracker,
+        writes=run.writes,
     )
     saved_at = began = time.monotonic()
     checked = start
@@ -99,7 +105,7 @@ def train(
                     metrics.log(done, session.measure())
             if save and task.can_save(done):
                 check_finite(step.peek() | step.largest_weight(), checked, done, run.path)
-                session.save(done)
+                session.save(done, metrics)
                 saved_at = time.monotonic()
                 if (asked or late) and not last:
                     reached = f"step {done} of {task.total_steps}"
@@ -135,6 +141,7 @@ class _Session:
     ):
         self.task, self.model, self.step, self.run = task, model, step, run
         self.measures = measures
+        self.saved_metrics: str | None = None
         self.earlier_seconds, self.began = 0.0, time.monotonic()
 
     @property
@@ -143,7 +150,7 @@ class _Session:
 
     def resume(self) -> int:
         """Loads the newest good checkpoint and returns its step, 0 where there is none."""
-        state = load_checkpoint(self.run.path, logger.warning)
+        state = load_checkpoint(self.run.path, logger.warning, self._misfit)
         self._check_same_checkpoint(state)
         if state is not None:
             self._load(state)
@@ -158,9 +165,17 @@ class _Session:
                 "Its file system must be one that all machines share; see system.runs"
             )
 
-    def _load(self, state: dict) -> None:
+    def _misfit(self, state: dict) -> str | None:
+        """Why a checkpoint is not one of this run."""
+        lacking = sorted(STATE - set(state))
+        if lacking:
+            return f"it lacks {', '.join(lacking)}"
         if isinstance(state.get("config"), dict):  # once it was a digest; config.yaml has agreed
-            self.run.check_same(state["config"])
+            difference = self.run.difference(state["config"])
+            return difference and f"it has another config: {difference}"
+        return None
+
+    def _load(self, state: dict) -> None:
         # one dict: a checkpoint from before there were several processes
         streams = state["rng"] if isinstance(state["rng"], list) else [state["rng"]]
         before, now = len(streams), processes.world_size()
@@ -169,16 +184,34 @@ class _Session:
                 f"{self.run.path} was begun with {before} processes and cannot go on with {now}: "
                 f"start {before}, or begin anew in another folder with system.run_dir"
             )
-        self.step.load_state_dict(state["training"])
-        self.task.load_state_dict(state["task"])
+        try:
+            self.step.load_state_dict(state["training"])
+            self.task.load_state_dict(state["task"])
+        except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(
+                f"the checkpoint in {self.run.path} does not fit this run ({reason}): move it "
+                "away, or begin anew in another folder with system.run_dir"
+            ) from error
         rng = streams[processes.rank()]
         torch.set_rng_state(rng["cpu"])
         if self.step.device.type == "cuda" and "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
         self.earlier_seconds = state["seconds"]
+        self.saved_metrics = state.get("metrics")  # none in checkpoints from before they held them
+        threads = state.get("threads")  # none in checkpoints from before they were noted
+        if self.step.device.type == "cpu" and threads not in (None, torch.get_num_threads()):
+            logger.warning(
+                "%s was begun with %d threads and goes on with %d: its results may differ in the "
+                "last digits from those of an uninterrupted run; set system.threads=%d",
+                self.run.path,
+                threads,
+                torch.get_num_threads(),
+                threads,
+            )
         logger.info("resuming %s at step %d", self.run.path, state["step"])
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, metrics: Metrics) -> None:
         rng = {"cpu": torch.get_rng_state()}
         if self.step.device.type == "cuda":
             rng["cuda"] = torch.cuda.get_rng_state()
@@ -188,9 +221,12 @@ class _Session:
             "rng": processes.gather(rng),
             "step": step,
             "seconds": self.seconds,
+            "threads": torch.get_num_threads(),
+            "metrics": metrics.text(),
             "config": identity(self.run.cfg),
         }
         if self.run.writes:
+            metrics.sync()
             save_checkpoint(self.run.path, state)
         processes.wait_for_all()  # whoever goes first must not end the one that writes
 

@@ -18,9 +18,10 @@ from ed.engine.checkpoint import load_checkpoint, remove_checkpoints
 from ed.engine.distributed import join, local_device
 from ed.engine.kinds import check_kinds
 from ed.engine.loop import Cadence, Interrupted, describe, train
-from ed.engine.metrics import TerminalHandler, Wandb
+from ed.engine.metrics import LogFile, TerminalHandler, Wandb
 from ed.engine.run import RunFolder, default_folder, digest
 from ed.engine.step import TrainStep
+from ed.engine.trust import check_targets, read_config, stored_config, targets
 from ed.tasks.base import Task
 
 logger = logging.getLogger("ed")
@@ -56,10 +57,14 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     if cfg.system.capture is True and device.type != "cuda":
         raise ValueError(f"system.capture=true: {device} has no CUDA graphs; leave it at auto")
     torch.use_deterministic_algorithms(cfg.system.deterministic)
+    if cfg.system.threads is not None:
+        torch.set_num_threads(cfg.system.threads)
     torch.manual_seed(stream_seed(cfg.seed, "init"))
     model = build_model(cfg, device)
     task.check_model(model)
     task.prepare(device, cfg.seed)
+    for measure in measures.values():
+        measure.check(task)  # again, now that it knows how many examples there are
     torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))
 
     writes = processes.rank() == 0
@@ -138,13 +143,21 @@ def build_model(cfg: DictConfig, device: torch.device) -> nn.Module:
 def build_measures(cfg: DictConfig) -> dict:
     """The measures of a config, by their names."""
     leaves = cfg.get("measures") or {}
-    return {name: instantiate(leaf, _convert_="all") for name, leaf in leaves.items()}
+    return {name: build_measure(leaf) for name, leaf in leaves.items()}
+
+
+def build_measure(leaf: DictConfig):
+    return instantiate(leaf, _convert_="all")
 
 
 def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     """Measures that a finished run was not given, or with other settings, and can be given now."""
-    stored = OmegaConf.load(path / "config.yaml")
-    taken, leaves = build_measures(stored), stored.get("measures") or {}
+    stored = read_config(path / "config.yaml").get("measures") or {}
+    leaves = {name: leaf for name, leaf in stored.items() if name in measures}
+    if not cfg.system.trust:
+        built = OmegaConf.create({"measures": leaves})
+        check_targets(built, path / "config.yaml", own=targets(cfg))
+    taken = {name: build_measure(leaf) for name, leaf in leaves.items()}
     # equal as measures: a default may have had no key then; as text: a class may know no equality
     missing = [
         name
@@ -179,7 +192,11 @@ def train_in(
     )
     name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
     folder.open_session(
-        name, task.total_steps, processes=processes.world_size(), provenance=task.provenance()
+        name,
+        task.total_steps,
+        processes=processes.world_size(),
+        threads=torch.get_num_threads(),
+        provenance=task.provenance(),
     )
     if processes.world_size() > 1:
         name = f"{processes.world_size()} processes, each on {name}"
@@ -198,12 +215,18 @@ def train_in(
     return summary
 
 
-def trained_model(folder: Path, device: str = "auto") -> tuple[Task, nn.Module]:
-    """The task of a run, and its model in eval mode."""
+def trained_model(
+    folder: Path, device: str = "auto", *, trust: bool = False
+) -> tuple[Task, nn.Module]:
+    """The task of a run, and its model in eval mode.
+
+    Args:
+        trust: build parts that are not ed's as well, which runs code that the folder names.
+    """
     if not (folder / "config.yaml").exists():
         raise FileNotFoundError(f"{folder} is no run folder: it holds no config.yaml")
-    cfg = OmegaConf.load(folder / "config.yaml")
-    state = load_checkpoint(folder, logger.warning)
+    cfg = stored_config(folder, trust=trust)
+    state = load_checkpoint(folder, logger.warning, _without_model)
     if state is None:
         raise FileNotFoundError(
             f"{folder} holds no checkpoint: train there first, with system.keep_checkpoint=true"
@@ -213,6 +236,13 @@ def trained_model(folder: Path, device: str = "auto") -> tuple[Task, nn.Module]:
     model = build_model(cfg, where)
     model.load_state_dict(state["training"]["model"])
     return task, model.eval()
+
+
+def _without_model(state: dict) -> str | None:
+    """Why no model can be read from a checkpoint."""
+    training = state.get("training")
+    has_model = isinstance(training, dict) and isinstance(training.get("model"), dict)
+    return None if has_model else "it holds no model"
 
 
 def choose_device(name: str, option: str = "system.device=") -> torch.device:
@@ -225,7 +255,9 @@ def choose_device(name: str, option: str = "system.device=") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"{option}{name}: use auto, cpu or cuda") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{option}{name}: use auto, cpu or cuda")
     if device.type == "cuda" and device.index is not None:
         if device.index >= torch.cuda.device_count():
             found = f"torch sees {torch.cuda.device_count()} GPUs, counted from 0"
@@ -239,7 +271,14 @@ def start_tracker(cfg: DictConfig, folder: Path) -> Wandb | None:
     if cfg.logger.mode == "disabled":
         return None
     settings = OmegaConf.to_container(cfg, resolve=True)
-    return Wandb(**cfg.logger, folder=folder, config=settings)
+    try:
+        return Wandb(**cfg.logger, folder=folder, config=settings)
+    except Exception as error:  # wandb raises kinds of its own: no key, no network
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(
+            f"logger=wandb: {reason}; log in with `wandb login` or WANDB_API_KEY, or set "
+            "logger.mode=offline"
+        ) from error
 
 
 def log_to(path: Path | None) -> None:
@@ -256,7 +295,7 @@ def log_to(path: Path | None) -> None:
     if path is None:
         logger.addHandler(logging.NullHandler())
         return
-    terminal, file = TerminalHandler(sys.stdout), logging.FileHandler(path)
+    terminal, file = TerminalHandler(sys.stdout), LogFile(path)
     terminal.setLevel(logging.INFO)
     for handler in (terminal, file):
         handler.setFormatter(logging.Formatter("%(message)s"))

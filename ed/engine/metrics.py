@@ -1,5 +1,6 @@
 """Metrics: a JSON row per log point for machines, a line with an ETA (or a bar) for people."""
 
+import contextlib
 import json
 import logging
 import math
@@ -18,17 +19,62 @@ logger = logging.getLogger("ed")
 class Metrics:
     """Appends to metrics.jsonl. On resume, rows beyond the checkpoint are cut: none comes twice.
 
-    Of several processes the first alone `writes`; the others only remember.
+    Args:
+        saved: `text` of these metrics in the checkpoint that the run resumes from. Where the file
+            has other rows, it is restored. None: a checkpoint from before it held them, or none.
+        writes: of several processes the first alone writes; the others only remember.
     """
 
-    def __init__(self, folder: Path, *, total: int, start: int, tracker=None, writes: bool = True):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        total: int,
+        start: int,
+        saved: str | None = None,
+        tracker=None,
+        writes: bool = True,
+    ):
         self.path, self.total, self.start = folder / "metrics.jsonl", total, start
-        self.rows = [row for row in read_rows(self.path) if row["step"] <= start]
+        self.rows = self._resumed(saved)
         if writes:
-            write_atomic(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
+            write_atomic(self.path, self.text())
         self.file = open(self.path if writes else os.devnull, "a")  # noqa: SIM115, see close()
         self.tracker, self.began = tracker, time.monotonic()
         self.bar = _bar(total, start) if writes else None
+
+    def _resumed(self, saved: str | None) -> list[dict]:
+        """Rows up to the checkpoint: the file's, unless the checkpoint has others."""
+        try:
+            rows = [row for row in read_rows(self.path) if row["step"] <= self.start]
+            damage = None
+        except (ValueError, KeyError, TypeError) as error:
+            rows, damage = [], f"it holds what is not a row of metrics ({error})"
+        if saved is None:
+            if damage and self.start:  # the file is the only record of the rows
+                raise ValueError(
+                    f"{self.path} is damaged: {damage}, and its checkpoint is too old to restore "
+                    "it; fix or remove that line, or train anew in another folder (system.run_dir)"
+                )
+            return rows
+        kept = [json.loads(line) for line in saved.splitlines()]
+        if damage is None and _text(rows[: len(kept)]) != saved:
+            damage = f"its {len(rows)} rows are not the {len(kept)} of the checkpoint"
+        if damage:
+            logger.warning("%s is damaged: %s; restored from the checkpoint", self.path, damage)
+            return kept
+        # after the last checkpoint come the measures of the trained model, and nothing else
+        return rows if self.start == self.total else kept
+
+    def text(self) -> str:
+        """All rows as in the file: what a checkpoint keeps of them."""
+        return _text(self.rows)
+
+    def sync(self) -> None:
+        """Returns once the rows are on disk."""
+        with _writing(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
 
     def log(self, step: int, values: dict[str, float]) -> None:
         if not values:
@@ -36,8 +82,9 @@ class Metrics:
         row = {"step": step, **values}
         if self.rows[-1:] != [row]:  # equal: killed after its last row, before it counted as done
             self.rows.append(row)
-            self.file.write(json.dumps(row) + "\n")
-            self.file.flush()
+            with _writing(self.path):
+                self.file.write(json.dumps(row) + "\n")
+                self.file.flush()
         if self.tracker is not None:
             self.tracker.log(values, step=step)
         shown = brief(values)
@@ -77,9 +124,24 @@ class Metrics:
         return {"last": last, "best": best}
 
     def close(self) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # of a row that could not be written, as reported
+            self.file.close()
         if self.bar is not None:
             self.bar.close()
+
+
+def _text(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@contextlib.contextmanager
+def _writing(path: Path):
+    """Names the file where the system refuses to write it, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def check_finite(values: dict[str, float], after: int, step: int, folder: Path) -> None:
@@ -119,6 +181,17 @@ class TerminalHandler(logging.StreamHandler):
             tqdm.write(self.format(record), file=sys.stdout)
         else:
             super().emit(record)
+
+
+class LogFile(logging.FileHandler):
+    """The run's own log, for people: a line that cannot be written does not end the run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignores a full disk, which the files that matter report."""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def _bar(total: int, start: int):

@@ -10,17 +10,20 @@ runs/adhoc/cifar10-vit_tiny-ed-1a2b3c4d/seed0/
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import subprocess
 import sys
 import time
+import weakref
 from importlib import metadata
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from ed.files import lock, sweep, write_atomic, write_json
+from ed.engine.trust import read_config
+from ed.files import lock, read_json, sweep, write_atomic, write_json
 
 # config groups that cannot change a result; measures only read a model, so a run is the same run
 # with others, or with none; a regularizer that takes a sampler holds its settings as its own
@@ -30,6 +33,7 @@ OWN = ("config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id")
 MOST_NAMED = 20  # changed files in a run's record
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
 PACKAGES += ("envpool",)  # its releases draw games differently
+logger = logging.getLogger("ed")
 
 
 class RunError(RuntimeError):
@@ -76,7 +80,9 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / ".lock", "w")  # noqa: SIM115, held until the process ends
-            alone = lock(self._lock)
+            self._folder = os.open(path, os.O_RDONLY)
+            self._close_folder = weakref.finalize(self, os.close, self._folder)
+            alone = lock(self._lock) and self._lock_folder()
         except OSError as error:
             key = "run_dir" if cfg.system.run_dir else "runs"
             raise RunError(
@@ -85,14 +91,27 @@ class RunFolder:
                 "files, in scripts by --runs"
             ) from error
         if not alone:
+            self.close()
             raise RunError(f"another process is training in {path}: wait for it, or stop it")
-        for name in OWN:
-            sweep(path / name)
-        self._keep_config()
+        try:
+            for name in OWN:
+                sweep(path / name)
+            self._keep_config()
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock_folder(self) -> bool:
+        """Locks the folder itself, too: a lock file can be deleted while it is held."""
+        try:
+            return lock(self._folder)
+        except OSError:  # some network file systems lock files only
+            return True
 
     def close(self) -> None:
         if self.writes:
             self._lock.close()
+            self._close_folder()
 
     def _keep_config(self) -> None:
         stored = self.path / "config.yaml"
@@ -100,23 +119,32 @@ class RunFolder:
             resolved = OmegaConf.to_container(self.cfg, resolve=True)
             write_atomic(stored, OmegaConf.to_yaml(OmegaConf.create(resolved)))
             return
-        self.check_same(identity(OmegaConf.load(stored)))
+        self.check_same(identity(read_config(stored)))
 
     def check_same(self, before: dict) -> None:
         """Refuses to go on with what another config has begun."""
-        differences = _differences(before, identity(self.cfg))
-        if differences:
+        difference = self.difference(before)
+        if difference is not None:
             raise RunError(
-                f"{self.path} holds a run with another config: {'; '.join(differences)}. "
+                f"{self.path} holds a run with another config: {difference}. "
                 "Give the stored values or another system.run_dir, or move that folder away"
             )
+
+    def difference(self, before: dict) -> str | None:
+        """How the identity of a run differs from this one's."""
+        return "; ".join(_differences(before, identity(self.cfg))) or None
 
     @property
     def done(self) -> dict | None:
         """The summary of a completed run."""
         marker = self.path / "DONE"
+        if not marker.exists():
+            return None
         try:
-            return json.loads(marker.read_text()) if marker.exists() else None
+            summary = read_json(marker)
+            if not _is_summary(summary):
+                raise ValueError("not the summary of a run")
+            return summary
         except ValueError as error:
             raise RunError(
                 f"{marker} is damaged ({error}): remove it and run the same command again, which "
@@ -127,24 +155,30 @@ class RunFolder:
         """Writes DONE. Measures may have changed since the run began: config.yaml has the last."""
         if not self.writes:
             return
-        stored = OmegaConf.load(self.path / "config.yaml")
-        earlier = stored.measures if self.done is not None and "measures" in stored else {}
+        stored, before = read_config(self.path / "config.yaml"), self.done
+        earlier = stored.measures if before is not None and "measures" in stored else {}
+        if before is not None:  # measures of an earlier session, should metrics.jsonl be lost
+            kept = {key: v for key, v in before["last"].items() if key.startswith("measure/")}
+            summary["last"] = kept | summary["last"]
         write_json(self.path / "DONE", summary)
         now = OmegaConf.to_container(self.cfg.measures, resolve=True)
         stored.measures = {**earlier, **now}
         write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(stored))
 
     def open_session(
-        self, device: str, steps: int, *, processes: int, provenance: dict[str, str]
+        self,
+        device: str,
+        steps: int,
+        *,
+        processes: int,
+        provenance: dict[str, str],
+        threads: int | None = None,
     ) -> None:
         """Notes this session in meta.json: what ran, where, with which code, `steps` to its end."""
         if not self.writes:
             return
         path = self.path / "meta.json"
-        try:
-            sessions = json.loads(path.read_text())["sessions"]
-        except (OSError, ValueError, KeyError):
-            sessions = []
+        sessions = _earlier_sessions(path) if path.exists() else []
         changed = changed_files()
         session = {
             "command": " ".join(sys.argv),
@@ -157,10 +191,34 @@ class RunFolder:
             "python": platform.python_version(),
             "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "steps": steps,
+            "threads": threads,
             "versions": {name: _version(name) for name in PACKAGES},
             **provenance,
         }
         write_json(path, {"sessions": [*sessions, session]})
+
+
+def _is_summary(value: dict) -> bool:
+    """Whether it is what `train` returns: numbers by name, and how long it took."""
+    numbers = [value.get("steps"), value.get("seconds")]
+    for key in ("last", "best"):
+        if not isinstance(value.get(key), dict):
+            return False
+        numbers += value[key].values()
+    return all(isinstance(number, (int, float)) for number in numbers)
+
+
+def _earlier_sessions(path: Path) -> list[dict]:
+    """The sessions in meta.json. It is a record only, so damage to it does not end a run."""
+    try:
+        sessions = read_json(path).get("sessions")
+        if isinstance(sessions, list) and all(isinstance(each, dict) for each in sessions):
+            return sessions
+        reason = f"{path} does not hold a list of sessions"
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    logger.warning("%s: the record of earlier sessions is lost", reason)
+    return []
 
 
 def _differences(before: dict, now: dict, prefix: str = "") -> list[str]:

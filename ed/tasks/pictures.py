@@ -58,7 +58,7 @@ def load_pictures(
         )
     content = hashlib.sha256(f"{table._fingerprint}/{source}/{split}/{len(table)}/{size}".encode())
     cached = _cache_folder() / f"pictures-{content.hexdigest()[:16]}.npz"
-    arrays = _read_cache(cached)
+    arrays = _read_cache(cached, (len(table), 3, *size))
     if arrays is None:
         arrays = _decode(table, image, size, f"{key}={source}")
         _write_cache(cached, arrays)
@@ -100,6 +100,7 @@ def load_table(source: str, split: str, key: str, remedy: str = PICTURES_REMEDY)
 
 def _decode(table, image: str, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:
     from datasets import Image
+    from PIL.Image import DecompressionBombError
     from tqdm import tqdm
 
     table = table.cast_column(image, Image())  # files written without the hub's metadata
@@ -109,8 +110,10 @@ def _decode(table, image: str, size: tuple[int, int], what: str) -> tuple[np.nda
     for index in range(len(table)):
         try:
             picture = np.asarray(next(rows)[image].convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
             raise ValueError(f"{what}: picture {index} cannot be read: {error}") from error
+        except (AttributeError, TypeError):  # null
+            raise ValueError(f"{what}: row {index} holds no image; remove it") from None
         if picture.shape[:2] != tuple(size):
             raise ValueError(
                 f"{what}: picture {index} is {picture.shape[0]}x{picture.shape[1]}, but "
@@ -118,19 +121,37 @@ def _decode(table, image: str, size: tuple[int, int], what: str) -> tuple[np.nda
                 "task.image_size"
             )
         pixels[index] = picture.transpose(2, 0, 1)
-    return pixels, np.asarray(table["label"], dtype=np.int64)
+    return pixels, _labels(table, what)
+
+
+def _labels(table, what: str) -> np.ndarray:
+    """The column of labels, which must be whole numbers: nothing is rounded or parsed."""
+    labels = table["label"][:]
+    for index, label in enumerate(labels):
+        if type(label) is not int:
+            raise ValueError(
+                f"{what}: the label of row {index} is {label!r:.60}; needed is a whole number, "
+                "counted from 0"
+            )
+    return np.asarray(labels, dtype=np.int64)
 
 
 def _cache_folder() -> Path:
     return Path(os.environ.get("ED_CACHE") or Path.home() / ".cache" / "ed")
 
 
-def _read_cache(path: Path):
+def _read_cache(path: Path, shape: tuple[int, ...]):
     try:
         with np.load(path, allow_pickle=False) as file:
-            return file["pixels"], file["labels"]
+            pixels, labels = file["pixels"], file["labels"]
+        kinds = (pixels.dtype, labels.dtype) == (np.uint8, np.int64)
+        return (pixels, labels) if kinds and _shapes(pixels, labels) == (shape, shape[:1]) else None
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None  # absent or damaged: decode again
+
+
+def _shapes(*arrays: np.ndarray) -> tuple:
+    return tuple(array.shape for array in arrays)
 
 
 def _write_cache(path: Path, arrays) -> None:
