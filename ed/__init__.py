@@ -36,7 +36,9 @@ _EXPORTS = {
     "Paths": "ed.core.penalty",
     "penalty": "ed.core.penalty",
     "Representation": "ed.core.representation",
-    "Estimate": "ed.core.estimator",
+    "Comparison": "ed.core.result",
+    "Estimate": "ed.core.result",
+    "compare": "ed.core.estimator",
     "estimate": "ed.core.estimator",
 }
 __all__ = sorted(_EXPORTS)
