@@ -67,7 +67,7 @@ class Tally:
         if self.held:
             values = torch.cat(self.held, dim=-2)
             coefficients = settings.coefficients(values, beside(values, self.nodes, 1))
-            self._show(principal_scores(_few(values), settings.components))
+            self._show(principal_scores(self._few(values), settings.components))
         else:
             coefficients = self.total.to(self.nodes.dtype).mT
         self._add_curves(coefficients)
@@ -86,25 +86,30 @@ class Tally:
         )
 
     def _show(self, values: Tensor) -> None:
-        """Keeps the outputs that come highest on the first paths."""
-        if self.degrees:
+        """Keeps the outputs that come highest on the first paths, judged by their first nodes."""
+        few = self._few(values)
+        if not len(few):
             return
-        flat = _few(values).transpose(-1, -2).reshape(len(_few(values)), -1, values.shape[-2])
+        flat = few.mT.reshape(len(few), -1, few.shape[-2])  # (P, outputs, n)
         if not self.shown:
-            count = min(OUTPUTS_SHOWN, flat.shape[1])
-            self.picked = flat.amax(-1).topk(count).indices  # (P, n)
+            self.picked = flat.amax(-1).topk(min(OUTPUTS_SHOWN, flat.shape[1])).indices
         index = self.picked.unsqueeze(-1).expand(-1, -1, flat.shape[-1])
         self.shown.append(flat.gather(1, index))
 
     def _add_curves(self, coefficients: Tensor) -> None:
-        if self.degrees:
+        few = self._few(coefficients)
+        if not len(few):
             return
-        few = _few(coefficients).reshape(len(_few(coefficients)), -1, coefficients.shape[-1])
+        few = few.reshape(len(few), -1, few.shape[-1])
         values = torch.cat(self.shown, dim=-1).mT.cpu()
         for path, (picked, fits) in enumerate(zip(self.picked, few, strict=True)):
             nodes = self.nodes if self.nodes.dim() == 1 else self.nodes[path]
             curve = Curve(nodes.cpu(), values[path], fits[picked].cpu(), picked.tolist())
             self.curves.append(curve)
+
+    def _few(self, values: Tensor) -> Tensor:
+        """Those of the paths (P, ...) that are still to be shown."""
+        return values[: PATHS_SHOWN - len(self.curves)]
 
 
 def check_finite(values: Tensor) -> None:
@@ -114,7 +119,3 @@ def check_finite(values: Tensor) -> None:
             f"the model's outputs are not finite on {bad} of {len(values)} paths: "
             "check its weights and the scale of the inputs"
         )
-
-
-def _few(values: Tensor) -> Tensor:
-    return values[:PATHS_SHOWN]
