@@ -166,8 +166,8 @@ def _take_group(source, first, second, nodes, points, tallies) -> None:
     for outputs in pieces_on_paths(source, first, second, nodes, points):
         for tally in tallies:
             if not tally.done and not tally.degrees:
-                tally.check(outputs)
                 how = {"softmax": tally.softmax, "class_dim": source.class_dim}
+                tally.representation.check(outputs, **how)
                 warn_if_misread(outputs, **how, level=WARNING_LEVEL + 1)
             tally.take(outputs, len(first))
     for tally in tallies:

@@ -36,21 +36,24 @@ def points_per_chunk(source: Field, memory_gib: float) -> int:
     return max(1, int(memory_gib * 2**30) // max(LIVE_TENSORS * size, fitted))
 
 
-def check_budget(source: Field, representation: Representation, memory_gib: float) -> None:
+def check_budget(
+    source: Field, representation: Representation, memory_gib: float, *, whole: bool = False
+) -> None:
     """Raises ValueError where the fit of a single path exceeds the budget.
 
-    PCA needs all outputs of a path at once; without it only the coefficients are held.
+    PCA needs all outputs of a path at once, and so does adaptive resolution (`whole`); else only
+    the coefficients are held.
     """
+    whole = whole or representation.components is not None
     outputs = source.part(slice(2))()
     count, nodes, degree = outputs[0].numel(), representation.resolution, representation.degree
     size = count * (degree + 1) * COEFFICIENT_BYTES
-    if representation.components is not None:
+    if whole:
         size = count * nodes * (outputs.element_size() + FIT_BYTES)
     if size > memory_gib * 2**30:
-        pca = representation.components is not None
-        why = f"PCA at {nodes} nodes" if pca else f"a fit up to degree {degree}"
+        why = f"{nodes} nodes at once" if whole else f"a fit up to degree {degree}"
         raise ValueError(
-            f"memory_gib={memory_gib:g}: {why} with {count} outputs takes {size / 2**30:.2g} GiB "
+            f"memory_gib={memory_gib:g}: {why} with {count} outputs take {size / 2**30:.2g} GiB "
             "for one path; raise memory_gib, or fit fewer outputs"
         )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ed.core.field import Field, as_field, check_merge
 from ed.core.labels import check_labels, targets
-from ed.core.outputs import beside, by_path, check_outputs
+from ed.core.outputs import beside, by_path
 from ed.core.representation import Representation, anchor, over_positions, sample_pairs
 
 EFFICIENT = Representation()  # the paper's setting for training: r = 4, K = 3
@@ -63,7 +63,7 @@ class Paths:
     def degrees(self, outputs: Tensor, *, softmax: bool = True) -> Tensor:
         """Effective degree of each path, from logits, or outputs as they are (P * n, C): (P,)."""
         class_dim, representation = self.field.class_dim, self.representation
-        check_outputs(outputs, softmax=softmax, class_dim=class_dim)
+        representation.check(outputs, softmax=softmax, class_dim=class_dim)
         if len(outputs) != len(self.field.x):
             raise ValueError(
                 f"outputs at the {len(self.field.x)} path points are needed, got {len(outputs)} "
@@ -75,7 +75,6 @@ class Paths:
         values = by_path(outputs, len(outputs) // inner_nodes, class_dim)
         values = values.softmax(-1) if softmax else values
         classes = values.shape[-1]
-        representation.check_directions(classes, softmax=softmax)
         if self.labels:
             _check_classes(classes)
             ends = (targets(label, classes, class_dim=class_dim) for label in self.labels)

@@ -12,6 +12,7 @@ from ed.core.bases import BASES
 from ed.core.degree import WEIGHTINGS
 from ed.core.fit import DAMPING, check_resolution, fit
 from ed.core.nodes import RandomizedCosine, Sampler
+from ed.core.outputs import check_outputs
 from ed.core.pca import check_components, check_directions, principal_scores
 
 SCALES = ("paper", "classes")
@@ -115,10 +116,12 @@ class Representation:
         count = coefficients.shape[-2]
         return degrees * (count / 2 if self.components is None else math.sqrt(2) * count)
 
-    def check_directions(self, outputs: int, *, softmax: bool) -> None:
-        """Raises ValueError where components of C outputs would be rounding; raw ED adds 0 then."""
-        if self.weighting == "normalised":
-            check_directions(self.components, outputs, softmax=softmax)
+    def check(self, outputs: Tensor, *, softmax: bool, class_dim: int | None = None) -> None:
+        """Raises ValueError for outputs (N, C), or with positions, that would be misread."""
+        check_outputs(outputs, softmax=softmax, class_dim=class_dim)
+        if self.weighting == "normalised":  # raw ED adds 0 for what cannot vary
+            classes = outputs.shape[1 if class_dim is None else class_dim]
+            check_directions(self.components, classes, softmax=softmax)
 
 
 def over_positions(values: Tensor, dims: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ed.core.bases import BASES
 from ed.core.fit import applied, fit_matrix, widened
-from ed.core.outputs import beside, by_path, by_position, check_outputs
+from ed.core.outputs import beside, by_path
 from ed.core.pca import principal_scores
 from ed.core.representation import Representation, over_positions
 from ed.core.result import Curve, Estimate
@@ -28,12 +28,6 @@ class Tally:
         self.degrees: list[Tensor] = []
         self.spectra: list[Tensor] = []
         self.curves: list[Curve] = []
-
-    def check(self, outputs: Tensor) -> None:
-        """Raises ValueError for outputs (N, ...) that this reading would misread."""
-        check_outputs(outputs, softmax=self.softmax, class_dim=self.class_dim)
-        classes = by_position(outputs, self.class_dim).shape[-1]
-        self.representation.check_directions(classes, softmax=self.softmax)
 
     def begin(self, nodes: Tensor) -> None:
         """A group of paths with nodes (P, r) or (r,)."""
@@ -110,6 +104,14 @@ class Tally:
     def _few(self, values: Tensor) -> Tensor:
         """Those of the paths (P, ...) that are still to be shown."""
         return values[: PATHS_SHOWN - len(self.curves)]
+
+
+def highest_curve(nodes: Tensor, values: Tensor, coefficients: Tensor) -> Curve:
+    """The outputs (r, C) or (S, r, C) that come highest on one path, with their fits."""
+    flat = values.mT.reshape(-1, values.shape[-2])
+    picked = flat.amax(-1).topk(min(OUTPUTS_SHOWN, len(flat))).indices
+    fits = coefficients.reshape(-1, coefficients.shape[-1])[picked]
+    return Curve(nodes.cpu(), flat[picked].mT.cpu(), fits.cpu(), picked.tolist())
 
 
 def check_finite(values: Tensor) -> None:
