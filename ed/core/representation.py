@@ -32,17 +32,17 @@ class Representation:
         damping: epsilon of the damped normal equations.
         detach_pca: hold the principal directions constant in the backward pass.
         scale: unit of raw ED. "paper": the mean over outputs, which falls as 1 / C with the number
-            of classes C. "classes": times C / 2, or sqrt(2) m with m components, so that a
-            straight line from one class to another is 1 whatever C and m. A strength lambda of the
-            paper is 2 / C lambda there, or lambda / (sqrt(2) m) with PCA:
+            of classes C. "classes": times C, or sqrt(2) m with m components, so that a straight
+            line from one class to another is 1 whatever C and m. A strength lambda of the paper
+            is lambda / C there, or lambda / (sqrt(2) m) with PCA:
 
             | paper                          | C    | m | lambda   | in "classes"  |
             |--------------------------------|------|---|----------|---------------|
-            | CIFAR-10, efficiency           | 10   | - | 7        | 1.4           |
-            | CIFAR-10, performance          | 10   | - | 2        | 0.4           |
+            | CIFAR-10, efficiency           | 10   | - | 7        | 0.7           |
+            | CIFAR-10, performance          | 10   | - | 2        | 0.2           |
             | ImageNet from scratch          | 1000 | 3 | 3        | 0.71          |
             | ImageNet, fine-tuned CLIP      | 1000 | 3 | 2        | 0.47          |
-            | GLUE: RTE and MRPC; CoLA       | 2    | - | 0.5; 0.3 | 0.5; 0.3      |
+            | GLUE: RTE and MRPC; CoLA       | 2    | - | 0.5; 0.3 | 0.25; 0.15    |
             | Procgen                        | 15   | 3 | 0.01     | 0.0024        |
     """
 
@@ -114,7 +114,7 @@ class Representation:
         if self.scale == "paper":
             return degrees
         count = coefficients.shape[-2]
-        return degrees * (count / 2 if self.components is None else math.sqrt(2) * count)
+        return degrees * (count if self.components is None else math.sqrt(2) * count)
 
     def check(self, outputs: Tensor, *, softmax: bool, class_dim: int | None = None) -> None:
         """Raises ValueError for outputs (N, C), or with positions, that would be misread."""

@@ -37,6 +37,7 @@ class EffectiveDegree(Regularizer):
         ramp_shape: str,
         endpoints: str,
         path_dropout: bool,
+        scale: str = "paper",
     ):
         if not weight >= 0:
             raise ValueError(f"regularizer.weight={weight}: must be at least 0")
@@ -76,6 +77,7 @@ class EffectiveDegree(Regularizer):
                 weighting=weighting,
                 damping=damping,
                 detach_pca=detach_pca,
+                scale=scale,
             )
         except ValueError as error:  # its messages begin with the name of the setting
             raise ValueError(f"regularizer.{error}") from None
