@@ -1,9 +1,9 @@
 """Adaptive resolution: as many nodes as each path needs, as many paths as the error needs.
 
 A path is sampled at Chebyshev points of the second kind, N + 1 of them with N = K/4, K/2, K, 2K
-(11, 21, 41, 81 for K = 40), until the coefficients show that more would not change its ED. The
-fixed protocol's own nodes, of the first kind, nest only by tripling; these nest by doubling and
-contain both ends, so no pass is repeated.
+(11, 21, 41, 81 for K = 40), until the coefficients show that more would not change its ED, and at
+21 at least. The fixed protocol's own nodes, of the first kind, nest only by tripling; these nest by
+doubling and contain both ends, so no pass is repeated.
 
 What is estimated stays the least-squares polynomial of degree K: below N = K the coefficients
 beyond N count as 0, and from N = K on the interpolant is cut at K. Two errors remain. Missing
@@ -36,10 +36,11 @@ from ed.core.result import Estimate, standard_error
 from ed.core.tally import PATHS_SHOWN, check_finite, highest_curve
 from ed.core.walk import measuring, outputs_on_paths, reporter, warn_if_misread
 
-TOLERANCE = 0.02  # half a standard error or less of 400 paths on the networks in the tests
-# From N = K on only aliasing is left. Its estimate is about three times too high (measured), and
-# noisy on a single path: this multiple of the tolerance is allowed, also in the mean of a block.
-ALIASING = 5
+TOLERANCE = 0.02  # relative to mean ED
+# From N = K on only aliasing is left. Its estimate is two to three times too high (measured), and
+# noisy on a single path: this multiple of the limit is allowed, also in the mean of a block.
+ALIASING = 3
+CHANGE = 10  # limits between two levels at most: a rough path may look smooth at few points
 DOUBLINGS = 3  # from N = K/4 to 2K
 BLOCK = 50  # paths refined together, and between two looks at the standard error
 
@@ -108,7 +109,7 @@ def estimate_adaptively(
         check_budget(source, replace(representation, resolution=top), memory_gib, whole=True)
         chunk = points_per_chunk(source, memory_gib)
         block = min(BLOCK, max(1, chunk // top))
-        walk = _Walk(source, representation, softmax, tolerance, chunk)
+        walk = _Walk(source, representation, softmax, tolerance, chunk=chunk, pairs=pairs)
         for start in range(0, pairs, block):
             walk.refine(first[start : start + block], second[start : start + block])
             done = min(start + block, pairs)
@@ -139,9 +140,9 @@ def _check(representation: Representation, tolerance: float, target_se: float | 
 class _Walk:
     """Paths refined block by block, and the results so far."""
 
-    def __init__(self, source, representation, softmax, tolerance, chunk):
+    def __init__(self, source, representation, softmax, tolerance, *, chunk, pairs):
         self.source, self.representation, self.softmax = source, representation, softmax
-        self.tolerance, self.chunk = tolerance, chunk
+        self.tolerance, self.chunk, self.pairs = tolerance, chunk, pairs
         self.dtype = torch.promote_types(source.x.dtype, torch.float32)
         self.values = torch.empty(0, dtype=self.dtype, device="cpu")
         self.points = torch.empty(0, dtype=torch.long, device="cpu")
@@ -153,16 +154,17 @@ class _Walk:
         self.values = torch.cat([self.values, self.values.new_zeros(len(first))])
         self.points = torch.cat([self.points, self.points.new_zeros(len(first))])
         raw = torch.zeros(len(first), dtype=torch.float64, device=first.device)
-        left = torch.arange(len(first), device=first.device)
+        previous, left = raw - math.inf, torch.arange(len(first), device=first.device)
         held = self._outputs(first, second, points_of_second_kind(levels[0]))
         for intervals in levels:
             raw[left], errors = self._resolved(held, intervals)
-            limit = self.tolerance * (self.raw_total + raw.sum()) / len(self.values)
-            done = errors <= limit
+            limit = self._limit(raw)
+            done = (errors <= limit) & ((raw[left] - previous[left]).abs() <= CHANGE * limit)
             if intervals >= self.representation.degree:
-                allowed = ALIASING * self.tolerance * raw[left]
+                allowed = ALIASING * limit * raw[left] / raw.mean()
                 done |= (errors <= allowed) | (errors.mean() <= allowed.mean())
             done |= intervals == levels[-1]
+            previous = raw.clone()
             if done.any():
                 self._finish(held[done], intervals, before + left[done].cpu())
             left, held = left[~done], held[~done]
@@ -171,6 +173,16 @@ class _Walk:
             between = points_of_second_kind(2 * intervals)[1::2]
             held = _interleaved(held, self._outputs(first[left], second[left], between))
         self.raw_total += raw.sum().item()
+
+    def _limit(self, raw: Tensor) -> Tensor:
+        """Error allowed on a path: the tolerance, or half the standard error if that is less.
+
+        Errors of paths have the same sign, so their mean must stay below the standard error.
+        """
+        limit = self.tolerance * (self.raw_total + raw.sum()) / len(self.values)
+        if len(raw) < 2:
+            return limit
+        return torch.minimum(limit, raw.std() / math.sqrt(self.pairs) / 2)
 
     def estimate(self, ends: Tensor) -> Estimate:
         check_finite(self.values)
