@@ -27,7 +27,7 @@ from ed.core.bases import chebyshev
 from ed.core.degree import effective_degree
 from ed.core.field import Field
 from ed.core.fit import applied
-from ed.core.memory import check_budget, points_per_chunk
+from ed.core.memory import Footprint
 from ed.core.nodes import ChebyshevNodes
 from ed.core.outputs import by_path
 from ed.core.pca import principal_scores
@@ -106,8 +106,9 @@ def estimate_adaptively(
     ends = torch.stack([first, second]).cpu()
     with measuring(source), reporter(progress, pairs) as report:
         top = ladder(representation)[-1] + 1
-        check_budget(source, replace(representation, resolution=top), memory_gib, whole=True)
-        chunk = points_per_chunk(source, memory_gib)
+        footprint = Footprint.of(source)
+        footprint.check(replace(representation, resolution=top), memory_gib, whole=True)
+        chunk = footprint.points(memory_gib)
         block = min(BLOCK, max(1, chunk // top))
         walk = _Walk(source, representation, softmax, tolerance, chunk=chunk, pairs=pairs)
         for start in range(0, pairs, block):

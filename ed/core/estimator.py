@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ed.core.field import Field, as_field, check_merge
-from ed.core.memory import check_budget, points_per_chunk
+from ed.core.memory import Footprint, points_per_chunk
 from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation, distinct_pairs
 from ed.core.result import Comparison, Estimate
@@ -139,9 +139,10 @@ def estimate_each(
     nodes = nodes.to(source.x.device)
     tallies = [Tally(*reading, source.class_dim) for reading in readings]
     with measuring(source), reporter(progress, pairs) as report:
-        points = points_per_chunk(source, memory_gib)
+        footprint = Footprint.of(source)
+        points = footprint.points(memory_gib)
         for reading, _ in readings:
-            check_budget(source, reading, memory_gib)
+            footprint.check(reading, memory_gib)
         group = max(1, points // representation.resolution)  # whole paths where they fit
         for start in range(0, pairs, group):
             paths = slice(start, start + group)
