@@ -7,7 +7,7 @@
 Both take a module, a function, or a `Field`: a network from some inner space on, e.g. the word
 embeddings of a text classifier; and the settings of a `Representation`, one by one
 (`components=3`) or as one object. `estimate` returns an `Estimate`: mean, standard error, the value
-of each path, and the spectrum of coefficients.
+of each path, and the spectrum of coefficients. `compare` measures two models on the same paths.
 
 The steps by themselves: samplers of nodes (`RandomizedCosine`, `ChebyshevNodes`, `UniformNodes`,
 `StratifiedNodes`), bases (`chebyshev`, `legendre`), `fit`, `principal_scores`, and coefficients to
@@ -36,7 +36,9 @@ _EXPORTS = {
     "Paths": "ed.core.penalty",
     "penalty": "ed.core.penalty",
     "Representation": "ed.core.representation",
-    "Estimate": "ed.core.estimator",
+    "Comparison": "ed.core.result",
+    "Estimate": "ed.core.result",
+    "compare": "ed.core.estimator",
     "estimate": "ed.core.estimator",
 }
 __all__ = sorted(_EXPORTS)

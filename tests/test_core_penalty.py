@@ -137,7 +137,7 @@ def test_a_compiled_step_takes_batches_of_other_sizes():
             "one output, and no class to tell by it",
         ),
         (lambda x: x.mean(0, keepdim=True), None, {}, "a row for each of"),
-        (lambda x: x.sum(1), None, {}, r"\(N, C\) are needed, the model's are \(16,\): reshape"),
+        (lambda x: x.sum(1), None, {}, r"\(N, C\) are needed, the model's are \(16,\)"),
     ],
 )
 def test_penalty_refuses_what_it_would_misread(model, labels, settings, message):

@@ -2,118 +2,121 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ed.core.field import Field, as_field, check_outputs
-from ed.core.modes import evaluating
+from ed.core.field import Field, as_field, check_merge
+from ed.core.memory import Footprint, points_per_chunk
 from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation, distinct_pairs
+from ed.core.result import Comparison, Estimate
+from ed.core.tally import Tally
+from ed.core.walk import measuring, outputs_on_paths, pieces_on_paths, reporter, warn_if_misread
+
+__all__ = [
+    "Estimate", "compare", "estimate", "estimate_each", "outputs_on_paths", "points_per_chunk",
+]  # fmt: skip
 
 # The paper's protocol for trained models: r = 200, K = 40, 400 paths. It names no nodes: fixed ones
 # here, as they make the best conditioned fit.
 PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
-SYMBOLS = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
-LIVE_TENSORS = 4  # a forward pass without gradients holds a few activations at once
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Effective degree of a model: `str` prints it as mean +- standard error.
-
-    Attributes:
-        values: (P,), effective degree of each path.
-        spectrum: (K + 1,), mean |c_k| over paths and outputs.
-        representation: the settings it was measured with.
-        ends: (2, P), indices of the examples between which each path runs.
-    """
-
-    values: Tensor
-    spectrum: Tensor
-    representation: Representation = field(repr=False)
-    ends: Tensor = field(repr=False)
-
-    @property
-    def mean(self) -> float:
-        return self.values.mean().item()
-
-    @property
-    def standard_error(self) -> float:
-        """Of the mean over paths, as an estimate for all data; nan for a single path.
-
-        The square root of (sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e are deviations from the
-        mean and p, q different paths with a common end. The second sum estimates a variance, that
-        of what an end adds to all its paths, so it counts as 0 where chance makes it negative.
-        Without it many paths between few examples would claim a precision that other examples do
-        not bear out.
-        """
-        count = len(self.values)
-        if count < 2:
-            return math.nan
-        deviations = self.values.double() - self.values.double().mean()
-        alone = deviations.square().sum().item()
-        by_end = torch.zeros(int(self.ends.max()) + 1, dtype=deviations.dtype)
-        by_end.index_add_(0, self.ends.flatten(), deviations.repeat(2))
-        shared = by_end.square().sum().item() - 2 * alone
-        return math.sqrt(alone * count / (count - 1) + max(shared, 0.0)) / count
-
-    @property
-    def symbol(self) -> str:
-        return SYMBOLS[self.representation.weighting]
-
-    def __str__(self) -> str:
-        # two digits of the error: with a thousand outputs ED is small, being their mean
-        known = math.isfinite(self.standard_error) and self.standard_error > 0
-        digits = max(0, 1 - math.floor(math.log10(self.standard_error))) if known else 4
-        error = f"{self.mean:.{digits}f} +- {self.standard_error:.{digits}f}"
-        return f"{self.symbol} {error} ({len(self.values)} paths)"
+WARNING_LEVEL = 4  # the caller of `estimate`
 
 
 def estimate(
-    model: Callable[[Tensor], Tensor] | Field,
-    inputs: Tensor | None = None,
+    model: Callable[..., Tensor] | Field,
+    inputs=None,
     *,
     pairs: int = 400,
     representation: Representation = PROTOCOL,
     softmax: bool = True,
+    output: str | int | None = None,
+    class_dim: int | None = None,
     memory_gib: float = 1.0,
     seed: int = 0,
     progress: bool | Callable[[int, int], None] = False,
+    tolerance: float | None = None,
+    target_se: float | None = None,
     **changes,
 ) -> Estimate:
     """Effective degree of a model on data, by default with the paper's protocol.
 
+        ed.estimate(model, images)
+        ed.estimate(model, loader, resolution="auto")           # 2.5 to 10 times fewer passes
+        ed.estimate(segmenter, images, output="out", class_dim=1)
+
     Args:
         model: any callable from inputs (N, ...) to outputs (N, C), or a `Field` (then no inputs). A
-            module is put in eval mode meanwhile and left as it was found; one that is hidden in a
-            function is not seen: name it, `ed.Field.of(function, inputs, module=module)`.
-        inputs: (N, ...), the examples between which the paths run; pairs are distinct. Scaled as
-            the model expects them, and where it is.
-        pairs: number of paths.
+            module is put in eval mode meanwhile and left as it was found; a function hides its
+            module, so name it: `ed.Field.of(function, inputs, module=module)`.
+        inputs: the examples between which the paths run: a tensor (N, ...), where the model is and
+            scaled as it expects; a numpy array; a tuple or dict of these for several inputs, which
+            move together; or a shuffled DataLoader, of which the first 2 * pairs examples are used.
+        pairs: number of paths, between distinct pairs of examples.
         representation: how paths are fitted.
         softmax: fit probabilities (the paper's raw ED) or the outputs as they are (its ED_norm,
             together with weighting="normalised").
-        memory_gib: bound on what a chunk of the forward passes may hold.
+        output: key, attribute or index of the outputs in what the model returns.
+        class_dim: dimension of the classes in outputs (N, C, H, W) or (N, T, V): softmax over it,
+            mean over positions.
+        memory_gib: bound on what a chunk of the forward passes and its fit may hold.
         seed: of the pairs.
         progress: True for a bar, or a function called with (paths done, paths in all).
-        changes: fields of the representation to change, e.g. resolution=50, degree=10.
+        tolerance: with resolution="auto", the error allowed on a path, relative to mean ED; 0.02
+            by default, and half the standard error where that is less.
+        target_se: with resolution="auto", stop adding paths at this standard error; `pairs` is
+            then the largest number.
+        changes: fields of the representation to change, e.g. resolution=50, degree=10, or
+            resolution="auto" for as many nodes as each path needs (`ed.core.adaptive`).
     """
-    representation = replace(representation, **changes) if changes else representation
+    source = as_field(model, inputs, output=output, class_dim=class_dim, examples=2 * pairs)
     how = {"pairs": pairs, "memory_gib": memory_gib, "seed": seed, "progress": progress}
-    return estimate_each(model, inputs, readings=[(representation, softmax)], **how)[0]
+    if changes.get("resolution") == "auto":
+        from ed.core.adaptive import estimate_adaptively
+
+        del changes["resolution"]
+        limits = {"tolerance": tolerance, "target_se": target_se}
+        settings = replace(representation, **changes)
+        return estimate_adaptively(source, settings, softmax=softmax, **limits, **how)
+    for name, value in (("tolerance", tolerance), ("target_se", target_se)):
+        if value is not None:
+            raise ValueError(f'{name}={value}: needs resolution="auto"')
+    representation = replace(representation, **changes) if changes else representation
+    return estimate_each(source, readings=[(representation, softmax)], **how)[0]
 
 
-@torch.no_grad()
+def compare(
+    first: Callable[..., Tensor] | Field,
+    second: Callable[..., Tensor] | Field,
+    inputs=None,
+    **settings,
+) -> Comparison:
+    """Difference in effective degree of two models, on the same paths.
+
+        print(ed.compare(baseline, regularized, images))
+        # ED 0.21 - 0.13 = 0.080 +- 0.011, 95 % interval [0.058, 0.1] (400 paths)
+
+    Args:
+        first, second: as `model` in `estimate`; two fields must have as many examples.
+        settings: as in `estimate`, for both.
+    """
+    if settings.get("target_se") is not None:
+        raise ValueError("target_se: both models need the same paths; set pairs instead")
+    if not isinstance(first, Field) and not isinstance(inputs, (Tensor, tuple, dict, type(None))):
+        examples = 2 * settings.get("pairs", 400)
+        inputs = Field.of(first, inputs, examples=examples).x  # a loader may shuffle anew
+    results = [estimate(model, inputs, **settings) for model in (first, second)]
+    if not torch.equal(results[0].ends, results[1].ends):
+        raise ValueError("compare: the two fields have different numbers of examples")
+    return Comparison(*results)
+
+
 def estimate_each(
-    model: Callable[[Tensor], Tensor] | Field,
-    inputs: Tensor | None = None,
+    model: Callable[..., Tensor] | Field,
+    inputs=None,
     *,
     readings: Sequence[tuple[Representation, bool]],
     pairs: int = 400,
@@ -129,132 +132,45 @@ def estimate_each(
     walk = (representation.resolution, representation.sampler)
     if any((reading.resolution, reading.sampler) != walk for reading, _ in readings):
         raise ValueError("readings of one walk must have the same resolution and sampler")
-    source = as_field(model, inputs)
-    source.check_points()
-    generator = torch.Generator().manual_seed(seed)
-    first, second = distinct_pairs(len(source.x), pairs, generator=generator)
+    source = as_field(model, inputs, examples=2 * pairs)
+    first, second, generator = draw_pairs(source, pairs, seed)
     dtype = torch.promote_types(source.x.dtype, torch.float32)
     nodes = representation.nodes(pairs, generator=generator, device="cpu", dtype=dtype)
-    nodes, first, second = (each.to(source.x.device) for each in (nodes, first, second))
-    tallies = [_Tally(*reading) for reading in readings]
-    mode = evaluating(source.module) if source.module is not None else contextlib.nullcontext()
-    with mode, _reporter(progress, pairs) as report:
-        points = points_per_chunk(source, memory_gib)
-        group = max(1, points // representation.resolution)  # whole paths, so that a fit is whole
+    nodes = nodes.to(source.x.device)
+    tallies = [Tally(*reading, source.class_dim) for reading in readings]
+    with measuring(source), reporter(progress, pairs) as report:
+        footprint = Footprint.of(source)
+        points = footprint.points(memory_gib)
+        for reading, _ in readings:
+            footprint.check(reading, memory_gib)
+        group = max(1, points // representation.resolution)  # whole paths where they fit
         for start in range(0, pairs, group):
             paths = slice(start, start + group)
             own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
-            outputs = outputs_on_paths(source, first[paths], second[paths], own_nodes, points)
-            for tally in tallies:
-                check_outputs(outputs.flatten(0, 1), softmax=tally.softmax)
-                if start == 0:
-                    _warn_of_misreadings(outputs, softmax=tally.softmax)
-                tally.add(outputs.to(dtype), own_nodes)
+            _take_group(source, first[paths], second[paths], own_nodes, points, tallies)
             report(min(start + group, pairs))
     ends = torch.stack([first, second]).cpu()
     return [tally.estimate(ends) for tally in tallies]
 
 
-class _Tally:
-    """What one reading finds on the paths, chunk by chunk."""
-
-    def __init__(self, representation: Representation, softmax: bool):
-        self.representation, self.softmax = representation, softmax
-        self.degrees, self.spectra = [], []
-
-    def add(self, values: Tensor, nodes: Tensor) -> None:
-        """Outputs (P, r, C) at nodes (P, r) or (r,)."""
-        values = values.softmax(-1) if self.softmax else values
-        coefficients = self.representation.coefficients(values, nodes)
-        self.degrees.append(self.representation.degrees(coefficients))
-        self.spectra.append(coefficients.abs().mean(-2).sum(0))
-
-    def estimate(self, ends: Tensor) -> Estimate:
-        values = torch.cat(self.degrees).cpu()
-        _check_finite(values)
-        spectrum = torch.stack(self.spectra).sum(0) / len(values)
-        return Estimate(values, spectrum.cpu(), self.representation, ends)
+def draw_pairs(source: Field, pairs: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
+    """Both ends of each path, on the device of the points, and the generator that drew them."""
+    source.check_points()
+    check_merge(source.context)
+    generator = torch.Generator().manual_seed(seed)
+    first, second = distinct_pairs(len(source.x), pairs, generator=generator)
+    return first.to(source.x.device), second.to(source.x.device), generator
 
 
-def _warn_of_misreadings(outputs: Tensor, *, softmax: bool) -> None:
-    """What makes a number that is not the effective degree of the network meant."""
-    if outputs.dtype in (torch.bfloat16, torch.float16):
-        warnings.warn(
-            f"the model's outputs are {outputs.dtype}: their rounding counts as roughness, and ED "
-            "comes out too high, in bfloat16 up to twice; measure model.float() on "
-            "inputs.float(), outside of autocast",
-            stacklevel=5,
-        )
-    total = outputs.sum(-1, dtype=torch.float32)
-    if softmax and (outputs >= 0).all() and ((total - 1).abs() < 0.01).all():
-        warnings.warn(
-            "the model's outputs are probabilities already, and would pass through a second "
-            "softmax: set softmax=False",
-            stacklevel=5,
-        )
-
-
-def outputs_on_paths(
-    source: Field, first: Tensor, second: Tensor, nodes: Tensor, points: int
-) -> Tensor:
-    """Outputs (P, r, C) at the nodes of P paths, of which at most `points` exist at a time."""
-    pieces = nodes.split(max(1, points // len(first)), dim=-1)
-    along = (source.between(first, second, piece) for piece in pieces)
-    return torch.cat([field().unflatten(0, (len(first), -1)) for field in along], dim=1)
-
-
-def points_per_chunk(source: Field, memory_gib: float) -> int:
-    """How many points fit the budget, from the largest tensor that one point makes on its way."""
-    # two, as some models squeeze a batch of one away
-    probe, first = _LargestOutput(), source.part(slice(2))
-    try:
-        with probe:
-            first()
-    except RuntimeError as error:  # torch says what does not fit, but not where it came from
-        weight = next(source.module.parameters(), None) if source.module is not None else None
-        has = "" if weight is None else f"; its weights are {weight.dtype} on {weight.device}"
-        x = first.x
-        error.add_note(f"The model got {tuple(x.shape)}, {x.dtype} on {x.device}{has}.")
-        raise
-    size = max(probe.size // len(first.x), source.x[0].numel() * source.x.element_size())
-    return max(1, int(memory_gib * 2**30) // (LIVE_TENSORS * size))
-
-
-class _LargestOutput(TorchDispatchMode):
-    """Records the bytes of the largest tensor that any operation returns."""
-
-    size = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        # a view holds no memory of its own, and views of weights would drown the activations
-        inputs = {a.untyped_storage().data_ptr() for a in args if _is_dense(a)}
-        for item in result if isinstance(result, (tuple, list)) else (result,):
-            if _is_dense(item) and item.untyped_storage().data_ptr() not in inputs:
-                self.size = max(self.size, item.numel() * item.element_size())
-        return result
-
-
-def _is_dense(value) -> bool:
-    """A tensor with a storage of its own; a sparse one has several."""
-    return isinstance(value, Tensor) and value.layout == torch.strided
-
-
-@contextlib.contextmanager
-def _reporter(progress, total: int):
-    if progress is True:
-        from tqdm import tqdm
-
-        with tqdm(total=total, unit="path", desc="effective degree") as bar:
-            yield lambda done: bar.update(done - bar.n)
-    else:
-        yield (lambda done: progress(done, total)) if progress else (lambda done: None)
-
-
-def _check_finite(values: Tensor) -> None:
-    bad = int((~values.isfinite()).sum())
-    if bad:
-        raise ValueError(
-            f"the model's outputs are not finite on {bad} of {len(values)} paths: "
-            "check its weights and the scale of the inputs"
-        )
+def _take_group(source, first, second, nodes, points, tallies) -> None:
+    for tally in tallies:
+        tally.begin(nodes)
+    for outputs in pieces_on_paths(source, first, second, nodes, points):
+        for tally in tallies:
+            if not tally.done and not tally.degrees:
+                how = {"softmax": tally.softmax, "class_dim": source.class_dim}
+                tally.representation.check(outputs, **how)
+                warn_if_misread(outputs, **how, level=WARNING_LEVEL + 1)
+            tally.take(outputs, len(first))
+    for tally in tallies:
+        tally.end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ed.core.inputs import points_of
+from ed.core.labels import readable
 from ed.core.modes import batch_norms, frozen_statistics
+from ed.core.outputs import pick
 
 Context = dict[str, Tensor]
 
@@ -19,28 +22,29 @@ Context = dict[str, Tensor]
 class Field:
     """A network from some space on (pixels, token embeddings, features), at a batch of points.
 
-    For a text classifier of transformers, with paths between its word embeddings:
-
-        field = ed.Field(
-            lambda x, context: bert(inputs_embeds=x, attention_mask=context["mask"]),
-            bert.get_input_embeddings()(ids), {"mask": mask}, module=bert,
-        )
+        field = ed.Field.of(model, images)                    # inputs of any model
+        field = ed.Field.from_text(bert, batch)               # word embeddings
+        field = ed.Field.at_layer(vit, "blocks.3", images)    # features of a layer
         ed.estimate(field)
         ed.penalty(field, labels=labels)
 
     Attributes:
-        forward: points (N, ...), context -> outputs (N, C), or what holds them as `logits`; for a
-            model without context there is `ed.Field.of(model, x)`.
+        forward: points (N, ...), context -> outputs (N, C), or an object that holds them.
         x: (B, ...), the batch in that space.
-        context: per-example tensors (B, ...) that travel along, e.g. the attention mask. On a path
-            they are merged by the maximum of those ends that take part, which for a 0/1 mask is
-            the union inside the path and each end's own at that end. Hand over what is kept; for a
-            model that asks for what is padding, `forward` turns it round: nn.Transformer's
-            src_key_padding_mask=~context["mask"].
-        aside: a context for passes at points which are no data; it keeps them apart from the pass
-            at the batch. None: batch normalisation of `module` keeps its running statistics, and
-            without any, batch and paths may share one forward pass.
+        context: per-example tensors (B, ...) that travel along, e.g. the attention mask. Merge
+            rule: at an end of a path, its own; inside, the elementwise maximum of both ends. For
+            a mask of what is kept (bool, 0/1, or 0/-inf where it is added to scores) that is the
+            union. `estimate` and `penalty` reject contexts for which the maximum is meaningless:
+            masks of padding, and numbers that differ between examples.
+        aside: a context manager for passes at points that are not data; it keeps them separate
+            from the pass at the batch. None: batch norm of `module` keeps its running statistics,
+            and without batch norm, batch and paths may share one forward pass.
         module: the network behind `forward`: `estimate` measures it in eval mode.
+        output: key, attribute or index of the outputs in what `forward` returns; None: the tensor
+            itself, or its `logits`.
+        class_dim: dimension of the classes in outputs with positions, (N, C, H, W) or (N, T, V).
+            Each position has a softmax of its own, and ED is the mean over positions. All count
+            alike, so leave padding out.
     """
 
     forward: Callable[[Tensor, Context], Tensor]
@@ -48,18 +52,50 @@ class Field:
     context: Context = field(default_factory=dict)
     aside: Callable[[], AbstractContextManager] | None = None
     module: nn.Module | None = None
+    output: str | int | None = None
+    class_dim: int | None = None
 
     @classmethod
-    def of(cls, model: Callable[[Tensor], Tensor], x: Tensor, **settings) -> Field:
-        """The field of any callable from inputs to outputs."""
+    def of(
+        cls, model: Callable[..., Tensor], x, *, examples: int | None = None, **settings
+    ) -> Field:
+        """The field of any callable from inputs to outputs.
+
+        Args:
+            model: takes the inputs, and each context as a keyword argument.
+            x: a tensor or numpy array (B, ...), or a tuple (positional arguments) or dict (keyword
+                arguments) of them, which then move together; or, with `examples`, a DataLoader of
+                tensors or (inputs, ...) tuples, of which the first `examples` are used.
+            settings: further attributes of the field, e.g. context={"mask": mask}.
+        """
         called = model.func if isinstance(model, partial) else model
         owner = getattr(called, "__self__", called)  # of a method: model.forward, say
         if isinstance(owner, nn.Module):
             settings.setdefault("module", owner)
-        return cls(lambda points, context: model(points), x, **settings)
+        points, arguments = points_of(x, settings.get("module"), examples=examples)
+
+        def forward(points, context):
+            positional, named = arguments(points)
+            return model(*positional, **named, **context)
+
+        return cls(forward, points, **settings)
+
+    @classmethod
+    def from_text(cls, model: nn.Module, batch, **settings) -> Field:
+        """See `ed.core.spaces.text_field`."""
+        from ed.core.spaces import text_field
+
+        return text_field(model, batch, **settings)
+
+    @classmethod
+    def at_layer(cls, model: nn.Module, layer: str, x, **settings) -> Field:
+        """See `ed.core.spaces.layer_field`."""
+        from ed.core.spaces import layer_field
+
+        return layer_field(model, layer, x, **settings)
 
     def __call__(self) -> Tensor:
-        outputs = _tensor(self.forward(self.x, self.context))
+        outputs = pick(self.forward(self.x, self.context), self.output)
         if outputs.shape[:1] != self.x.shape[:1]:
             raise ValueError(
                 f"outputs (N, C) are needed, a row for each of {len(self.x)} inputs; the model's "
@@ -127,13 +163,13 @@ class Field:
             raise ValueError(
                 f"paths run between floating-point inputs, not {self.x.dtype}: whole numbers would "
                 "be rounded on the way; convert and scale them first, or begin behind the "
-                "embedding of token ids (help(ed.Field))"
+                "embedding of token ids (ed.Field.from_text)"
             )
         for name, value in self.context.items():
             if len(value) != len(self.x):
                 raise ValueError(
-                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: one each is "
-                    "needed, as they travel along; what all share belongs into `forward`"
+                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: give one "
+                    "for each, and use what all share in `forward`"
                 )
 
     def at(self, x: Tensor) -> Field:
@@ -141,46 +177,35 @@ class Field:
         return replace(self, x=x)
 
 
-def as_field(model: Callable[[Tensor], Tensor] | Field, inputs: Tensor | None) -> Field:
-    """The field of a model at inputs, or a field that was given as such."""
+def as_field(model: Callable[..., Tensor] | Field, inputs=None, **settings) -> Field:
+    """The field of a model at inputs, or a given one, with the settings that are not None."""
     if isinstance(model, Field) != (inputs is None):
         raise ValueError("give a model with inputs, or a Field, which has its own, without")
-    if inputs is not None and not isinstance(inputs, Tensor):
-        raise ValueError(
-            f"inputs: one tensor (N, ...) is needed, not {type(inputs).__name__}; from batches: "
-            "torch.cat([batch[0] for batch in loader]), from an array: torch.as_tensor(array)"
-        )
-    return model if isinstance(model, Field) else Field.of(model, inputs)
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if not isinstance(model, Field):
+        return Field.of(model, inputs, **settings)
+    settings.pop("examples", None)
+    return replace(model, **settings) if settings else model
 
 
-def check_outputs(outputs: Tensor, *, softmax: bool) -> None:
-    """Raises ValueError for outputs that are not (N, C), or whose softmax says nothing."""
-    if outputs.dim() != 2:
-        raise ValueError(
-            f"outputs (N, C) are needed, the model's are {tuple(outputs.shape)}: reshape them or "
-            "pick some, e.g. ed.Field(lambda x, _: model(x).reshape(len(x), -1), x, module=model)"
-        )
-    if softmax and outputs.shape[1] == 1:
-        raise ValueError(
-            "the model has one output, and the softmax of one is 1 everywhere: take it as it is "
-            "(softmax=False), or make both logits of it, "
-            "ed.Field(lambda x, _: torch.nn.functional.pad(model(x), (1, 0)), x, module=model)"
-        )
-
-
-def _tensor(outputs) -> Tensor:
-    """Outputs, or the `logits` of what transformers and many others return."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
-    logits = getattr(outputs, "logits", None) if logits is None else logits
-    if not isinstance(logits, Tensor):
-        kind = type(outputs).__name__
-        raise ValueError(
-            f"outputs (N, C) are needed, the model returns a {kind} without logits: pick them out, "
-            "e.g. ed.Field(lambda x, _: model(x)[0], x, module=model)"
-        )
-    return logits
+def check_merge(context: Context) -> None:
+    """Raises ValueError for contexts whose maximum over two examples means nothing."""
+    for name, value in context.items():
+        if "padding" in name:
+            raise ValueError(
+                f"context {name!r} marks padding, and paths keep the maximum of both ends: pass "
+                "what is kept, ~mask, under another name, and invert it in `forward`"
+            )
+        if not readable(value) or value.dtype == torch.bool or (value == value[:1]).all():
+            continue
+        mask = ((value == 0) | (value == 1)).all()
+        added = value.is_floating_point() and value.max() == 0 and value.min() < -100
+        if not (mask or added):
+            raise ValueError(
+                f"context {name!r} is no mask and differs between examples, so it has no maximum "
+                "that both share: interpolate it as one of several inputs, "
+                "ed.Field.of(model, (x, y)), or use it in `forward`"
+            )
 
 
 def _merge(first: Tensor, second: Tensor, alpha: Tensor) -> Tensor:

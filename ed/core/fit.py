@@ -42,9 +42,16 @@ def fit(values: Tensor, nodes: Tensor, degree: int, **settings) -> Tensor:
     """
     dtype = torch.promote_types(torch.promote_types(values.dtype, nodes.dtype), torch.float32)
     matrix = fit_matrix(widened(nodes.to(dtype)), degree, **settings)
-    # widened here, too: a product in float32 may be one of TF32 on a GPU, which keeps three digits
+    return applied(matrix, values.to(dtype)).to(dtype).mT
+
+
+def applied(matrix: Tensor, values: Tensor) -> Tensor:
+    """matrix (..., K + 1, r) @ values (..., r, C), in float64.
+
+    A product in float32 may be one in TF32 on a GPU, which keeps three digits.
+    """
     with torch.autocast(values.device.type, enabled=False):
-        return (matrix @ widened(values.to(dtype))).to(dtype).mT
+        return matrix @ widened(values)
 
 
 def widened(values: Tensor) -> Tensor:

@@ -2,12 +2,29 @@
 
 import contextlib
 import itertools
+import threading
+import weakref
 from collections.abc import Iterator
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
+
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_making_locks = threading.Lock()
+
+
+@contextlib.contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """Waits for other threads that hold this model, or one that shares a submodule with it."""
+    with _making_locks:  # in one order everywhere, so that two threads cannot wait for each other
+        parts = sorted(model.modules(), key=id)
+        locks = [_locks.setdefault(part, threading.RLock()) for part in parts]
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock)
+        yield
 
 
 def evaluating(model: nn.Module) -> contextlib.AbstractContextManager:

@@ -1,5 +1,6 @@
 """Polynomial representations: outputs along a path -> coefficients -> effective degree."""
 
+import math
 import warnings
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -11,7 +12,10 @@ from ed.core.bases import BASES
 from ed.core.degree import WEIGHTINGS
 from ed.core.fit import DAMPING, check_resolution, fit
 from ed.core.nodes import RandomizedCosine, Sampler
-from ed.core.pca import check_components, principal_scores
+from ed.core.outputs import check_outputs
+from ed.core.pca import check_components, check_directions, principal_scores
+
+SCALES = ("paper", "classes")
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,19 @@ class Representation:
         weighting: "raw" (ED), "normalised" (ED_norm) or "quadratic".
         damping: epsilon of the damped normal equations.
         detach_pca: hold the principal directions constant in the backward pass.
+        scale: unit of raw ED. "paper": the mean over outputs, which falls as 1 / C with the number
+            of classes C. "classes": times C, or sqrt(2) m with m components, so that a straight
+            line from one class to another is 1 whatever C and m. A strength lambda of the paper
+            is lambda / C there, or lambda / (sqrt(2) m) with PCA:
+
+            | paper                          | C    | m | lambda   | in "classes"  |
+            |--------------------------------|------|---|----------|---------------|
+            | CIFAR-10, efficiency           | 10   | - | 7        | 0.7           |
+            | CIFAR-10, performance          | 10   | - | 2        | 0.2           |
+            | ImageNet from scratch          | 1000 | 3 | 3        | 0.71          |
+            | ImageNet, fine-tuned CLIP      | 1000 | 3 | 2        | 0.47          |
+            | GLUE: RTE and MRPC; CoLA       | 2    | - | 0.5; 0.3 | 0.25; 0.15    |
+            | Procgen                        | 15   | 3 | 0.01     | 0.0024        |
     """
 
     resolution: int = 4
@@ -37,9 +54,16 @@ class Representation:
     weighting: str = "raw"
     damping: float = DAMPING
     detach_pca: bool = False
+    scale: str = "paper"
 
     def __post_init__(self) -> None:
         _check_choice("basis", self.basis, BASES)
+        _check_choice("scale", self.scale, SCALES)
+        if self.scale != "paper" and self.weighting != "raw":
+            raise ValueError(
+                f"scale={self.scale!r} is a unit of raw ED, not of weighting={self.weighting!r}; "
+                'use scale="paper"'
+            )
         _check_choice("weighting", self.weighting, WEIGHTINGS)
         _check_whole("resolution", self.resolution)
         _check_whole("degree", self.degree)
@@ -86,7 +110,23 @@ class Representation:
 
     def degrees(self, coefficients: Tensor) -> Tensor:
         """Effective degree of each path, the mean over its outputs: (..., C, K + 1) -> (...,)."""
-        return WEIGHTINGS[self.weighting](coefficients).mean(-1)
+        degrees = WEIGHTINGS[self.weighting](coefficients).mean(-1)
+        if self.scale == "paper":
+            return degrees
+        count = coefficients.shape[-2]
+        return degrees * (count if self.components is None else math.sqrt(2) * count)
+
+    def check(self, outputs: Tensor, *, softmax: bool, class_dim: int | None = None) -> None:
+        """Raises ValueError for outputs (N, C), or with positions, that would be misread."""
+        check_outputs(outputs, softmax=softmax, class_dim=class_dim)
+        if self.weighting == "normalised":  # raw ED adds 0 for what cannot vary
+            classes = outputs.shape[1 if class_dim is None else class_dim]
+            check_directions(self.components, classes, softmax=softmax)
+
+
+def over_positions(values: Tensor, dims: int) -> Tensor:
+    """Mean over the positions in (P, S, ...); values of `dims` dimensions have none."""
+    return values.mean(1) if values.dim() > dims else values
 
 
 def sample_pairs(

@@ -38,6 +38,7 @@ class EffectiveDegree(Regularizer):
         ramp_shape: str = "sine",
         endpoints: str = "batch",
         path_dropout: bool = True,
+        scale: str = "paper",
     ):
         if not weight >= 0:
             raise ValueError(f"regularizer.weight={weight}: must be at least 0")
@@ -77,6 +78,7 @@ class EffectiveDegree(Regularizer):
                 weighting=weighting,
                 damping=damping,
                 detach_pca=detach_pca,
+                scale=scale,
             )
         except ValueError as error:  # its messages begin with the name of the setting
             raise ValueError(f"regularizer.{error}") from None

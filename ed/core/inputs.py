@@ -1,0 +1,105 @@
+"""What a model takes: tensors, arrays, several inputs at once, or batches from a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+LAYOUT = "one tensor or array (N, ...), a tuple or dict of them"
+
+
+def points_of(
+    inputs, module: nn.Module | None = None, *, examples: int | None = None
+) -> tuple[Tensor, Callable[[Tensor], tuple[tuple, dict]]]:
+    """Inputs as one tensor of points, and the way back from points to a model's arguments.
+
+    Several inputs are laid side by side, (B, D1 + D2 + ...), so that a path moves all of them
+    together.
+
+    Args:
+        inputs: a tensor (B, ...), a numpy array, a tuple (positional arguments) or dict (keyword
+            arguments) of these, or a DataLoader.
+        module: where arrays and batches of a loader go: its device, and its dtype for arrays.
+        examples: how many to take from a loader; None: loaders are rejected.
+    """
+    if _is_loader(inputs):
+        if examples is None:
+            raise ValueError(f"inputs: one batch is needed, {LAYOUT}; got a loader")
+        inputs = _collect(inputs, examples)
+        inputs = inputs.to(_home(module, inputs).device)
+    if isinstance(inputs, Mapping):
+        parts = {name: _as_tensor(part, module, name) for name, part in inputs.items()}
+        names = list(parts)
+        x, split = _pack(list(parts.values()))
+        return x, lambda points: ((), dict(zip(names, split(points), strict=True)))
+    if isinstance(inputs, tuple):
+        x, split = _pack([_as_tensor(part, module, str(i)) for i, part in enumerate(inputs)])
+        return x, lambda points: (tuple(split(points)), {})
+    return _as_tensor(inputs, module), lambda points: ((points,), {})
+
+
+def _is_loader(inputs) -> bool:
+    known = isinstance(inputs, (Tensor, Mapping, Sequence)) or hasattr(inputs, "__array__")
+    return isinstance(inputs, Iterable) and not known
+
+
+def _collect(loader: Iterable, examples: int) -> Tensor:
+    """The first examples of a loader; torch's random numbers stay as they were."""
+    parts, count = [], 0
+    with torch.random.fork_rng(devices=[]):
+        for batch in loader:
+            part = batch[0] if isinstance(batch, (tuple, list)) else batch
+            if not isinstance(part, Tensor):
+                raise ValueError(
+                    f"inputs: the loader's batches are {type(part).__name__}; yield tensors, e.g. "
+                    '(batch["pixel_values"] for batch in loader)'
+                )
+            parts.append(part)
+            count += len(part)
+            if count >= examples:
+                break
+    if not parts:
+        raise ValueError("inputs: the loader has no batches; a generator can be used only once")
+    return torch.cat(parts)[:examples]
+
+
+def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
+    where = f"inputs[{name!r}]" if name else "inputs"
+    if not isinstance(part, Tensor) and hasattr(part, "__array__"):
+        part = torch.as_tensor(part)
+        home = _home(module, part)
+        part = part.to(home.device, home.dtype if part.is_floating_point() else part.dtype)
+    if not isinstance(part, Tensor):
+        raise ValueError(
+            f"{where}: {LAYOUT}, or a DataLoader is needed, not {type(part).__name__}; from a list "
+            "of batches: torch.cat(batches)"
+        )
+    if name and not part.is_floating_point():
+        raise ValueError(
+            f"{where} is {part.dtype}, and paths run between floating-point inputs: pass masks as "
+            "context, ed.Field.of(model, inputs, context={name: mask})"
+        )
+    return part
+
+
+def _home(module: nn.Module | None, default: Tensor) -> Tensor:
+    """A weight of the module, for its device and dtype."""
+    weights = module.parameters() if module is not None else ()
+    return next((weight for weight in weights if weight.is_floating_point()), default)
+
+
+def _pack(parts: list[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+    sizes = {len(part) for part in parts}
+    if len(sizes) != 1:
+        raise ValueError(f"inputs: {sorted(sizes)} examples; every input needs one row for each")
+    shapes, dtypes = [part.shape[1:] for part in parts], [part.dtype for part in parts]
+    widths = [shape.numel() for shape in shapes]
+
+    def split(points: Tensor) -> list[Tensor]:
+        pieces = points.split(widths, dim=1)
+        kinds = zip(pieces, shapes, dtypes, strict=True)
+        return [piece.reshape(len(points), *shape).to(d) for piece, shape, d in kinds]
+
+    return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1), split

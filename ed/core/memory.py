@@ -1,0 +1,96 @@
+"""How many points of a path fit a memory budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ed.core.field import Field
+from ed.core.representation import Representation
+
+LIVE_TENSORS = 4  # a forward pass without gradients holds a few activations at once
+FIT_BYTES = 24  # per output and node: probabilities, their float64 copy, share of coefficients
+COEFFICIENT_BYTES = 24  # float64, rounded, and magnitude
+
+
+def points_per_chunk(source: Field, memory_gib: float) -> int:
+    """How many points fit the budget, at least 1."""
+    return Footprint.of(source).points(memory_gib)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory that a field needs, from a pass at two points.
+
+    Attributes:
+        point: bytes of the largest tensor that one point makes on its way through the network.
+        outputs: number of outputs of a point.
+        output_bytes: of one of them, while it is fitted.
+    """
+
+    point: int
+    outputs: int
+    output_bytes: int
+
+    @classmethod
+    def of(cls, source: Field) -> Footprint:
+        # two, as some models squeeze a batch of one away
+        probe, first = _LargestOutput(), source.part(slice(2))
+        try:
+            with probe:
+                outputs = first()
+        except RuntimeError as error:  # torch reports the mismatch, but not where it came from
+            weight = next(source.module.parameters(), None) if source.module is not None else None
+            has = "" if weight is None else f"; its weights are {weight.dtype} on {weight.device}"
+            x = first.x
+            error.add_note(f"The model got {tuple(x.shape)}, {x.dtype} on {x.device}{has}.")
+            raise
+        size = max(probe.size // len(first.x), source.x[0].numel() * source.x.element_size())
+        return cls(size, outputs[0].numel(), outputs.element_size() + FIT_BYTES)
+
+    def points(self, memory_gib: float) -> int:
+        """How many points fit the budget, at least 1: a few activations each, and the fit."""
+        size = max(LIVE_TENSORS * self.point, self.outputs * self.output_bytes)
+        return max(1, int(memory_gib * 2**30) // size)
+
+    def check(
+        self, representation: Representation, memory_gib: float, *, whole: bool = False
+    ) -> None:
+        """Raises ValueError where the fit of a single path exceeds the budget.
+
+        PCA needs all outputs of a path at once, and so does adaptive resolution (`whole`); else
+        only the coefficients are held.
+        """
+        nodes, degree = representation.resolution, representation.degree
+        whole = whole or representation.components is not None
+        each = nodes * self.output_bytes if whole else (degree + 1) * COEFFICIENT_BYTES
+        size = self.outputs * each
+        if size > memory_gib * 2**30:
+            why = f"{nodes} nodes at once" if whole else f"a fit up to degree {degree}"
+            raise ValueError(
+                f"memory_gib={memory_gib:g}: {why} with {self.outputs} outputs takes "
+                f"{size / 2**30:.2g} GiB for one path; raise memory_gib, or fit fewer outputs"
+            )
+
+
+class _LargestOutput(TorchDispatchMode):
+    """Records the bytes of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        # a view holds no memory of its own, and views of weights would drown the activations
+        inputs = {a.untyped_storage().data_ptr() for a in args if _is_dense(a)}
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if _is_dense(item) and item.untyped_storage().data_ptr() not in inputs:
+                self.size = max(self.size, item.numel() * item.element_size())
+        return result
+
+
+def _is_dense(value) -> bool:
+    """A tensor with a storage of its own; a sparse one has several."""
+    return isinstance(value, Tensor) and value.layout == torch.strided

@@ -1,0 +1,198 @@
+"""Results: an estimate of the effective degree, and the difference between two models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ed.core.representation import Representation
+
+SYMBOLS = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
+NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors; paths are many
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A few outputs on one path, for plots.
+
+    Attributes:
+        nodes: (r,), alpha.
+        values: (r, n), the outputs that come highest, or the first principal components.
+        coefficients: (n, K + 1), of the polynomials fitted to them.
+        outputs: their n indices.
+    """
+
+    nodes: Tensor
+    values: Tensor
+    coefficients: Tensor
+    outputs: list[int]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Effective degree of a model.
+
+        result = ed.estimate(model, x)
+        print(result)              # ED 0.0629 +- 0.0053 (400 paths)
+        print(f"{result:.2f}")     # 0.06
+        float(result), result.interval, result.to_dict()
+        result.plot("paths.png")
+
+    Attributes:
+        values: (P,), effective degree of each path.
+        spectrum: (K + 1,), mean |c_k| over paths and outputs.
+        representation: the settings it was measured with; with resolution="auto" its resolution is
+            the largest number of nodes on a path.
+        ends: (2, P), indices of the examples between which each path runs.
+        points: (P,), nodes of each path.
+        curves: the first paths, for `plot`.
+    """
+
+    values: Tensor
+    spectrum: Tensor
+    representation: Representation = field(repr=False)
+    ends: Tensor = field(repr=False)
+    points: Tensor | None = field(default=None, repr=False)
+    curves: tuple[Curve, ...] = field(default=(), repr=False)
+
+    @property
+    def mean(self) -> float:
+        return self.values.mean().item()
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean over paths, as an estimate for all data; nan for a single path."""
+        return standard_error(self.values, self.ends)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the mean."""
+        return _interval(self.mean, self.standard_error)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes: points at which the model was evaluated on paths."""
+        if self.points is None:
+            return len(self.values) * self.representation.resolution
+        return int(self.points.sum())
+
+    @property
+    def symbol(self) -> str:
+        return SYMBOLS[self.representation.weighting]
+
+    def __str__(self) -> str:
+        error = with_error(self.mean, self.standard_error)
+        return f"{self.symbol} {error} ({len(self.values)} paths)"
+
+    def __float__(self) -> float:
+        return self.mean
+
+    def __format__(self, spec: str) -> str:
+        return format(self.mean, spec) if spec else str(self)
+
+    def to_dict(self) -> dict:
+        """Plain numbers, lists and strings, ready for JSON."""
+        settings = self.representation
+        return {
+            "symbol": self.symbol,
+            "mean": self.mean,
+            "standard_error": self.standard_error,
+            "interval": list(self.interval),
+            "paths": len(self.values),
+            "passes": self.passes,
+            "resolution": settings.resolution,
+            "degree": settings.degree,
+            "basis": settings.basis,
+            "components": settings.components,
+            "scale": settings.scale,
+            "values": self.values.tolist(),
+            "spectrum": self.spectrum.tolist(),
+            "ends": self.ends.tolist(),
+        }
+
+    def plot(self, path=None):
+        """Draws paths, their fits, and the spectrum; returns the matplotlib figure.
+
+        Args:
+            path: where to save it, too; None: nowhere.
+        """
+        from ed.core.plot import draw
+
+        figure = draw(self)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Difference in effective degree of two models on the same paths: first - second.
+
+    Attributes:
+        first, second: the estimates of both.
+    """
+
+    first: Estimate
+    second: Estimate
+
+    @property
+    def values(self) -> Tensor:
+        """(P,), difference on each path."""
+        return self.first.values - self.second.values
+
+    @property
+    def mean(self) -> float:
+        return self.values.mean().item()
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean difference; pairing leaves out what the paths themselves add to both."""
+        return standard_error(self.values, self.first.ends)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the mean difference."""
+        return _interval(self.mean, self.standard_error)
+
+    def __float__(self) -> float:
+        return self.mean
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"{self.first.symbol} {self.first.mean:.4g} - {self.second.mean:.4g} = "
+            f"{with_error(self.mean, self.standard_error)}, 95 % interval [{low:.4g}, {high:.4g}] "
+            f"({len(self.values)} paths)"
+        )
+
+
+def standard_error(values: Tensor, ends: Tensor) -> float:
+    """Standard error of the mean of values (P,) on paths between examples `ends` (2, P).
+
+    The square root of (sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e are deviations from the
+    mean and p, q different paths with a common end. The second sum estimates a variance, which is
+    what an end adds to all its paths, so it counts as 0 where chance makes it negative. Without it
+    many paths between few examples would claim a precision that other examples do not bear out.
+    """
+    count = len(values)
+    if count < 2:
+        return math.nan
+    deviations = values.double() - values.double().mean()
+    alone = deviations.square().sum().item()
+    by_end = deviations.new_zeros(int(ends.max()) + 1)
+    by_end.index_add_(0, ends.flatten(), deviations.repeat(2))
+    shared = by_end.square().sum().item() - 2 * alone
+    return math.sqrt(alone * count / (count - 1) + max(shared, 0.0)) / count
+
+
+def with_error(mean: float, error: float) -> str:
+    """Two digits of the error: with a thousand outputs ED is small, being their mean."""
+    known = math.isfinite(error) and error > 0
+    digits = max(0, 1 - math.floor(math.log10(error))) if known else 4
+    return f"{mean:.{digits}f} +- {error:.{digits}f}"
+
+
+def _interval(mean: float, error: float) -> tuple[float, float]:
+    return mean - NORMAL_95 * error, mean + NORMAL_95 * error

@@ -1,0 +1,142 @@
+"""Fields that begin inside a network: at the word embeddings, or at the output of a layer."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ed.core.field import Field
+from ed.core.modes import evaluating
+
+TEXT_CONTEXT = ("attention_mask", "token_type_ids")
+CHECKED = 4  # examples at which a layer's field is compared with the network itself
+
+
+def text_field(model: nn.Module, batch, **settings) -> Field:
+    """A field from the word embeddings of a transformers model on.
+
+        batch = tokenizer(sentences, padding=True, return_tensors="pt")
+        ed.estimate(ed.Field.from_text(classifier, batch))
+        ed.estimate(ed.Field.from_text(decoder, batch, class_dim=-1))   # logits (N, T, V)
+
+    Args:
+        model: an encoder or decoder that takes `inputs_embeds`.
+        batch: `input_ids` (B, T), and `attention_mask` and `token_type_ids` where there are any.
+            Both are merged by their maximum inside a path: union of the tokens, and the second
+            segment where either end has it.
+        settings: further attributes of the field.
+    """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise ValueError(
+            f"from_text: {type(model).__name__} is an encoder-decoder; give it both inputs, "
+            "ed.Field(forward, embeddings, context, module=model)"
+        )
+    if not hasattr(model, "get_input_embeddings"):
+        raise ValueError(
+            f"from_text: {type(model).__name__} has no get_input_embeddings(); use "
+            "ed.Field.at_layer(model, name_of_the_embedding, ids)"
+        )
+    ids = batch["input_ids"]
+    context = {name: batch[name] for name in TEXT_CONTEXT if name in batch}
+
+    def forward(points: Tensor, context: dict[str, Tensor]):
+        return model(inputs_embeds=points, **context)
+
+    embeddings = model.get_input_embeddings()(ids)
+    return Field(forward, embeddings, context, **{"module": model} | settings)
+
+
+def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
+    """A field from the output of a layer on: paths between features instead of inputs.
+
+        ed.estimate(ed.Field.at_layer(vit, "blocks.3", images))
+        words = ed.Field.from_text(bert, batch)
+        ed.estimate(ed.Field.at_layer(bert, "bert.encoder.layer.0", words))
+
+    The network runs on the first example, and the points take the place of the layer's output;
+    so a pass costs as much as one of the whole network.
+
+    Args:
+        layer: name of a submodule, as in `model.named_modules()`, that runs once in a pass and
+            that nothing bypasses. Of a tuple that it returns, the first entry counts.
+        x: inputs of the model (as in `ed.Field.of`), or a field of it.
+        settings: further attributes of the field.
+    """
+    source = x if isinstance(x, Field) else Field.of(model, x, **settings)
+    source = replace(source, **{"module": model} | settings)
+    part = _submodule(model, layer)
+
+    def features(field: Field) -> Tensor:
+        with _reading(part, layer) as found:
+            field()
+        return found[0]
+
+    def forward(points: Tensor, context: dict[str, Tensor]):
+        carrier = source.x[:1].detach().expand(len(points), *source.x.shape[1:])
+        with _writing(part, points):
+            return source.forward(carrier, context)
+
+    field = replace(source, forward=forward, x=features(source))
+    _check_bypass(source, field, features, layer)
+    return field
+
+
+def _check_bypass(source: Field, field: Field, features, layer: str) -> None:
+    """Raises ValueError where the outputs depend on the input by another way than the layer."""
+    few = source.part(slice(CHECKED))
+    with torch.no_grad(), evaluating(source.module):
+        expected = few()
+        found = replace(field, context=few.context).at(features(few))()
+    scale = expected.abs().max()
+    if (found - expected).abs().max() > 1e-3 * scale:
+        raise ValueError(
+            f"at_layer: part of the network bypasses {layer!r}, so its output alone does not "
+            "determine the model's; use a layer after the two meet"
+        )
+
+
+def _submodule(model: nn.Module, layer: str) -> nn.Module:
+    names = dict(model.named_modules())
+    if not layer or layer not in names:
+        near = difflib.get_close_matches(layer, names, n=3) or list(names)[1:4]
+        raise ValueError(f"at_layer: no layer {layer!r}; there are {', '.join(near)}, ...")
+    return names[layer]
+
+
+@contextlib.contextmanager
+def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
+    """The outputs of a submodule in the passes inside; exactly one is expected."""
+    found = []
+    handle = part.register_forward_hook(lambda module, args, output: found.append(_first(output)))
+    try:
+        yield found
+    finally:
+        handle.remove()
+    if len(found) != 1 or not isinstance(found[0], Tensor):
+        raise ValueError(
+            f"at_layer: {layer!r} runs {len(found)} times in a pass or returns no tensor; use a "
+            "layer that runs once"
+        )
+
+
+@contextlib.contextmanager
+def _writing(part: nn.Module, points: Tensor) -> Iterator[None]:
+    """The submodule returns the points, whatever its input."""
+
+    def replaced(module, args, output):
+        return (points, *output[1:]) if isinstance(output, tuple) else points
+
+    handle = part.register_forward_hook(replaced)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _first(output):
+    return output[0] if isinstance(output, tuple) else output

@@ -1,0 +1,70 @@
+"""Walking along paths: forward passes without gradients, in eval mode, a few points at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ed.core.field import Field
+from ed.core.modes import alone, evaluating
+
+
+@contextlib.contextmanager
+def measuring(source: Field) -> Iterator[None]:
+    """No gradients, the module in eval mode, and no other thread that measures it meanwhile."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if source.module is not None:
+            stack.enter_context(alone(source.module))
+            stack.enter_context(evaluating(source.module))
+        yield
+
+
+def pieces_on_paths(
+    source: Field, first: Tensor, second: Tensor, nodes: Tensor, points: int
+) -> Iterator[Tensor]:
+    """Outputs (P * n, ...) at the next n nodes of P paths, at most `points` at a time."""
+    for piece in nodes.split(max(1, points // len(first)), dim=-1):
+        yield source.between(first, second, piece)()
+
+
+def outputs_on_paths(
+    source: Field, first: Tensor, second: Tensor, nodes: Tensor, points: int
+) -> Tensor:
+    """Outputs (P, r, ...) at the nodes of P paths, computed for at most `points` at a time."""
+    pieces = pieces_on_paths(source, first, second, nodes, points)
+    return torch.cat([piece.unflatten(0, (len(first), -1)) for piece in pieces], dim=1)
+
+
+@contextlib.contextmanager
+def reporter(progress, total: int):
+    """A function to call with the number of paths done: a bar, the given function, or nothing."""
+    if progress is True:
+        from tqdm import tqdm
+
+        with tqdm(total=total, unit="path", desc="effective degree") as bar:
+            yield lambda done: bar.update(done - bar.n)
+    else:
+        yield (lambda done: progress(done, total)) if progress else (lambda done: None)
+
+
+def warn_if_misread(outputs: Tensor, *, softmax: bool, class_dim: int | None, level: int) -> None:
+    """Warns about outputs that make the estimate misleading."""
+    if outputs.dtype in (torch.bfloat16, torch.float16):
+        warnings.warn(
+            f"the model's outputs are {outputs.dtype}: their rounding counts as roughness, and ED "
+            "comes out too high, in bfloat16 up to twice; measure model.float() on "
+            "inputs.float(), outside of autocast",
+            stacklevel=level,
+        )
+    total = outputs.sum(-1 if class_dim is None else class_dim, dtype=torch.float32)
+    if softmax and (outputs >= 0).all() and ((total - 1).abs() < 0.01).all():
+        warnings.warn(
+            "the model's outputs are probabilities already, and would pass through a second "
+            "softmax: set softmax=False",
+            stacklevel=level,
+        )
