@@ -38,6 +38,8 @@ _EXPORTS = {
     "Representation": "ed.core.representation",
     "Estimate": "ed.core.estimator",
     "estimate": "ed.core.estimator",
+    "LoadedRun": "ed.engine.main",
+    "load_run": "ed.engine.main",
 }
 __all__ = sorted(_EXPORTS)
 

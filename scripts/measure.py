@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ed.core.estimator import Estimate, estimate
 from ed.core.field import Field
 from ed.engine.errors import or_explain
-from ed.engine.main import choose_device, trained_model
+from ed.engine.main import choose_device, load_run
 from ed.figures.paths import Portrait, draw_portraits, picture_file
 from ed.hub import hub_or_cache
 from ed.measures.base import fixed_subset
@@ -134,7 +134,8 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     for option in ("data", "split"):
         if getattr(options, option):
             raise ValueError(f"--{option}: a run is measured on its own training set; leave it out")
-    task, model = trained_model(options.run, str(device))
+    trained = load_run(options.run, str(device))
+    task, model = trained.task, trained.model
     if not task.num_examples:
         raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
     if measure.outputs == "softmax" and not task.has_logits:

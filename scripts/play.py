@@ -23,7 +23,7 @@ from tqdm import tqdm
 from ed.analysis.stats import summarise
 from ed.core.streams import generator
 from ed.engine.errors import or_explain
-from ed.engine.main import trained_model
+from ed.engine.main import load_run
 from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS, LEVELS, MODES, Games, engine_version, make_games
 from ed.figures.episode import Episode, gif, strip
@@ -42,7 +42,8 @@ class Result:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    task, model = trained_model(options.run, options.device)
+    trained = load_run(options.run, options.device)
+    task, model = trained.task, trained.model
     stem = options.out or options.run / "play"
     stem.parent.mkdir(parents=True, exist_ok=True)  # now, not after all episodes
     if not isinstance(task, ProcgenPPO):

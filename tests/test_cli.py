@@ -25,7 +25,7 @@ from ed.engine.compose import compose_config
 from ed.engine.errors import EXPECTED, composition, explain
 from ed.engine.kinds import check_kinds
 from ed.engine.loop import Interrupted
-from ed.engine.main import start_tracker, trained_model
+from ed.engine.main import load_run, start_tracker
 from ed.engine.run import RunError, RunFolder
 from ed.envs.procgen import EngineError
 from ed.files import read_rows
@@ -342,7 +342,7 @@ def test_a_run_whose_own_parts_are_not_found_says_where_to_put_them(tmp_path, ca
     config = (tmp_path / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(config.replace("ed.tasks.", "my_tasks."))
     with pytest.raises(InstantiationException) as error:
-        trained_model(tmp_path)
+        load_run(tmp_path)
     assert explain(error.value) == 1
     printed = capsys.readouterr().err
     assert re.search("^error: task._target_=my_tasks.*No module named 'my_tasks'", printed), printed
@@ -671,7 +671,7 @@ def test_a_run_older_than_a_setting_is_refused_by_its_name(tmp_path, capsys):
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if "warmup_epochs" not in line))
     with pytest.raises(Exception, match="warmup_epochs") as error:
-        trained_model(tmp_path, "cpu")
+        load_run(tmp_path, "cpu")
     assert explain(error.value) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("error: task.warmup_epochs is needed and not among the settings")

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from ed.core import processes
 from ed.core.streams import stream_seed
 from ed.engine.check import check
-from ed.engine.checkpoint import load_checkpoint, remove_checkpoints
+from ed.engine.checkpoint import load_checkpoint, remove_checkpoints, trained_weights
 from ed.engine.distributed import join, local_device
 from ed.engine.kinds import check_kinds
 from ed.engine.loop import Cadence, Interrupted, describe, train
@@ -197,21 +198,44 @@ def train_in(
     return summary
 
 
-def trained_model(folder: Path, device: str = "auto") -> tuple[Task, nn.Module]:
-    """The task of a run, and its model in eval mode."""
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model and where it comes from.
+
+    Attributes:
+        model: in eval mode, on the device.
+        task: with its data loaded, unless `load_run` was called with `data=False`.
+        config: the run's config.yaml.
+    """
+
+    model: nn.Module
+    task: Task
+    config: DictConfig
+
+
+def load_run(folder: str | Path, device: str = "auto", *, data: bool = True) -> LoadedRun:
+    """Opens a run folder: the trained model in eval mode, with its task and config.
+
+    Args:
+        folder: holds config.yaml, and last.pt or model.safetensors.
+        device: auto, cpu, cuda or cuda:N.
+        data: load the task's data as well; False where only the model is wanted.
+    """
+    folder = Path(folder)
     if not (folder / "config.yaml").exists():
         raise FileNotFoundError(f"{folder} is no run folder: it holds no config.yaml")
     cfg = OmegaConf.load(folder / "config.yaml")
-    state = load_checkpoint(folder, logger.warning)
-    if state is None:
+    weights = trained_weights(folder, logger.warning)
+    if weights is None:
         raise FileNotFoundError(
             f"{folder} holds no checkpoint: train there first, with system.keep_checkpoint=true"
         )
     task, where = instantiate(cfg.task), choose_device(device)
-    task.prepare(where, cfg.seed)
+    if data:
+        task.prepare(where, cfg.seed)
     model = build_model(cfg, where)
-    model.load_state_dict(state["training"]["model"])
-    return task, model.eval()
+    model.load_state_dict(weights)
+    return LoadedRun(model.eval(), task, cfg)
 
 
 def choose_device(name: str, option: str = "system.device=") -> torch.device:
