@@ -12,10 +12,32 @@ of each path, and the spectrum of coefficients.
 The steps by themselves: samplers of nodes (`RandomizedCosine`, `ChebyshevNodes`, `UniformNodes`,
 `StratifiedNodes`), bases (`chebyshev`, `legendre`), `fit`, `principal_scores`, and coefficients to
 degree (`effective_degree`, `normalised_degree`, `quadratic_degree`). `Paths` is for a loss that
-shares one forward pass with its penalty.
+shares one forward pass with its penalty. `load_run` opens a run folder of `train.py`.
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` resolves these names
+    from ed.core.bases import chebyshev as chebyshev
+    from ed.core.bases import legendre as legendre
+    from ed.core.degree import effective_degree as effective_degree
+    from ed.core.degree import normalised_degree as normalised_degree
+    from ed.core.degree import quadratic_degree as quadratic_degree
+    from ed.core.estimator import Estimate as Estimate
+    from ed.core.estimator import estimate as estimate
+    from ed.core.field import Field as Field
+    from ed.core.fit import fit as fit
+    from ed.core.nodes import ChebyshevNodes as ChebyshevNodes
+    from ed.core.nodes import RandomizedCosine as RandomizedCosine
+    from ed.core.nodes import StratifiedNodes as StratifiedNodes
+    from ed.core.nodes import UniformNodes as UniformNodes
+    from ed.core.pca import principal_scores as principal_scores
+    from ed.core.penalty import Paths as Paths
+    from ed.core.penalty import penalty as penalty
+    from ed.core.representation import Representation as Representation
+    from ed.engine.main import LoadedRun as LoadedRun
+    from ed.engine.main import load_run as load_run
 
 __version__ = "0.1.0"
 

@@ -247,8 +247,8 @@ def test_a_run_opens_with_torch_with_safetensors_and_with_load_run(tmp_path):
     plain = instantiate(trained.config.model).eval()
     x = trained.task.examples(torch.arange(4))["x"]
     expected = trained.model(x)
-    for weights in (state, load_file(tmp_path / "model.safetensors")):
-        plain.load_state_dict(weights)
+    for found in (state, load_file(tmp_path / "model.safetensors")):
+        plain.load_state_dict(found)
         assert torch.equal(plain(x), expected)
     (tmp_path / "last.pt").unlink()  # as in a folder that somebody shares
     shared = ed.load_run(tmp_path, "cpu", data=False)
