@@ -66,10 +66,12 @@ _EXPORTS = {
 __all__ = sorted(_EXPORTS)
 
 
-def __getattr__(name: str):
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'ed' has no attribute {name!r}")
-    return getattr(importlib.import_module(_EXPORTS[name]), name)
+if not TYPE_CHECKING:  # with it, type checkers would accept any name
+
+    def __getattr__(name: str):
+        if name not in _EXPORTS:
+            raise AttributeError(f"module 'ed' has no attribute {name!r}")
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
 
 
 def __dir__() -> list[str]:

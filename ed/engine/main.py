@@ -36,6 +36,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
         names: what the folder is called by, e.g. ["cifar10", "vit_tiny", "ed"].
     """
     join()
+    fill_in_classes(cfg)
     check_kinds(cfg)
     path = Path(cfg.system.run_dir or default_folder(cfg, names))
     check_same_run(cfg, path)
@@ -78,6 +79,12 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         summary = train_in(folder, cfg, task, model, step, measures)
         logger.info("done: %s  %s", path, describe(summary))
         return summary
+
+
+def fill_in_classes(cfg: DictConfig) -> None:
+    """Replaces task.classes=null by the number in the data, which models and config.yaml need."""
+    if "classes" in cfg.task and cfg.task.classes is None:
+        cfg.task.classes = instantiate(cfg.task).classes
 
 
 def check_same_run(cfg: DictConfig, path: Path) -> None:
