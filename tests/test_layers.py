@@ -20,6 +20,7 @@ ALLOWED = {
     "tasks": ("core", "models", "envs", "files", "hub"),
     "engine": ("core", "files", "tasks.base", "regularizers.base", "measures.base"),
     "analysis": ("files",),
+    "integrations": ("core",),
 }
 SHARED_TASK_MODULES = {
     "base",

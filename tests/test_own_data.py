@@ -79,7 +79,9 @@ def train_images(images, folder, *extra):
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 def test_a_folder_of_images_trains_a_timm_model(images, tmp_path, regularizer):
-    summary = train_images(images, tmp_path / "run", f"regularizer={regularizer}")
+    network = "resnet18" if regularizer == "ed" else "test_resnet"  # timm's smallest
+    extra = [f"regularizer={regularizer}", f"model.name={network}"]
+    summary = train_images(images, tmp_path / "run", *extra)
     assert summary["steps"] == 3
     assert np.isfinite(summary["last"]["eval/loss"])
     trained = ed.load_run(tmp_path / "run", "cpu")
