@@ -10,6 +10,11 @@ from pathlib import Path
 
 SEAL = b"sha256 "  # begins the archive comment of a checkpoint; the digest in hex follows
 SEAL_SIZE = len(SEAL) + 64
+PACKAGE = Path(__file__).resolve().parent
+INSTALLED = (PACKAGE / "_app").is_dir()  # from a wheel, not in a clone
+# holds train.py, configs, experiments and scripts
+APP = PACKAGE / "_app" if INSTALLED else PACKAGE.parent
+HOME = Path.cwd() if INSTALLED else APP  # where scripts put runs and reports by default
 LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # seconds
 
 

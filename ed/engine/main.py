@@ -19,7 +19,7 @@ from ed.engine.checkpoint import load_checkpoint, remove_checkpoints, trained_we
 from ed.engine.distributed import join, local_device
 from ed.engine.kinds import check_kinds
 from ed.engine.loop import Cadence, Interrupted, describe, train
-from ed.engine.metrics import TerminalHandler, Wandb
+from ed.engine.metrics import TerminalHandler
 from ed.engine.run import RunFolder, default_folder, digest
 from ed.engine.step import TrainStep
 from ed.tasks.base import Task
@@ -265,11 +265,13 @@ def choose_device(name: str, option: str = "system.device=") -> torch.device:
     return device
 
 
-def start_tracker(cfg: DictConfig, folder: Path) -> Wandb | None:
-    if cfg.logger.mode == "disabled":
+def start_tracker(cfg: DictConfig, folder: Path):
+    """One of `ed.engine.loggers`; None where metrics.jsonl is all."""
+    if cfg.logger.get("mode") == "disabled":
         return None
     settings = OmegaConf.to_container(cfg, resolve=True)
-    return Wandb(**cfg.logger, folder=folder, config=settings)
+    # partial: Hydra would build the parts of a config that it is given as an argument
+    return instantiate(cfg.logger, _partial_=True)(folder=folder, config=settings)
 
 
 def log_to(path: Path | None) -> None:

@@ -81,7 +81,7 @@ class SentenceTask(Task):
         longest = getattr(model, "longest", None)
         if longest is None:
             raise ValueError(
-                "task: sentences need a text model such as model=bert_base, not "
+                f"{type(self).__name__} needs a text model such as model=bert_base, not "
                 f"{type(model).__name__}"
             )
         classes = getattr(model, "classes", self.classes)
