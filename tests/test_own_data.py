@@ -92,7 +92,7 @@ def test_a_folder_of_images_trains_a_timm_model(images, tmp_path, regularizer):
 
 def test_two_processes_train_on_a_folder_of_images(images, tmp_path):
     settings = ["task=image_folder", f"task.data={images}", "task.image_size=[32,32]", *CPU]
-    settings += ["model=timm", "model.name=resnet18", "regularizer=ed"]
+    settings += ["model=timm", "model.name=test_resnet", "regularizer=ed"]
     process = start("train.py", *settings, f"system.run_dir={tmp_path / 'run'}")
     output, _ = process.communicate()
     assert process.returncode == 0, output
