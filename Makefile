@@ -6,7 +6,8 @@
 # make test-lowest   the tests with the oldest packages that pyproject.toml allows, in .venv-lowest
 # make benchmark     how fast this machine trains and measures
 # make report        every table, run and figure of the committed results: report/index.html
-# All set up what they need by themselves, in .venv unless another is named.
+# All set up what they need in .venv, and print what they will do first (make -n TARGET: print only).
+# A .venv that you made yourself, or a link to one, is used as it is.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -36,7 +37,7 @@ test-lowest:
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/pip install --quiet uv
 	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python \
-		--resolution lowest-direct --editable '.[clip,glue,slurm,dev]'
+		--resolution lowest-direct --editable '.[train,tables,clip,glue,slurm,dev]'
 	.venv-lowest/bin/python -m pytest -n auto
 
 benchmark: .venv/ready

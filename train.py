@@ -50,7 +50,16 @@ def requeue(error: Exception) -> None:
         handler(signal.SIGUSR2, None)
 
 
+def check_words(words: list[str]) -> None:
+    """Rejects Hydra's own setting for the run's folder, which has no effect here."""
+    for word in words:
+        key, _, value = word.partition("=")
+        if key.lstrip("+") == "hydra.run.dir":
+            raise ValueError(f"{word}: has no effect here; use system.run_dir={value}")
+
+
 if __name__ == "__main__":
+    or_explain(lambda: check_words(sys.argv[1:]))
     or_explain(main)  # where the config does not compose; `main` itself explains the rest
     if failed:
         sys.exit(f"error: {len(failed)} of the sweep's runs failed: {'; '.join(failed)}")

@@ -12,8 +12,13 @@ import yaml
 
 YAML_DEPTH, YAML_NODES = 50, 100_000  # at most; our own files have 5 levels and some hundred nodes
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-SEAL = b"ed-checkpoint-1\n"  # the first bytes of a checkpoint; a digest of the rest follows
-DIGEST_SIZE = 32
+SEAL = b"sha256 "  # begins the archive comment of a checkpoint; the digest in hex follows
+SEAL_SIZE = len(SEAL) + 64
+PACKAGE = Path(__file__).resolve().parent
+INSTALLED = (PACKAGE / "_app").is_dir()  # from a wheel, not in a clone
+# holds train.py, configs, experiments and scripts
+APP = PACKAGE / "_app" if INSTALLED else PACKAGE.parent
+HOME = Path.cwd() if INSTALLED else APP  # where scripts put runs and reports by default
 LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # seconds
 
 
@@ -156,16 +161,25 @@ def lock(file) -> bool:
     return False
 
 
-def seal(content) -> bytes:
-    """What stands before the contents of a checkpoint, so that any damage to them is noticed."""
-    return SEAL + hashlib.sha256(content).digest()
+def seal(content: memoryview) -> bytes:
+    """The comment to append to a zip archive, which every torch file is: the digest of the rest.
+
+    Changes the last two bytes of `content`, the length of that comment. Zip readers, torch's among
+    them, ignore comments, so a sealed file stays a plain torch file.
+    """
+    content[-2:] = SEAL_SIZE.to_bytes(2, "little")
+    return SEAL + hashlib.sha256(content).hexdigest().encode()
 
 
-def unseal(content: memoryview) -> memoryview:
-    """The contents behind the seal; ValueError where they are not those that were sealed."""
-    header = len(SEAL) + DIGEST_SIZE
-    if content[: len(SEAL)] != SEAL:
-        raise ValueError("not a checkpoint of ed")
-    if content[:header] != seal(content[header:]):
+def is_sealed(content: bytes) -> bool:
+    return content[-SEAL_SIZE:].startswith(SEAL)
+
+
+def check_seal(content: bytes) -> None:
+    """Raises ValueError unless the contents match the digest at their end."""
+    if not is_sealed(content):
+        raise ValueError("no digest at its end: cut short, or from another version of ed")
+    with memoryview(content) as view:
+        digest = hashlib.sha256(view[:-SEAL_SIZE]).hexdigest().encode()
+    if not content.endswith(digest):
         raise ValueError("its contents do not match their digest")
-    return content[header:]

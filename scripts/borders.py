@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ed.core.streams import generator
 from ed.engine.errors import or_explain
-from ed.engine.main import trained_model
+from ed.engine.main import load_run
 from ed.files import write_atomic
 from ed.tasks.crops import PADDING, crop_and_flip
 from ed.tasks.images import PictureTask
@@ -59,7 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def table(run: Path, options: argparse.Namespace) -> list[str]:
-    task, model = trained_model(run, options.device, trust=options.trust)
+    trained = load_run(run, options.device, trust=options.trust)
+    task, model = trained.task, trained.model
     if not (isinstance(task, PictureTask) and hasattr(task.test, "pixels")):  # else from files
         raise ValueError(f"{run} is a run of {type(task).__name__}, which crops no pictures")
     pixels, labels = task.test.pixels[: options.count], task.test.labels[: options.count]

@@ -11,7 +11,7 @@ import ed
 from ed.core.field import Field
 from ed.engine.compose import compose_config
 from ed.engine.errors import or_explain
-from ed.engine.main import run, trained_model
+from ed.engine.main import load_run, run
 from ed.figures.paths import Portrait, draw_portraits
 from ed.models.prompts import CIFAR10
 
@@ -36,7 +36,8 @@ def train_and_measure(name: str) -> dict:
     print(f"\n{MODELS[name]} (regularizer={name})")
     folder = FOLDER / name
     summary = run(compose_config([f"regularizer={name}", f"system.run_dir={folder}"]), [name])
-    task, model = trained_model(folder)
+    trained = load_run(folder)
+    task, model = trained.task, trained.model
     inputs = task.normalise(task.train.pixels)
     estimate = ed.estimate(model, inputs, pairs=200, representation=MEASURE)
     return {"summary": summary, "estimate": estimate, "task": task, "model": model}

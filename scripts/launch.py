@@ -38,7 +38,7 @@ from ed.analysis.collect import (
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
-from ed.files import lock, refuse_control, write_atomic, write_json
+from ed.files import HOME, lock, refuse_control, write_atomic, write_json
 from scripts.slurm import queued_among, require_slurm, submit
 
 CLAIM = ".launch"  # locked from the moment a run is started until it has ended
@@ -106,7 +106,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     where = f"where the same data lie (KEY: one of {', '.join(PLACES)}); no deviation"
     add("--data", **several, default=[], metavar="[KEY=]PLACE", help=where)
     add("--rerun-failed", action="store_true", help="run failed ones again")
-    add("--runs", type=Path, default=ROOT / "runs", metavar="DIR", help="where run folders go")
+    add("--runs", type=Path, default=HOME / "runs", metavar="DIR", help="where run folders go")
     add("--jobs", type=int, metavar="N", help="at a time: one per GPU, on SLURM 8; more share GPUs")
     slurm = parser.add_argument_group("SLURM, handed to sbatch")
     slurm.add_argument("--partition", metavar="NAME")

@@ -8,8 +8,6 @@ The defaults are the paper's protocol: 400 paths, r = 200, K = 40.
 """
 
 import argparse
-import contextlib
-import difflib
 import math
 import sys
 from collections.abc import Callable
@@ -24,11 +22,12 @@ from ed.core.estimator import Estimate, estimate
 from ed.core.field import Field
 from ed.engine.errors import or_explain
 from ed.engine.kinds import check_numbers
-from ed.engine.main import choose_device, trained_model
+from ed.engine.main import choose_device, load_run
 from ed.figures.paths import Portrait, draw_portraits, picture_file
 from ed.hub import hub_or_cache
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
+from ed.models.named import check_timm_name, load_timm, unreachable
 from ed.models.weights import load_weights, read_weights
 from ed.tasks.pictures import load_table
 
@@ -138,7 +137,8 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     for option in ("data", "split"):
         if getattr(options, option):
             raise ValueError(f"--{option}: a run is measured on its own training set; leave it out")
-    task, model = trained_model(options.run, str(device), trust=options.trust)
+    trained = load_run(options.run, str(device), trust=options.trust)
+    task, model = trained.task, trained.model
     if not task.num_examples:
         raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
     if measure.outputs == "softmax" and not task.has_logits:
@@ -231,23 +231,11 @@ def timm_model(options: argparse.Namespace):
     """The model, its transform of pictures, and the mean and std of that transform."""
     import timm
 
-    name = options.timm
-    architecture = name.split(".")[0]
-    if ":" not in name and not timm.is_model(architecture):
-        near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
-        raise ValueError(f"--timm {name}: no such model; {hint}")
+    name, given = options.timm, f"--timm {options.timm}"
+    check_timm_name(name, given)
     own = not (options.random_weights or options.weights)
-    # timm itself would go on with random weights where a model has none
-    if own and ":" not in name and not timm.models.is_model_pretrained(name):
-        raise ValueError(f"--timm {name}: timm has no weights for it; {OTHER_WEIGHTS}")
-    remote = (own or ":" in name) and not name.startswith("local-dir:")
     torch.manual_seed(options.seed)
-    try:
-        with hub_or_cache(name) if remote else contextlib.nullcontext():
-            model = timm.create_model(name, pretrained=own, num_classes=options.classes)
-    except Exception as error:  # the hub raises a dozen kinds: offline, unknown tag, gated
-        raise unreachable(f"--timm {name}", error, OTHER_WEIGHTS) from error
+    model = load_timm(name, given, OTHER_WEIGHTS, pretrained=own, num_classes=options.classes)
     settings = timm.data.resolve_data_config({}, model=model)
     transform = timm.data.create_transform(**settings)
     return model, transform, (settings["mean"], settings["std"])
@@ -287,11 +275,6 @@ def classifier_of(name: str, options: argparse.Namespace) -> tuple[nn.Module, li
         return AutoModelForImageClassification.from_config(config), []
     model, loaded = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
     return model, sorted(loaded["missing_keys"])
-
-
-def unreachable(what: str, error: Exception, remedy: str) -> ValueError:
-    reason = " ".join(str(error).split())[:160]
-    return ValueError(f"{what}: could not be had ({type(error).__name__}: {reason}); {remedy}")
 
 
 def read_into(model: nn.Module, path: Path) -> None:

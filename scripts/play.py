@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ed.analysis.stats import summarise
 from ed.core.streams import generator
 from ed.engine.errors import or_explain
-from ed.engine.main import trained_model
+from ed.engine.main import load_run
 from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS, LEVELS, MODES, Games, engine_version, make_games
 from ed.figures.episode import Episode, gif, strip
@@ -41,7 +41,8 @@ class Result:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
-    task, model = trained_model(options.run, options.device, trust=options.trust)
+    trained = load_run(options.run, options.device, trust=options.trust)
+    task, model = trained.task, trained.model
     stem = options.out or options.run / "play"
     stem.parent.mkdir(parents=True, exist_ok=True)  # now, not after all episodes
     if not isinstance(task, ProcgenPPO):

@@ -14,14 +14,14 @@ sys.path.insert(0, str(ROOT))
 
 from ed.analysis.experiments import EXPERIMENTS
 from ed.analysis.report.page import build_page
-from ed.files import write_atomic
+from ed.files import HOME, write_atomic
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "report" / "index.html", metavar="FILE")
+    parser.add_argument("--out", type=Path, default=HOME / "report" / "index.html", metavar="FILE")
     parser.add_argument(
         "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help="another folder"
     )

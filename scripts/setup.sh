@@ -1,11 +1,20 @@
 #!/usr/bin/env bash
 # Makes .venv with everything in requirements.txt and, where it can be had, EnvPool for Procgen.
 # Installs the Debian packages that are missing (python3-venv, libqt5gui5) where we may.
+# A .venv that it did not make, or a link to one elsewhere, is used as it is and never changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 
 fail() { echo "error: $*" >&2; exit 1; }
+
+made=.venv/made_by_setup  # older ones have .venv/ready alone
+if [ -L .venv ] || { [ -e .venv ] && [ ! -e "$made" ] && [ ! -e .venv/ready ]; }; then
+    echo "setup: .venv was not made by this script, so nothing is installed into it; packages may differ from requirements.txt"
+    .venv/bin/python -c 'import hydra, pytest, torch' ||
+        fail ".venv lacks packages: install requirements.txt there yourself, or move .venv away and run make again"
+    exit 0
+fi
 
 command -v "$python" >/dev/null || fail "no $python here: install Python 3.11 or newer, or run make PYTHON=/path/to/python"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -20,12 +29,15 @@ debian() {  # installs a Debian package, as root or through sudo
 
 if ! "$python" -c 'import ensurepip' 2>/dev/null; then
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    echo "setup: Python's venv module is missing, so this installs the Debian package python$version-venv"
     may_install || fail "Python's venv module is missing: run 'apt-get install python$version-venv' and try again"
     debian "python$version-venv"
 fi
 
+echo "setup: installs requirements.txt, this package (editable) and requirements-procgen.txt into $PWD/.venv;"
+echo "setup: a few minutes and several GB the first time; nothing outside .venv changes, but for pip's cache"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-echo "installing packages into .venv (a few minutes the first time)"
+touch "$made"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 
@@ -33,7 +45,10 @@ echo "installing packages into .venv (a few minutes the first time)"
 # Its wheel for Python 3.11 uses the system's Qt.
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-procgen.txt
 if ! .venv/bin/python -c 'from ed.envs.procgen import load_envpool; load_envpool()' 2>/dev/null; then
-    if may_install && command -v apt-get >/dev/null; then debian libqt5gui5 || true; else
+    if may_install && command -v apt-get >/dev/null; then
+        echo "setup: EnvPool needs Qt, so this installs the Debian package libqt5gui5"
+        debian libqt5gui5 || true
+    else
         echo "note: EnvPool does not load, so the tests on Procgen are skipped: run 'apt-get install libqt5gui5'"
     fi
 fi

@@ -1,9 +1,11 @@
 # ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
-"""Collect a table's runs: python scripts/table.py TABLE [--latex] [--check]
+"""Collect a table's runs: python scripts/table.py TABLE [--latex] [--out DIR] [--commit] [--check]
 
-Writes experiments/results/TABLE.csv (one line per run) and TABLE.md (the paper's numbers beside
-ours). Rows already in the CSV file stay: runs done on another machine arrive as its lines (--add),
-or as copied run folders (--runs). Two runs that claim one cell with different numbers are an error.
+Prints the paper's numbers beside ours. --out DIR writes TABLE.md, TABLE.csv (one line per run) and
+figures there; --commit writes them to results/ beside the table's file, where the repository keeps
+its own. Rows in the committed CSV file stay: runs done on another machine arrive as its lines
+(--add), or as copied run folders (--runs). Two runs that claim one cell with different numbers are
+an error.
 
 A data figure of the paper is a table whose file says `figure: ed.figures.NAME:draw`. Once runs are
 done, draw(table, rows) -> matplotlib Figure (None while too few are) gives TABLE.png and TABLE.pdf:
@@ -30,7 +32,7 @@ from ed.analysis.experiments import load_table, table_names
 from ed.analysis.merging import committed, layered, merge, records, result_path
 from ed.analysis.render import to_csv, to_latex, to_markdown
 from ed.analysis.spec import SpecError, Table, reduced_name
-from ed.files import write_atomic
+from ed.files import HOME, write_atomic
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in stale:
         print(
             f"error: the results of {name} are not what its CSV file gives: run "
-            f"python scripts/table.py {name}",
+            f"python scripts/table.py {name} --commit",
             file=sys.stderr,
         )
     return 1 if stale else 0
@@ -55,9 +57,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names, files, or all")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table's files there")
+    commit = "write them to results/ beside the table's file, over the committed ones"
+    parser.add_argument("--commit", action="store_true", help=commit)
     parser.add_argument("--latex", action="store_true", help="print the table as LaTeX as well")
     parser.add_argument("--check", action="store_true", help="only see that .md follows from .csv")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[ROOT / "runs"], metavar="DIR")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[HOME / "runs"], metavar="DIR")
     available = "draw figures of what is here: not all that is done, or runs under way"
     parser.add_argument("--available", action="store_true", help=available)
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="CSV")
@@ -65,7 +70,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def handle(table: Table, options: argparse.Namespace) -> bool:
-    """Writes the table's files, or says whether they are up to date."""
+    """Prints the table and writes its files, or tells whether the committed ones are up to date."""
     csv_path, markdown_path = (result_path(table, suffix) for suffix in ("csv", "md"))
     if options.check:
         return up_to_date(table, csv_path, markdown_path)
@@ -80,12 +85,10 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
         print(f"warning: {told[0]} takes the place of {told[1]}", file=sys.stderr)
     for difference in seed_differences(rows, table):
         print(f"warning: {difference}; their mean is shown all the same", file=sys.stderr)
-    csv_path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(csv_path, to_csv(table, rows))
-    draw(table, rows, available=options.available)
-    write_atomic(markdown_path, to_markdown(table, rows, figures=figures_beside(table, rows)))
-    done = sum(row.status == "done" for row in rows)
-    print(f"{markdown_path}: {done} of {len(rows)} runs done")
+    print(to_markdown(table, rows))
+    folders = [csv_path.parent] if options.commit else []
+    for folder in [*folders, *([options.out] if options.out else [])]:
+        write(table, rows, folder, available=options.available)
     if options.latex:
         print(to_latex(table, rows))
     return True
@@ -95,7 +98,19 @@ def warn_of_damage(reason: str) -> None:
     print(f"warning: damaged, so left out: {reason}", file=sys.stderr)
 
 
-def draw(table: Table, rows: list[Row], *, available: bool) -> None:
+def write(table: Table, rows: list[Row], folder: Path, *, available: bool) -> None:
+    """TABLE.csv, TABLE.md and the figures, in one folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    markdown_path = folder / f"{table.name}.md"
+    write_atomic(folder / f"{table.name}.csv", to_csv(table, rows))
+    draw(table, rows, folder, available=available)
+    figures = figures_beside(table, rows, folder)
+    write_atomic(markdown_path, to_markdown(table, rows, figures=figures))
+    done = sum(row.status == "done" for row in rows)
+    print(f"{markdown_path}: {done} of {len(rows)} runs done")
+
+
+def draw(table: Table, rows: list[Row], folder: Path, *, available: bool) -> None:
     """Writes the table's figures, where it has any: of its own runs, and of each reduction."""
     if table.figure is None:
         return
@@ -116,19 +131,17 @@ def draw(table: Table, rows: list[Row], *, available: bool) -> None:
             )
             continue
         for name, content in files.items():
-            path = result_path(table, "csv").with_name(name)
-            write_atomic(path, content)
-            print(path)
+            write_atomic(folder / name, content)
+            print(folder / name)
 
 
-def figures_beside(table: Table, rows: list[Row]) -> dict[str, str]:
-    """Its picture and those of its reductions, where they have been drawn, by deviations."""
+def figures_beside(table: Table, rows: list[Row], folder: Path) -> dict[str, str]:
+    """Its image and those of its reductions, where they have been drawn, by deviations."""
     if table.figure is None:
         return {}
     names = {
         d: f"{reduced_name(table.name, d.split())}.png" for d in {row.deviations for row in rows}
     }
-    folder = result_path(table, "png").parent
     return {d: name for d, name in sorted(names.items()) if (folder / name).exists()}
 
 
@@ -141,7 +154,7 @@ def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:
     merge([*rows, *collect(table, [records(table)])])  # they must agree
     same_csv = csv_path.read_text("utf-8") == to_csv(table, rows)
     return same_csv and markdown_path.read_text("utf-8") == to_markdown(
-        table, rows, figures=figures_beside(table, rows)
+        table, rows, figures=figures_beside(table, rows, csv_path.parent)
     )
 
 

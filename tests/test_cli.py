@@ -1,6 +1,7 @@
 """What a user types: help, sweeps, and mistakes that end in one line."""
 
 import contextlib
+import csv
 import os
 import re
 import subprocess
@@ -26,7 +27,7 @@ from ed.engine.compose import compose_config
 from ed.engine.errors import EXPECTED, composition, explain
 from ed.engine.kinds import check_kinds
 from ed.engine.loop import Interrupted
-from ed.engine.main import start_tracker, trained_model
+from ed.engine.main import load_run, start_tracker
 from ed.engine.run import RunError, RunFolder
 from ed.envs.procgen import EngineError
 from ed.files import read_rows
@@ -343,7 +344,7 @@ def test_a_run_whose_own_parts_are_not_found_says_where_to_put_them(tmp_path, ca
     config = (tmp_path / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(config.replace("ed.tasks.", "my_tasks."))
     with pytest.raises(InstantiationException) as error:
-        trained_model(tmp_path, trust=True)
+        load_run(tmp_path, trust=True)
     assert explain(error.value) == 1
     printed = capsys.readouterr().err
     assert re.search("^error: task._target_=my_tasks.*No module named 'my_tasks'", printed), printed
@@ -672,9 +673,46 @@ def test_a_run_older_than_a_setting_is_refused_by_its_name(tmp_path, capsys):
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if "warmup_epochs" not in line))
     with pytest.raises(Exception, match="warmup_epochs") as error:
-        trained_model(tmp_path, "cpu")
+        load_run(tmp_path, "cpu")
     assert explain(error.value) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("error: task.warmup_epochs is needed and not among the settings")
     assert "a run older than it one in its config.yaml" in printed
     assert printed.count("\n") == 1
+
+
+def test_hydras_own_run_folder_is_refused(tmp_path):
+    result = train(*SMALL, f"hydra.run.dir={tmp_path}/mine")
+    assert result.returncode == 1
+    assert f"use system.run_dir={tmp_path}/mine" in result.stderr
+    assert not (tmp_path / "mine").exists()
+
+
+def test_csv_has_every_value_once_and_goes_on_with_a_run(tmp_path):
+    often = ["logger=csv", "system.save_seconds=0"]
+    with pytest.raises(Interrupted):
+        small_run(tmp_path, *often, "system.max_minutes=0")
+    small_run(tmp_path, *often)
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [int(row["step"]) for row in found] == [row["step"] for row in rows]
+    for line, row in zip(found, rows, strict=True):
+        assert {k: float(v) for k, v in line.items() if v} == pytest.approx(row)
+
+
+def test_tensorboard_has_every_value(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    small_run(tmp_path, "logger=tensorboard")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    rows = [row for row in read_rows(tmp_path / "metrics.jsonl") if "train/loss" in row]
+    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert found == [(row["step"], pytest.approx(row["train/loss"])) for row in rows]
+
+
+def test_a_logger_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"^logger=tensorboard: "):
+        small_run(tmp_path, "logger=tensorboard")

@@ -18,7 +18,7 @@ from ed.engine import distributed
 from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.distributed import first_host
-from ed.engine.main import choose_device, trained_model
+from ed.engine.main import choose_device, load_run
 from ed.files import read_rows
 from ed.tasks.pictures import Pictures
 from tests import together
@@ -171,7 +171,8 @@ def test_shared_evaluation_counts_every_picture_once(folder, seen):
     first, second = (rank["scores"] for rank in seen)
     assert (first.pop("rows"), second.pop("rows")) == (249, 250)
     assert first == second
-    task, model = trained_model(folder / "plain", "cpu")
+    trained = load_run(folder / "plain", "cpu")
+    task, model = trained.task, trained.model
     count = together.UNEVEN
     pictures = Pictures(task.test.pixels[:count], task.test.labels[:count])
     with torch.no_grad():

@@ -15,7 +15,8 @@ from ed.engine.loop import Interrupted
 from ed.engine.main import run
 from ed.models.text import TextClassifier
 from ed.regularizers.base import Moment
-from ed.tasks.glue import COLUMNS, Glue, load_split, load_tokenizer, matthews
+from ed.tasks.glue import COLUMNS, Glue, load_split, matthews
+from ed.tasks.sentences import load_tokenizer
 from tests.small import weights
 
 transformers = pytest.importorskip("transformers")
@@ -382,7 +383,7 @@ def test_a_missing_column_is_named(data, checkpoint, tmp_path):
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([0, -1], r"labels of cola run from -1 to 0, but task\.classes=2"), ([], "no sentences")],
+    [([0, -1], r"labels run from -1 to 0, but task\.classes=2"), ([], "no sentences")],
 )
 def test_labels_that_cannot_be_learnt_are_named(checkpoint, tmp_path, labels, message):
     """The hub's test splits hide theirs as -1, which a GPU would answer with an assertion."""

@@ -13,8 +13,9 @@ from huggingface_hub import constants, hf_hub_download
 
 from ed import hub
 from ed.models.text import TextClassifier
-from ed.tasks.glue import load_split, load_tokenizer
+from ed.tasks.glue import load_split
 from ed.tasks.pictures import load_table
+from ed.tasks.sentences import load_tokenizer
 from tests.test_measure_script import QUICK, measure
 
 NOBODY = r"http://127\.0\.0\.1:\d+ does not answer \(.+\), and its cache does not have it"

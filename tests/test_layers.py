@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import ed
+
 ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "core": (),
@@ -19,8 +21,18 @@ ALLOWED = {
     "tasks": ("core", "models", "envs", "files", "hub"),
     "engine": ("core", "files", "tasks.base", "regularizers.base", "measures.base"),
     "analysis": ("files",),
+    "integrations": ("core",),
 }
-SHARED_TASK_MODULES = {"base", "corruptions", "images", "imagenet_data", "pictures"}
+SHARED_TASK_MODULES = {
+    "base",
+    "corruptions",
+    "images",
+    "imagenet_data",
+    "crops",
+    "pictures",
+    "sentences",
+    "splits",
+}
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -75,3 +87,12 @@ def test_no_concrete_task_imports_another():
 def test_light_modules_load_neither_torch_nor_hydra(module):
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'hydra'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_type_checkers_see_every_public_name():
+    """At run time names are resolved on first use, which no type checker follows."""
+    tree = ast.parse((ROOT / "ed" / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    static = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert static == ed._EXPORTS
+    assert (ROOT / "ed" / "py.typed").exists()

@@ -116,7 +116,7 @@ def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
     capsys.readouterr()
     measure.main([*words, "--raw-outputs"])
     assert printed(capsys)[0] == pytest.approx(last["measure/ed"], rel=1e-3)
-    model = measure.trained_model(tmp_path / "run", "cpu")[1]
+    model = measure.load_run(tmp_path / "run", "cpu").model
     assert not model.training
     torch.save({name: 2 * value for name, value in model.state_dict().items()}, tmp_path / "2.pt")
     measure.main([*words, "--raw-outputs", "--weights", str(tmp_path / "2.pt")])

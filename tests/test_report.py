@@ -443,12 +443,13 @@ def test_committed_samples_are_small_and_whole():
 
 
 def test_samples_are_the_outputs_on_the_paths(tmp_path):
-    from ed.engine.main import trained_model
+    from ed.engine.main import load_run
     from scripts.explorer_samples import samples, to_text
     from tests.small import small_run
 
     summary = small_run(tmp_path / "run")
-    task, model = trained_model(tmp_path / "run")
+    trained = load_run(tmp_path / "run")
+    task, model = trained.task, trained.model
     estimate = ed.estimate(model, task.normalise(task.train.pixels[:20]), pairs=2)
     result = {"summary": summary, "estimate": estimate, "task": task, "model": model}
     content = json.loads(to_text(samples({"none": result}, ((3, 17), (8, 40)))))

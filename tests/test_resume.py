@@ -18,10 +18,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hydra.utils import instantiate
+from safetensors.torch import load_file
 
+import ed
 from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.loop import Interrupted, _stop_requests
-from ed.engine.main import trained_model
+from ed.engine.main import load_run
 from ed.engine.metrics import Metrics
 from ed.engine.run import RunError, RunFolder, changed_files
 from ed.files import read_rows, seal, write_atomic
@@ -109,10 +112,10 @@ def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
     """Large sweeps want numbers; the run is as done as any other, and is not trained again."""
     often = "system.save_seconds=0"  # there is a previous one as well
     summary = small_run(tmp_path / "run", "system.keep_checkpoint=false", often)
-    assert not list((tmp_path / "run").glob("*.pt"))
+    assert not [*(tmp_path / "run").glob("*.pt"), *(tmp_path / "run").glob("*.safetensors")]
     assert small_run(tmp_path / "run") == summary
     with pytest.raises(FileNotFoundError, match=r"no checkpoint: .*system\.keep_checkpoint=true"):
-        trained_model(tmp_path / "run")
+        load_run(tmp_path / "run")
 
 
 def start_training(folder: Path, *extra: str) -> subprocess.Popen:
@@ -227,6 +230,33 @@ def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(tmp_path, monkeypatc
         load_checkpoint(tmp_path, lambda _: None)
 
 
+def test_checkpoints_are_plain_torch_files(tmp_path):
+    state = {"step": 3, "weights": torch.arange(1000)}
+    save_checkpoint(tmp_path, state)
+    for mapped in (False, True):
+        opened = torch.load(tmp_path / "last.pt", weights_only=True, mmap=mapped)
+        assert opened["step"] == 3
+        assert torch.equal(opened["weights"], state["weights"])
+
+
+def test_a_run_opens_with_torch_with_safetensors_and_with_load_run(tmp_path):
+    small_run(tmp_path)
+    trained = ed.load_run(tmp_path, "cpu")
+    assert not trained.model.training
+    assert trained.config.task.batch_size == trained.task.batch_size == 200
+    state = torch.load(tmp_path / "last.pt", weights_only=True)["training"]["model"]
+    plain = instantiate(trained.config.model).eval()
+    x = trained.task.examples(torch.arange(4))["x"]
+    expected = trained.model(x)
+    for found in (state, load_file(tmp_path / "model.safetensors")):
+        plain.load_state_dict(found)
+        assert torch.equal(plain(x), expected)
+    (tmp_path / "last.pt").unlink()  # as in a folder that somebody shares
+    shared = ed.load_run(tmp_path, "cpu", data=False)
+    assert torch.equal(shared.model(x), expected)
+    assert not hasattr(shared.task, "train")
+
+
 def test_checkpoints_execute_no_foreign_code(tmp_path):
     class Evil:
         def __reduce__(self):
@@ -234,7 +264,9 @@ def test_checkpoints_execute_no_foreign_code(tmp_path):
 
     buffer = io.BytesIO()
     torch.save({"step": Evil()}, buffer)
-    (tmp_path / "last.pt").write_bytes(seal(buffer.getvalue()) + buffer.getvalue())
+    content = buffer.getbuffer()
+    digest = seal(content)
+    (tmp_path / "last.pt").write_bytes(bytes(content) + digest)
     with pytest.raises(UnpicklingError, match=r"posix\.system"):
         load_checkpoint(tmp_path, print)
     assert not Path("should_not_exist").exists()

@@ -105,7 +105,6 @@ def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
         ({"metrics": {"eval/acc": "a"}}, "either metric"),
         ({"titel": "x"}, "unknown key 'titel'; did you mean title"),
         ({"cells": {"a": {"paper": None}}}, "cell a: give one of overrides, same_as, best_of"),
-        ({"cells": {"a": {"overrides": []}}}, "cell a: the key 'paper' is missing"),
         ({"cells": {"a b": {"overrides": [], "paper": None}}}, "letters, digits"),
         ({"cells": {"a": {"overrides": ["x"], "paper": None}}}, "key=value is needed, not 'x'"),
         ({"cells": {"a": {"best_of": "b", "paper": None}}, "tuning": {}}, "; there are none there"),
@@ -273,3 +272,9 @@ def test_overrides_are_single_lines(tmp_path):
     (tmp_path / "evil.yaml").write_text(yaml.safe_dump(SPEC | {"cells": cells}))
     with pytest.raises(SpecError, match=r"cell evil.*control character"):
         load_table(str(tmp_path / "evil.yaml"))
+
+
+def test_a_table_of_ones_own_needs_neither_place_nor_paper(tmp_path):
+    cells = {"plain": {"overrides": ["regularizer=none"]}, "ed": {"overrides": ["regularizer=ed"]}}
+    table = write_table(tmp_path, place=None, cells=cells, tuning=None)
+    assert "None" not in to_markdown(table, [])

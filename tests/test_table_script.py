@@ -14,8 +14,23 @@ from ed.analysis.collect import Row, read_results
 from ed.analysis.merging import committed, merge
 from ed.analysis.render import to_csv
 from ed.analysis.spec import Table, expand
-from scripts.table import main
+from scripts import table as script
 from tests.tables import fabricate, full_rows, write_table
+
+
+def main(arguments: list[str]) -> int:
+    return script.main([*arguments, "--commit"])
+
+
+def test_committed_files_stay_unless_asked(table, tmp_path, capsys):
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    assert script.main(here) == 0
+    assert "79.00 (1)" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()
+    assert script.main([*here, "--out", str(tmp_path / "mine")]) == 0
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"mini.csv", "mini.md"}
+    assert not (tmp_path / "results").exists()
 
 
 def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, capsys):

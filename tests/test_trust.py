@@ -12,7 +12,7 @@ import scripts.measure as measure
 import scripts.play as play
 from ed.engine.compose import CONFIGS
 from ed.engine.errors import explain
-from ed.engine.main import trained_model
+from ed.engine.main import load_run
 from ed.engine.trust import UntrustedConfig, read_config, shipped_targets, stored_config
 from ed.files import yaml_text
 from tests.hostile import hostile_leaves, plant
@@ -24,7 +24,7 @@ ENTRY_POINTS = {
     "measure.py --run": lambda run: measure.main(["--run", str(run), "--device", "cpu"]),
     "play.py RUN": lambda run: play.main([str(run), "--device", "cpu"]),
     "borders.py RUN": lambda run: borders.main([str(run), "--device", "cpu"]),
-    "trained_model": lambda run: trained_model(run, "cpu"),
+    "load_run": lambda run: load_run(run, "cpu"),
 }
 
 
@@ -57,7 +57,7 @@ def test_every_way_to_name_foreign_code_is_refused(how, copy, tmp_path):
     marker = tmp_path / "marker"
     plant(copy, "model", hostile_leaves(tmp_path, marker)[how])
     with pytest.raises(ValueError, match=r"config\.yaml"):
-        trained_model(copy, "cpu")
+        load_run(copy, "cpu")
     assert not marker.exists()
 
 
@@ -65,7 +65,7 @@ def test_with_trust_the_folder_may_build_anything(copy, tmp_path):
     marker = tmp_path / "marker"
     plant(copy, "task", hostile_leaves(tmp_path, marker)["numpy"])
     with pytest.raises(AttributeError):  # what it built is no task
-        trained_model(copy, "cpu", trust=True)
+        load_run(copy, "cpu", trust=True)
     assert marker.exists()
 
 

@@ -96,7 +96,8 @@ def trained_fingerprints(folder: Path) -> dict[str, str]:
 
 def scores(folder: Path) -> dict[str, float]:
     """Of a number of pictures that the processes cannot share evenly."""
-    task, model = main.trained_model(folder, "cpu")
+    trained = main.load_run(folder, "cpu")
+    task, model = trained.task, trained.model
     pictures = Pictures(task.test.pixels[:UNEVEN], task.test.labels[:UNEVEN])
     with torch.no_grad():
         accuracy, loss = task.score(model, pictures)

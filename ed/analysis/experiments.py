@@ -2,7 +2,7 @@
 
 Keys of a file:
 
-    title, place     what it is, and where it stands in the paper
+    title, place     what it is, and where it is in the paper (optional)
     metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step,
                      best/x the best evaluation of it (where x is the task's own metric)
     seeds            seeds of every cell; paper_seeds: how many the paper averages over
@@ -15,7 +15,7 @@ Keys of a file:
     correlation      {against: metric, measures: {name: [metric, ...]}}: each measure, in several
                      variants, against one metric over all cells
     aggregate        metric whose interquartile mean over games is shown, normalised (Procgen)
-    cells            name: {label, paper, note} and one of
+    cells            name: {label, paper, note}, all optional, and one of
                        overrides: [key=value, ...]   what it changes
                        overrides + grid: {key: [values]}   one cell per combination
                        same_as: table/cell           the very runs of another table
@@ -38,8 +38,8 @@ from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, T
 from ed.files import refuse_control, yaml_text
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-REQUIRED = ("title", "place", "seeds", "fixed", "cells")
-OPTIONAL = ("metric", "metrics", "paper_seeds", "digits", "comparable", "notes", "figure")
+REQUIRED = ("title", "seeds", "fixed", "cells")
+OPTIONAL = ("place", "metric", "metrics", "paper_seeds", "digits", "comparable", "notes", "figure")
 OPTIONAL += ("correlation", "aggregate", "tuning")
 CELL_KEYS = ("label", "paper", "note", "overrides", "grid", "same_as", "best_of")
 GRID_KEYS = ("overrides", "grid", "rule")
@@ -127,7 +127,7 @@ class _Reader:
             name=self.path.stem,
             path=self.path,
             title=raw["title"],
-            place=raw["place"],
+            place=raw.get("place"),
             metrics=self.metrics,
             seeds=self.read_seeds(),
             paper_seeds=raw.get("paper_seeds"),
@@ -240,13 +240,13 @@ class _Reader:
 
     def cell(self, name: str, raw: dict) -> list[Cell]:
         where = f"cell {name}"
-        self.check_keys(raw, where, optional=CELL_KEYS, required=("paper",))
+        self.check_keys(raw, where, optional=CELL_KEYS)
         if not NAME.fullmatch(name):
             self.fail(f"{where}: letters, digits and _ . + - only, as it names a folder")
         kinds = [kind for kind in ("overrides", "same_as", "best_of") if kind in raw]
         if len(kinds) != 1:
             self.fail(f"{where}: give one of overrides, same_as, best_of")
-        paper = self.paper(raw["paper"], where)
+        paper = self.paper(raw.get("paper"), where)
         cell = Cell(
             name=name,
             label=raw.get("label", name),

@@ -66,7 +66,8 @@ def to_markdown(
     `figures` are picture files beside it, by what their runs deviate in.
     """
     footnotes: list[str] = []
-    parts = [f"# {table.title}", f"{table.place}.", *_sections(table, rows, footnotes)]
+    place = [f"{table.place}."] if table.place else []
+    parts = [f"# {table.title}", *place, *_sections(table, rows, footnotes)]
     for deviations, figure in (figures or {}).items():
         reduced = f"; reduced: {deviations}" if deviations else ""
         parts.append(f"![{table.title}{reduced}]({figure})")

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+from ed.files import APP
+
+EXPERIMENTS = APP / "experiments"
 # settings that cannot change a result, so no deviations
 INCIDENTAL = ("system", "logger")
 # where data and weights lie: another place of the same is no deviation either
@@ -77,7 +79,7 @@ class Table:
     name: str
     path: Path
     title: str
-    place: str
+    place: str | None
     metrics: dict[str, str]
     seeds: tuple[int, ...]
     paper_seeds: int | None

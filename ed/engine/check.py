@@ -13,7 +13,7 @@ SWITCHES = ("compile", "kernels", "capture", "channels_last")  # of `system`
 
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
     check_precision(cfg)
-    if cfg.logger.mode not in LOGGER_MODES:
+    if cfg.logger.get("mode", "online") not in LOGGER_MODES:
         raise ValueError(f"logger.mode={cfg.logger.mode}: use {', '.join(LOGGER_MODES)}")
     if not task.metric.startswith("eval/"):
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Checkpoints that survive anything: written aside, renamed into place, the one before kept.
+"""Checkpoints that survive a kill: written to a temporary file, renamed, the previous one kept.
 
 `last.pt` is the newest, `previous.pt` the one before it; `last.pt.tmp`, where a kill left it whole
-between the renames, is newer than both. Each begins with a digest of its contents, so a damaged
-file is noticed whatever the damage, and another one serves.
+between the renames, is newer than both. Each is a plain torch file that ends with a digest of its
+contents: `torch.load(path, weights_only=True)` opens it, and we notice any damage and use another.
 """
 
 import io
@@ -12,11 +12,13 @@ from pathlib import Path
 from pickle import UnpicklingError  # raised by torch.load for what is not plain data
 
 import torch
+from torch import Tensor, nn
 
 from ed.engine.run import RunError
-from ed.files import seal, unseal
+from ed.files import check_seal, seal, write_atomic
 
 NAMES = ("last.pt", "last.pt.tmp", "previous.pt")
+WEIGHTS = "model.safetensors"  # of a finished run
 
 
 class SaveError(RuntimeError):
@@ -30,10 +32,11 @@ def save_checkpoint(folder: Path, state: dict) -> None:
     _check_plain(buffer)
     last, temporary = folder / "last.pt", folder / "last.pt.tmp"
     content = buffer.getbuffer()
+    digest = seal(content)
     try:
         with open(temporary, "wb") as file:
-            file.write(seal(content))
             file.write(content)
+            file.write(digest)
             file.flush()
             os.fsync(file.fileno())
         if last.exists():
@@ -46,10 +49,37 @@ def save_checkpoint(folder: Path, state: dict) -> None:
                 "during the run; restore it and run the same command again, or begin anew"
             ) from error
         temporary.unlink(missing_ok=True)
-        raise SaveError(
-            f"could not save a checkpoint in {folder} ({error.strerror}): free some space and run "
-            "the same command again; it goes on from the last good checkpoint"
-        ) from error
+        raise _cannot_save("a checkpoint", folder, error) from error
+
+
+def save_weights(folder: Path, model: nn.Module) -> None:
+    """Writes `model.safetensors`, the weights and buffers of a trained model."""
+    from safetensors.torch import save
+
+    # copies: safetensors rejects tensors that share memory, such as tied embeddings
+    state = {
+        name: value.detach().clone(memory_format=torch.contiguous_format).cpu()
+        for name, value in model.state_dict().items()
+    }
+    try:
+        write_atomic(folder / WEIGHTS, save(state))
+    except OSError as error:
+        raise _cannot_save(WEIGHTS, folder, error) from error
+
+
+def trained_weights(folder: Path, warn) -> dict[str, Tensor] | None:
+    """The model's state dict in a run folder: of the newest good checkpoint, or the weights file.
+
+    The weights file alone serves where somebody shares a model without its training state.
+    """
+    state = load_checkpoint(folder, warn, _without_model)
+    if state is not None:
+        return state["training"]["model"]
+    if not (folder / WEIGHTS).exists():
+        return None
+    from safetensors.torch import load_file
+
+    return load_file(folder / WEIGHTS)
 
 
 def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
@@ -82,8 +112,15 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    for name in NAMES:
+    for name in (*NAMES, WEIGHTS):
         (folder / name).unlink(missing_ok=True)
+
+
+def _cannot_save(what: str, folder: Path, error: OSError) -> SaveError:
+    return SaveError(
+        f"could not save {what} in {folder} ({error.strerror}): free some space and run the same "
+        "command again; it goes on from the last good checkpoint"
+    )
 
 
 def _check_plain(buffer: io.BytesIO) -> None:
@@ -101,8 +138,16 @@ def _check_plain(buffer: io.BytesIO) -> None:
 
 
 def _read(path: Path) -> dict:
-    content = unseal(memoryview(path.read_bytes()))
+    content = path.read_bytes()
+    check_seal(content)
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}, not the state of a run")
     return state
+
+
+def _without_model(state: dict) -> str | None:
+    """Why no model can be read from a checkpoint."""
+    training = state.get("training")
+    has_model = isinstance(training, dict) and isinstance(training.get("model"), dict)
+    return None if has_model else "it holds no model"

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from ed.files import APP
+
 GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "measures", "logger")
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = APP / "configs"
 
 
 def compose_config(overrides: list[str], *, folders: Sequence[Path] = ()) -> DictConfig:

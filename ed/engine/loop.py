@@ -13,7 +13,7 @@ from torch import nn
 
 from ed.core import processes
 from ed.core.modes import evaluating
-from ed.engine.checkpoint import load_checkpoint, save_checkpoint
+from ed.engine.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from ed.engine.metrics import Metrics, brief, check_finite, duration
 from ed.engine.run import RunFolder, identity
 from ed.engine.step import TrainStep
@@ -117,6 +117,8 @@ def train(
         metrics.log(task.total_steps, session.measure(stop))
     summary = metrics.summary(task.metric, task.higher_is_better)
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
+    if run.writes and task.total_steps:  # zero steps: a published model, which has a file already
+        save_weights(run.path, model)
     run.finish(summary)
     return summary
 

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,11 +15,11 @@ from torch import nn
 from ed.core import processes
 from ed.core.streams import stream_seed
 from ed.engine.check import check
-from ed.engine.checkpoint import load_checkpoint, remove_checkpoints
+from ed.engine.checkpoint import load_checkpoint, remove_checkpoints, trained_weights
 from ed.engine.distributed import join, local_device
 from ed.engine.kinds import check_kinds
 from ed.engine.loop import Cadence, Interrupted, describe, train
-from ed.engine.metrics import LogFile, TerminalHandler, Wandb
+from ed.engine.metrics import LogFile, TerminalHandler
 from ed.engine.run import RunFolder, default_folder, digest
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
@@ -36,6 +37,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
         names: what the folder is called by, e.g. ["cifar10", "vit_tiny", "ed"].
     """
     join()
+    fill_in_classes(cfg)
     check_kinds(cfg)
     path = Path(cfg.system.run_dir or default_folder(cfg, names))
     check_same_run(cfg, path)
@@ -82,6 +84,12 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         summary = train_in(folder, cfg, task, model, step, measures)
         logger.info("done: %s  %s", path, describe(summary))
         return summary
+
+
+def fill_in_classes(cfg: DictConfig) -> None:
+    """Replaces task.classes=null by the number in the data, which models and config.yaml need."""
+    if "classes" in cfg.task and cfg.task.classes is None:
+        cfg.task.classes = instantiate(cfg.task).classes
 
 
 def check_same_run(cfg: DictConfig, path: Path) -> None:
@@ -215,34 +223,47 @@ def train_in(
     return summary
 
 
-def trained_model(
-    folder: Path, device: str = "auto", *, trust: bool = False
-) -> tuple[Task, nn.Module]:
-    """The task of a run, and its model in eval mode.
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model and where it comes from.
+
+    Attributes:
+        model: in eval mode, on the device.
+        task: with its data loaded, unless `load_run` was called with `data=False`.
+        config: the run's config.yaml.
+    """
+
+    model: nn.Module
+    task: Task
+    config: DictConfig
+
+
+def load_run(
+    folder: str | Path, device: str = "auto", *, data: bool = True, trust: bool = False
+) -> LoadedRun:
+    """Opens a run folder: the trained model in eval mode, with its task and config.
 
     Args:
-        trust: build parts that are not ed's as well, which runs code that the folder names.
+        folder: holds config.yaml, and last.pt or model.safetensors.
+        device: auto, cpu, cuda or cuda:N.
+        data: load the task's data as well; False where only the model is wanted.
+        trust: also build parts that are not ed's, which runs code that the folder names.
     """
+    folder = Path(folder)
     if not (folder / "config.yaml").exists():
         raise FileNotFoundError(f"{folder} is no run folder: it holds no config.yaml")
     cfg = stored_config(folder, trust=trust)
-    state = load_checkpoint(folder, logger.warning, _without_model)
-    if state is None:
+    weights = trained_weights(folder, logger.warning)
+    if weights is None:
         raise FileNotFoundError(
             f"{folder} holds no checkpoint: train there first, with system.keep_checkpoint=true"
         )
     task, where = instantiate(cfg.task), choose_device(device)
-    task.prepare(where, cfg.seed)
+    if data:
+        task.prepare(where, cfg.seed)
     model = build_model(cfg, where)
-    model.load_state_dict(state["training"]["model"])
-    return task, model.eval()
-
-
-def _without_model(state: dict) -> str | None:
-    """Why no model can be read from a checkpoint."""
-    training = state.get("training")
-    has_model = isinstance(training, dict) and isinstance(training.get("model"), dict)
-    return None if has_model else "it holds no model"
+    model.load_state_dict(weights)
+    return LoadedRun(model.eval(), task, cfg)
 
 
 def choose_device(name: str, option: str = "system.device=") -> torch.device:
@@ -267,16 +288,18 @@ def choose_device(name: str, option: str = "system.device=") -> torch.device:
     return device
 
 
-def start_tracker(cfg: DictConfig, folder: Path) -> Wandb | None:
-    if cfg.logger.mode == "disabled":
+def start_tracker(cfg: DictConfig, folder: Path):
+    """One of `ed.engine.loggers`; None where metrics.jsonl is all."""
+    if cfg.logger.get("mode") == "disabled":
         return None
     settings = OmegaConf.to_container(cfg, resolve=True)
     try:
-        return Wandb(**cfg.logger, folder=folder, config=settings)
+        # partial: Hydra would build the parts of a config that it is given as an argument
+        return instantiate(cfg.logger, _partial_=True)(folder=folder, config=settings)
     except Exception as error:  # wandb raises kinds of its own: no key, no network
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
-            f"logger=wandb: {reason}; log in with `wandb login` or WANDB_API_KEY, or set "
+            f"logger: {reason}; for wandb log in with `wandb login` or WANDB_API_KEY, or set "
             "logger.mode=offline"
         ) from error
 

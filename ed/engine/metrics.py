@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import time
-import uuid
 from pathlib import Path
 
 from ed.files import read_rows, write_atomic
@@ -200,30 +199,3 @@ def _bar(total: int, start: int):
     from tqdm import tqdm
 
     return tqdm(total=total, initial=start, unit="step", dynamic_ncols=True)
-
-
-class Wandb:
-    """The same keys to Weights & Biases. A run that is resumed stays one run there."""
-
-    def __init__(self, *, project: str, mode: str, group: str | None, folder: Path, config: dict):
-        import wandb
-
-        identifier = folder / "wandb_id"
-        if not identifier.exists():
-            write_atomic(identifier, uuid.uuid4().hex[:8])
-        self.run = wandb.init(
-            project=project,
-            mode=mode,
-            group=group,
-            dir=str(folder),
-            name="/".join(folder.parts[-3:]),
-            config=config,
-            id=identifier.read_text(),
-            resume="allow",
-        )
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.run.log(values, step=step)
-
-    def close(self) -> None:
-        self.run.finish()

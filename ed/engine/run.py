@@ -4,6 +4,7 @@ runs/adhoc/cifar10-vit_tiny-ed-1a2b3c4d/seed0/
     config.yaml    the resolved config; it is the truth
     metrics.jsonl  one row per log point      train.log   the same for people
     last.pt        newest checkpoint          previous.pt the one before
+    model.safetensors  the trained weights, once the run is complete
     meta.json      commit, versions, hardware, command, one entry per session
     DONE           last and best metrics, once the run is complete
 """
@@ -29,7 +30,7 @@ from ed.files import lock, read_json, sweep, write_atomic, write_json
 # with others, or with none; a regularizer that takes a sampler holds its settings as its own
 INCIDENTAL = ("system", "logger", "measures", "sampler")
 # files that only the holder of the lock writes; FAILED and slurm.json are the launcher's
-OWN = ("config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id")
+OWN = ("config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id", "model.safetensors")
 MOST_NAMED = 20  # changed files in a run's record
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
 PACKAGES += ("envpool",)  # its releases draw games differently

@@ -25,14 +25,25 @@ class TextClassifier(nn.Module):
 
     def __init__(self, checkpoint: str = "bert-base-uncased", *, classes: int = 2):
         super().__init__()
-        self.classes = classes
-        self.model = _load(checkpoint, classes)
+        given = f"model.checkpoint={checkpoint}"
+        self._cut(load_classifier(checkpoint, classes, given), classes, given)
+
+    @classmethod
+    def of(cls, model: nn.Module, *, classes: int, given: str) -> "TextClassifier":
+        """A classifier of transformers, cut likewise; `given` names it in messages."""
+        self = cls.__new__(cls)
+        nn.Module.__init__(self)
+        self._cut(model, classes, given)
+        return self
+
+    def _cut(self, model: nn.Module, classes: int, given: str) -> None:
+        self.model, self.classes = model, classes
         base = self.model.base_model
         accepted = inspect.signature(base.forward).parameters
         if not hasattr(base, "embeddings") or "inputs_embeds" not in accepted:
             raise ValueError(
-                f"model.checkpoint={checkpoint}: {type(base).__name__} has no embedding block that "
-                "`inputs_embeds` can stand for; use BERT, RoBERTa, DistilBERT, MPNet or ELECTRA"
+                f"{given}: {type(base).__name__} has no embedding block that `inputs_embeds` can "
+                "stand for; use BERT, RoBERTa, DistilBERT, MPNet or ELECTRA"
             )
         self.embedding_block = base.embeddings
         wanted = inspect.signature(base.embeddings.forward).parameters
@@ -83,7 +94,8 @@ def checkpoint_source(name: str) -> str:
     return name
 
 
-def _load(checkpoint: str, classes: int) -> nn.Module:
+def load_classifier(checkpoint: str, classes: int, given: str) -> nn.Module:
+    """A pretrained encoder of transformers with a new head; `given` names it in messages."""
     from transformers import AutoModelForSequenceClassification, logging
 
     logging.set_verbosity_error()  # it warns that the head is new, which is the point
@@ -94,14 +106,14 @@ def _load(checkpoint: str, classes: int) -> nn.Module:
             return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
     except RuntimeError as error:  # which says no more than that sizes differ
         raise ValueError(
-            f"model.checkpoint={checkpoint}: its weights do not fit model.classes={classes}, as if "
-            "it had a head for another task; give a checkpoint that has none, or the task's own"
+            f"{given}: its weights do not fit model.classes={classes}, as if it had a head for "
+            "another task; give a checkpoint that has none, or the task's own"
         ) from error
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"model.checkpoint={checkpoint}: no weights could be had "
-            f"({str(error).splitlines()[0]}). Give the name of a hub model, or a folder with "
-            "config.json, weights and tokenizer. Offline, put such a folder at "
+            f"{given}: no weights could be had ({str(error).splitlines()[0]}). Give the name of a "
+            "hub model, or a folder with config.json, weights and tokenizer. Offline, put such a "
+            "folder at "
             f"$ED_CHECKPOINTS/{checkpoint}{_from_pypi(checkpoint)}"
         ) from error
 

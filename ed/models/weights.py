@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ed.files import SEAL, unseal
+from ed.files import check_seal, is_sealed
 
 WRAPPERS = ("training", "state_dict", "model")  # keys under which files keep their state dict
 PREFIXES = re.compile(r"^((module|_orig_mod)\.)+")  # of DataParallel and of torch.compile
@@ -55,9 +55,9 @@ def _read(path: Path) -> dict:
         from safetensors.torch import load_file
 
         return load_file(path)
-    content = memoryview(path.read_bytes())
-    if content[: len(SEAL)] == SEAL:
-        content = unseal(content)
+    content = path.read_bytes()
+    if is_sealed(content):  # a checkpoint of ours
+        check_seal(content)
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}, not a state dict")

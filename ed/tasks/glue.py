@@ -1,184 +1,40 @@
-"""GLUE sentence classification (RTE, MRPC, CoLA), with paths in embedding space."""
+"""GLUE sentence classification (RTE, MRPC, CoLA)."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from ed.core import processes
-from ed.core.field import Field
 from ed.hub import hub_or_cache
-from ed.models.text import checkpoint_source
-from ed.tasks.base import Batch, Task, check_counts, check_warmup, shuffled_batches
+from ed.tasks.sentences import SentenceTask
 
 COLUMNS = {"rte": ("sentence1", "sentence2"), "mrpc": ("sentence1", "sentence2")}
 COLUMNS |= {"cola": ("sentence",)}
 METRICS = {"rte": "eval/acc", "mrpc": "eval/acc", "cola": "eval/matthews"}
-PADDINGS = ("fixed", "dynamic")
-EVAL_BATCH = 256
-MULTIPLE = 8  # of tokens, which attention kernels like
 
 
-@dataclass(frozen=True)
-class Sentences:
-    """Tokenised sentences: ids, segments and mask (N, L), labels (N,), lengths on the host.
+class Glue(SentenceTask):
+    """Evaluates on the validation split, as test labels are hidden."""
 
-    L is that of the longest sentence, not the most that is allowed: CoLA's longest has 47 tokens.
-    """
-
-    ids: Tensor
-    segments: Tensor
-    mask: Tensor
-    labels: Tensor
-    lengths: Tensor
-
-    def batch(self, index: Tensor, length: int | None) -> Batch:
-        """The rows of `index`, cut to `length` tokens where one is given."""
-        width = slice(length)
-        return {
-            "ids": self.ids[index, width],
-            "segments": self.segments[index, width],
-            "mask": self.mask[index, width],
-            "label": self.labels[index],
-        }
-
-
-class Glue(Task):
-    """Fine-tunes a text encoder; evaluates on the validation split, as test labels are hidden."""
-
-    has_labels = True
-
-    def __init__(
-        self,
-        data: str = "nyu-mll/glue",
-        name: str = "rte",
-        *,
-        tokenizer: str = "bert-base-uncased",
-        epochs: int = 10,
-        warmup_epochs: float = 0,
-        batch_size: int = 32,
-        length: int = 128,
-        padding: str = "fixed",
-        eval_every: int = 1,
-        classes: int = 2,
-    ):
+    def __init__(self, data: str = "nyu-mll/glue", name: str = "rte", **settings):
         if name not in COLUMNS:
             raise ValueError(f"task.name={name}: use one of {', '.join(COLUMNS)}")
-        if padding not in PADDINGS:
-            raise ValueError(f"task.padding={padding}: use {' or '.join(PADDINGS)}")
-        sizes = {"batch_size": batch_size, "length": length, "classes": classes}
-        check_counts(epochs=epochs, eval_every=eval_every, **sizes)
-        check_warmup("epochs", warmup_epochs, epochs)
-        self.data, self.name, self.tokenizer = data, name, tokenizer
-        self.epochs, self.warmup_epochs, self.batch_size = epochs, warmup_epochs, batch_size
-        self.length, self.padding = length, padding
-        self.eval_every, self.classes = eval_every, classes
-        self.metric, self.static_shapes = METRICS[name], padding == "fixed"
+        super().__init__(data, **settings)  # rejects unknown settings
+        self.name, self.metric = name, METRICS[name]
 
-    def check_model(self, model: nn.Module) -> None:
-        longest = getattr(model, "longest", None)
-        if longest is None:
-            raise ValueError(
-                f"task=glue needs a text model such as model=bert_base, not {type(model).__name__}"
-            )
-        classes = getattr(model, "classes", self.classes)
-        if classes != self.classes:
-            raise ValueError(
-                f"model.classes={classes}: task.classes={self.classes}, and both must agree"
-            )
-        if self.length > longest:
-            raise ValueError(
-                f"task.length={self.length}: the model has positions for {longest} tokens only; "
-                f"set task.length={longest} or less"
-            )
-
-    def prepare(self, device: torch.device, seed: int) -> None:
-        self.seed, self.device = seed, device
-        tokenizer = load_tokenizer(self.tokenizer)
-        self.train, self.validation = (
-            self._tokenise(load_split(self.data, self.name, split), tokenizer, device)
-            for split in ("train", "validation")
-        )
-        if len(self.train.labels) < self.batch_size:
-            raise ValueError(
-                f"task.batch_size={self.batch_size}: task.name={self.name} has only "
-                f"{len(self.train.labels)} training sentences"
-            )
-        self.num_examples = len(self.train.labels)
-        self.steps_per_epoch = self.num_examples // self.batch_size
-        self.total_steps = self.epochs * self.steps_per_epoch
-        self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
-        self.eval_steps = self.eval_every * self.steps_per_epoch
-
-    def _tokenise(self, table, tokenizer, device) -> Sentences:
-        """All sentences padded to one length: a second of work, so nothing is cached."""
+    def load(self, split: str) -> tuple[list[list[str]], list[int]]:
+        table = load_split(self.data, self.name, split)
         missing = {*COLUMNS[self.name], "label"} - set(table.column_names)
         if missing:
             raise ValueError(
                 f"task.data={self.data}: no column {', '.join(sorted(missing))} for "
                 f"task.name={self.name}, only {', '.join(table.column_names)}"
             )
-        if table.num_rows == 0:
-            raise ValueError(f"task.data={self.data}: a split of {self.name} has no sentences")
-        labels = torch.tensor(table["label"].to_pylist())
-        if labels.min() < 0 or labels.max() >= self.classes:
-            raise ValueError(
-                f"task.data={self.data}: labels of {self.name} run from {labels.min()} to "
-                f"{labels.max()}, but task.classes={self.classes}"
-            )
-        encoded = tokenizer(
-            *(table[column].to_pylist() for column in COLUMNS[self.name]),
-            truncation=True,
-            max_length=self.length,
-            return_token_type_ids=True,
-        )
-        lengths = torch.tensor([len(row) for row in encoded["input_ids"]])
-        width = min(self.length, -(-int(lengths.max()) // MULTIPLE) * MULTIPLE)
-        mask = torch.arange(width) < lengths[:, None]
-        ids = _padded(encoded["input_ids"], mask, tokenizer.pad_token_id)
-        segments = _padded(encoded["token_type_ids"], mask, tokenizer.pad_token_type_id)
-        tensors = (ids, segments, mask.long(), labels)
-        return Sentences(*(tensor.to(device) for tensor in tensors), lengths=lengths)
+        texts = [table[column].to_pylist() for column in COLUMNS[self.name]]
+        return texts, table["label"].to_pylist()
 
-    def batches(self, model, start: int) -> Iterator[Batch]:
-        steps = range(start, self.total_steps)
-        # with dynamic padding the host must know the lengths, so the order stays there
-        how = {"seed": self.seed, "device": self.device if self.static_shapes else "cpu"}
-        for _, index in shuffled_batches(self.num_examples, self.batch_size, steps, **how):
-            yield self.examples(index)
-
-    def examples(self, index: Tensor) -> Batch:
-        return self.train.batch(index.to(self.device), self._longest(self.train, index))
-
-    def _longest(self, sentences: Sentences, index: Tensor) -> int | None:
-        """Tokens of the longest sentence of a batch; None where all have one length anyway."""
-        return None if self.padding == "fixed" else int(sentences.lengths[index].max())
-
-    def field(self, model: nn.Module, batch: Batch) -> Field:
-        return Field(
-            forward=lambda embeddings, context: model(embeddings, context["mask"]),
-            x=model.embed(batch["ids"], batch["segments"]),
-            context={"mask": batch["mask"]},
-            module=model,
-        )
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        outputs, labels = [], self.validation.labels
-        ours = processes.part(len(labels))
-        for index in torch.arange(ours.start, ours.stop).split(EVAL_BATCH):
-            length = self._longest(self.validation, index)
-            batch = self.validation.batch(index.to(self.device), length)
-            outputs.append(self.field(model, batch)())
-        logits = processes.all_rows(torch.cat(outputs).float(), len(labels))
-        return {
-            "eval/acc": 100 * (logits.argmax(-1) == labels).float().mean().item(),
-            "eval/matthews": 100 * matthews(logits.argmax(-1), labels),
-            "eval/loss": F.cross_entropy(logits, labels).item(),
-        }
+    def score(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
+        matched = 100 * matthews(logits.argmax(-1), labels)
+        return super().score(logits, labels) | {"eval/matthews": matched}
 
 
 def matthews(predictions: Tensor, labels: Tensor) -> float:
@@ -187,14 +43,6 @@ def matthews(predictions: Tensor, labels: Tensor) -> float:
     covariance = (p * t).mean() - p.mean() * t.mean()
     scale = (p.mean() * (1 - p.mean()) * t.mean() * (1 - t.mean())).sqrt()
     return (covariance / scale).item() if scale > 0 else 0.0
-
-
-def _padded(rows: list[list[int]], mask: Tensor, value: int) -> Tensor:
-    """Rows of different lengths in the places of `mask` (N, L), `value` behind them."""
-    # many times faster than the tokenizers' own padding, which goes through Python integers
-    table = torch.full(mask.shape, value)
-    table[mask] = torch.tensor(list(chain.from_iterable(rows)))
-    return table
 
 
 def load_split(data: str, name: str, split: str):
@@ -229,17 +77,3 @@ def _read_parquet(folder: Path, split: str):
     if not files:
         raise FileNotFoundError(f"no such files in {folder}")
     return pa.concat_tables([parquet.read_table(file) for file in files])
-
-
-def load_tokenizer(name: str):
-    from transformers import AutoTokenizer
-
-    source = checkpoint_source(name)
-    try:
-        with hub_or_cache(source):
-            return AutoTokenizer.from_pretrained(source, use_fast=True)
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"task.tokenizer={name}: no tokenizer could be had ({str(error).splitlines()[0]}). "
-            "Give the name of a hub model, or a folder with its tokenizer files"
-        ) from error

@@ -5,7 +5,9 @@ import hashlib
 import io
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from ed.files import sweep, write_atomic
 from ed.hub import hub_or_cache
 
+FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 EMBEDDED = Path(__file__).parents[1] / "data" / "cifar10_mini"
 PICTURES_REMEDY = (
     "a folder with parquet files, a reachable hub id (like uoft-cs/cifar10), or "
@@ -43,10 +46,12 @@ def load_pictures(
     size: tuple[int, int],
     key: str = "task.data",
     remedy: str = PICTURES_REMEDY,
+    resize: bool = False,
 ) -> Pictures:
     """One split of a hub data set or of a local folder with the same columns, decoded once.
 
-    The arguments are those of `load_table`. Grey pictures become RGB.
+    The arguments are those of `load_table`. Grey pictures become RGB. Other sizes are an error
+    unless they may be resized.
     """
     table = load_table(source, split, key, remedy)
     names = set(table.column_names)
@@ -56,13 +61,10 @@ def load_pictures(
             f"{key}={source}: split {split!r} has columns {sorted(names)}; "
             "needed are 'img' (or 'image') and 'label', as in the hub's uoft-cs/cifar10"
         )
-    content = hashlib.sha256(f"{table._fingerprint}/{source}/{split}/{len(table)}/{size}".encode())
-    cached = _cache_folder() / f"pictures-{content.hexdigest()[:16]}.npz"
-    arrays = _read_cache(cached, (len(table), 3, *size))
-    if arrays is None:
-        arrays = _decode(table, image, size, f"{key}={source}")
-        _write_cache(cached, arrays)
-    pixels, labels = arrays
+    identity = f"{table._fingerprint}/{source}/{split}/{len(table)}/{size}"
+    identity += "/resized" if resize else ""
+    decode = partial(_decode, table, image, size, f"{key}={source}", resize)
+    pixels, labels = decoded_once(identity, decode, (len(table), 3, *size))
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(
             f"{key}={source}: labels of split {split!r} run from {labels.min()} to "
@@ -72,8 +74,21 @@ def load_pictures(
     return Pictures(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
+def decoded_once(
+    identity: str, decode: Callable, shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels of `shape` and labels of `decode()`, cached for data that were decoded before."""
+    content = hashlib.sha256(identity.encode())
+    cached = _cache_folder() / f"pictures-{content.hexdigest()[:16]}.npz"
+    arrays = _read_cache(cached, shape)
+    if arrays is None:
+        arrays = decode()
+        _write_cache(cached, arrays)
+    return arrays
+
+
 def load_table(source: str, split: str, key: str, remedy: str = PICTURES_REMEDY):
-    """One split of a hub data set, or of a folder with parquet files, as `datasets` has it.
+    """One split of a hub data set, of a folder, or of a file of `FORMATS`, as `datasets` has it.
 
     `embedded` names the small CIFAR-10 subset that ships with the package. `key` is the config key
     that gave `source`, `remedy` what it may be instead, for messages.
@@ -83,14 +98,13 @@ def load_table(source: str, split: str, key: str, remedy: str = PICTURES_REMEDY)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
 
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
-    folder = EMBEDDED if source == "embedded" else Path(source).expanduser()
-    if looks_local and not folder.is_dir():
-        raise FileNotFoundError(f"{key}={source}: no such folder. Give {remedy}")
-    path = str(folder) if folder.is_dir() else source
+    path = _local(source, key, remedy)
     try:
-        with hub_or_cache(path):
-            return datasets.load_dataset(path, split=split)
+        if path is not None and path.is_file():
+            data_format = FORMATS[path.suffix.lower()]
+            return datasets.load_dataset(data_format, data_files=str(path), split=split)
+        with hub_or_cache(str(path or source)):
+            return datasets.load_dataset(str(path or source), split=split)
     except Exception as error:  # datasets raises a dozen kinds: offline, unknown id, bad files
         raise ValueError(
             f"{key}={source}: split {split!r} could not be read "
@@ -98,8 +112,42 @@ def load_table(source: str, split: str, key: str, remedy: str = PICTURES_REMEDY)
         ) from error
 
 
-def _decode(table, image: str, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:
+def split_names(source: str, key: str, remedy: str = PICTURES_REMEDY) -> list[str]:
+    """The splits that `load_table` can load; those of a single file are one, train."""
+    import datasets
+
+    path = _local(source, key, remedy)
+    if path is not None and path.is_file():
+        return ["train"]
+    try:
+        with hub_or_cache(str(path or source)):
+            return datasets.get_dataset_split_names(str(path or source))
+    except Exception as error:
+        raise ValueError(
+            f"{key}={source}: could not be read "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}). Give {remedy}"
+        ) from error
+
+
+def _local(source: str, key: str, remedy: str) -> Path | None:
+    """The folder or file that `source` names; None for a hub id."""
+    if source == "embedded":
+        return EMBEDDED
+    path = Path(source).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix.lower() in FORMATS):
+        return path
+    if path.is_file():
+        raise ValueError(f"{key}={source}: files may be {', '.join(FORMATS)}. Give {remedy}")
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise FileNotFoundError(f"{key}={source}: no such folder. Give {remedy}")
+    return None
+
+
+def _decode(
+    table, image: str, size: tuple[int, int], what: str, resize: bool
+) -> tuple[np.ndarray, np.ndarray]:
     from datasets import Image
+    from PIL import ImageOps
     from PIL.Image import DecompressionBombError
     from tqdm import tqdm
 
@@ -109,7 +157,8 @@ def _decode(table, image: str, size: tuple[int, int], what: str) -> tuple[np.nda
     rows = iter(rows)
     for index in range(len(table)):
         try:
-            picture = np.asarray(next(rows)[image].convert("RGB"))
+            picture = next(rows)[image].convert("RGB")
+            picture = np.asarray(ImageOps.fit(picture, size[::-1]) if resize else picture)
         except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
             raise ValueError(f"{what}: picture {index} cannot be read: {error}") from error
         except (AttributeError, TypeError):  # null

@@ -16,7 +16,7 @@ import torch
 
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
-from ed.engine.main import trained_model
+from ed.engine.main import load_run
 from ed.models.weights import read_weights
 from tests.faults import cases
 from tests.faults.cases import EQUAL, ONE_LINE, SETUPS, attempt, judged
@@ -147,7 +147,7 @@ def test_hostile_run_folders(undisturbed, tmp_path):
         for key in ("task", "model"):
             folder = shutil.copytree(whole, tmp_path / f"{how} {key}")
             plant(folder, key, leaf)
-            work = attempt(lambda f=folder: trained_model(f, "cpu"), tmp_path / "log")
+            work = attempt(lambda f=folder: load_run(f, "cpu"), tmp_path / "log")
             end = judged(*work, lambda: False)
             ends[f"{how} in {key}"] = "FOREIGN CODE RAN" if marker.exists() else end
     note("hostile run folder", ends)

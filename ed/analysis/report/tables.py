@@ -89,7 +89,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[P
     folds = [*_tuning(table, rows, footnotes), *_reduced(table, rows, cells, footnotes, drawn)]
     parts = [
         tag("h3", table.title),
-        tag("p", inline(f"{table.place}."), class_="place"),
+        tag("p", inline(f"{table.place}."), class_="place") if table.place else None,
         main,
         _aggregate(table, rows, ""),
         _footnotes(table, footnotes),

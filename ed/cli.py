@@ -1,0 +1,31 @@
+"""Console scripts: ed-train is train.py, ed-measure is scripts/measure.py, and so on."""
+
+import runpy
+import sys
+
+from ed.files import APP
+
+
+def train() -> None:
+    _run("train.py")
+
+
+def measure() -> None:
+    _run("scripts/measure.py")
+
+
+def launch() -> None:
+    _run("scripts/launch.py")
+
+
+def table() -> None:
+    _run("scripts/table.py")
+
+
+def report() -> None:
+    _run("scripts/report.py")
+
+
+def _run(name: str) -> None:
+    sys.argv[0] = str(APP / name)
+    runpy.run_path(sys.argv[0], run_name="__main__")

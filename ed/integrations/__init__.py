@@ -1,0 +1,24 @@
+"""Effective degree in other training frameworks; each module needs its own package."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+import ed
+
+QUICK = {"pairs": 50, "resolution": 50, "degree": 20}  # 2,500 forward passes
+
+
+def track(model: nn.Module, inputs: Tensor | Callable[[nn.Module], ed.Field], **settings) -> float:
+    """ED of a model on fixed inputs, or on the field that a function makes of the model."""
+    settings = QUICK | settings
+    if not isinstance(inputs, Tensor):
+        return ed.estimate(inputs(model), **settings).mean
+    device = next(model.parameters()).device
+    return ed.estimate(model, inputs.to(device), **settings).mean
+
+
+def check_every(every: int) -> int:
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(f"every={every}: a number of epochs, at least 1")
+    return every

@@ -1,0 +1,36 @@
+"""Lightning: `Trainer(callbacks=[TrackED(images)])` logs ED as training goes on."""
+
+from collections.abc import Callable
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+import ed
+from ed.integrations import check_every, track
+
+
+class TrackED(Callback):
+    """Logs the effective degree of the module under `name`, every `every` epochs.
+
+    Args:
+        inputs: (N, ...) fixed examples for `module(inputs)`, or a function that makes an
+            `ed.Field` of the module.
+        settings: of `ed.estimate`; by default 50 paths of 50 nodes, degree 20.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor | Callable[[nn.Module], ed.Field],
+        *,
+        every: int = 1,
+        name: str = "ed",
+        **settings,
+    ):
+        self.inputs, self.every, self.name = inputs, check_every(every), name
+        self.settings = settings
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if (trainer.current_epoch + 1) % self.every == 0:
+            # all ranks hold the same weights and draw the same paths, so the values agree
+            value = track(pl_module, self.inputs, **self.settings)
+            pl_module.log(self.name, value, rank_zero_only=True)

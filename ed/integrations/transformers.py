@@ -1,0 +1,58 @@
+"""Hugging Face Trainer: `TrackED` logs ED, `EDTrainer` adds the penalty to the loss."""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
+
+import ed
+from ed.integrations import check_every, track
+
+
+def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | None = None):
+    """The field of a classifier at a batch: in pixel space, or between token embeddings."""
+    module = module or model
+    if "pixel_values" in batch:
+        return ed.Field.of(lambda x: model(pixel_values=x), batch["pixel_values"], module=module)
+    context = {k: v for k, v in batch.items() if k in ("attention_mask", "token_type_ids")}
+    embeddings = module.get_input_embeddings()(batch["input_ids"])
+    return ed.Field(lambda x, c: model(inputs_embeds=x, **c), embeddings, context, module=module)
+
+
+class TrackED(TrainerCallback):
+    """`trainer.add_callback(TrackED(trainer, inputs))`, with the arguments of Lightning's."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        inputs: Tensor | Callable[[nn.Module], ed.Field],
+        *,
+        every: int = 1,
+        **settings,
+    ):
+        self.trainer, self.inputs, self.every = trainer, inputs, check_every(every)
+        self.settings = settings
+
+    def on_epoch_end(self, args, state, control, model: nn.Module, **_) -> None:
+        if round(state.epoch) % self.every == 0:
+            self.trainer.log({"ed": track(model, self.inputs, **self.settings)})
+
+
+class EDTrainer:
+    """Mixin, `class MyTrainer(EDTrainer, Trainer)`: loss + ed_weight * label-anchored ED."""
+
+    ed_weight = 7.0  # lambda
+    ed_settings: Mapping = {}  # of ed.penalty, e.g. {"components": 3}
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"]  # before super(), which may remove them
+        field = field_of(model, inputs, self.accelerator.unwrap_model(model))
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if model.training:
+            # Trainer divides the loss by the accumulated steps only where it is not a share already
+            scaled = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            shared = scaled or self.compute_loss_func is not None
+            steps = self.current_gradient_accumulation_steps if shared else 1
+            penalty = ed.penalty(field, labels=labels, **self.ed_settings)
+            loss = loss + self.ed_weight / steps * penalty
+        return (loss, outputs) if return_outputs else loss

@@ -1,0 +1,123 @@
+"""Networks by the names that timm and transformers give them."""
+
+import contextlib
+import difflib
+import logging
+
+from torch import Tensor, nn
+
+from ed.hub import hub_or_cache
+from ed.models.text import TextClassifier, checkpoint_source, load_classifier
+
+OFFLINE = "set model.pretrained=false, or run once where the hub can be reached"
+FOLDER = "give a hub id, or a folder with config.json and weights; $ED_CHECKPOINTS/NAME is one, too"
+logger = logging.getLogger("ed")
+
+
+def timm_model(
+    name: str, *, classes: int, pretrained: bool = False, image_size: list[int] | None = None
+) -> nn.Module:
+    """Any image classifier of timm, for images of `image_size` where its architecture fixes one."""
+    import timm
+
+    given = f"model.name={name}"
+    check_timm_name(name, given)
+    settings = timm.models.get_pretrained_cfg(name) if ":" not in name else None
+    sized = image_size is not None and settings is not None and settings.fixed_input_size
+    size = {"img_size": tuple(image_size)} if sized else {}
+    return load_timm(name, given, OFFLINE, pretrained=pretrained, num_classes=classes, **size)
+
+
+def transformers_model(
+    name: str, *, classes: int, pretrained: bool = True, image_size: list[int] | None = None
+) -> nn.Module:
+    """An image or text classifier of transformers, whichever `name` has.
+
+    Pretrained weights keep their own image size; new ones take `image_size`.
+    """
+    from transformers import AutoModelForImageClassification as ForImages
+    from transformers import AutoModelForSequenceClassification as ForText
+
+    given = f"model.name={name}"
+    config = _config(name, given, num_labels=classes)
+    if type(config) in ForImages._model_mapping:
+        if image_size is not None and hasattr(config, "image_size") and not pretrained:
+            config.image_size = list(image_size)
+        return ImageClassifier(_images(name, given, config, ForImages, pretrained))
+    if type(config) not in ForText._model_mapping:
+        raise ValueError(f"{given}: a {config.model_type} classifies neither images nor text")
+    model = load_classifier(name, classes, given) if pretrained else ForText.from_config(config)
+    return TextClassifier.of(model, classes=classes, given=given)
+
+
+class ImageClassifier(nn.Module):
+    """Pixels (N, 3, H, W) -> logits (N, classes), from an image classifier of transformers."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        size = getattr(model.config, "image_size", None)
+        if size is not None:
+            self.image_size = [size, size] if isinstance(size, int) else list(size)
+        self.train()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(pixel_values=x).logits
+
+
+def check_timm_name(name: str, given: str) -> None:
+    """Raises ValueError with the nearest names where timm has no such architecture."""
+    import timm
+
+    architecture = name.split(".")[0]
+    if ":" not in name and not timm.is_model(architecture):
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.4)
+        hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
+        raise ValueError(f"{given}: no such model; {hint}")
+
+
+def load_timm(name: str, given: str, remedy: str, *, pretrained: bool, **settings) -> nn.Module:
+    """`timm.create_model`, whose failures become one line that ends with `remedy`."""
+    import timm
+
+    # timm itself would go on with random weights where a model has none
+    if pretrained and ":" not in name and not timm.models.is_model_pretrained(name):
+        raise ValueError(f"{given}: timm has no weights for it; {remedy}")
+    remote = (pretrained or ":" in name) and not name.startswith("local-dir:")
+    try:
+        with hub_or_cache(name) if remote else contextlib.nullcontext():
+            return timm.create_model(name, pretrained=pretrained, **settings)
+    except Exception as error:  # the hub raises a dozen kinds: offline, unknown tag, gated
+        raise unreachable(given, error, remedy) from error
+
+
+def unreachable(given: str, error: Exception, remedy: str) -> ValueError:
+    reason = " ".join(str(error).split())[:160]
+    return ValueError(f"{given}: could not be loaded ({type(error).__name__}: {reason}); {remedy}")
+
+
+def _config(name: str, given: str, **settings):
+    from transformers import AutoConfig
+
+    source = checkpoint_source(name)
+    try:
+        with hub_or_cache(source):
+            return AutoConfig.from_pretrained(source, **settings)
+    except Exception as error:
+        raise unreachable(given, error, FOLDER) from error
+
+
+def _images(name: str, given: str, config, kind, pretrained: bool) -> nn.Module:
+    if not pretrained:
+        return kind.from_config(config)
+    source, how = checkpoint_source(name), {"config": config, "output_loading_info": True}
+    try:
+        with hub_or_cache(source):
+            # a head for other classes is replaced by a new one
+            model, loaded = kind.from_pretrained(source, ignore_mismatched_sizes=True, **how)
+    except Exception as error:
+        raise unreachable(given, error, FOLDER) from error
+    new = [*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])]
+    if new:
+        logger.info("%s: new weights for %s", given, ", ".join(sorted(new))[:120])
+    return model

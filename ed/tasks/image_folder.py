@@ -1,0 +1,169 @@
+"""Classifying a user's own images: a folder of class folders, or any image data set."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ed.tasks.images import PictureTask
+from ed.tasks.pictures import Pictures, decoded_once, load_pictures, load_table, split_names
+from ed.tasks.splits import EVALUATION, check_holdout, evaluation_split, held_out
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff")
+REMEDY = (
+    "a folder with one folder of images per class (or with train/ and val/ of such), a folder with "
+    "parquet files, or a hub id"
+)
+LEAST_STD = 1 / 255  # of a channel that does not vary
+
+
+class ImageFolder(PictureTask):
+    """Images resized to `image_size` and kept on the device as bytes.
+
+    `data` has class folders, or train/ and val/ (or test/) with class folders, as torchvision's
+    ImageFolder; or it names a data set with columns `image` and `label`. Without a split to
+    evaluate on, `holdout` of the training images is set aside, the same for every seed.
+
+    Attributes:
+        class_names: of a folder, in the order of the labels.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        *,
+        classes: int | None = None,
+        split: str | None = None,
+        holdout: float = 0.2,
+        split_seed: int = 0,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        **settings,
+    ):
+        check_holdout(holdout)
+        self.data, self.split, self.holdout, self.split_seed = data, split, holdout, split_seed
+        self.folder = _class_folder_root(data)
+        self.class_names = _class_names(self.folder, data) if self.folder else None
+        found = classes if self.class_names is None else len(self.class_names)
+        if classes is not None and found != classes:
+            raise ValueError(
+                f"task.classes={classes}: task.data={data} has {found} class folders; set "
+                f"task.classes={found}, or leave it out"
+            )
+        super().__init__(data, classes=found or _count_classes(data), **settings)
+        if (mean is None) != (std is None):
+            raise ValueError("task.mean, task.std: give both, or neither to compute them")
+        for key, values in {"mean": mean, "std": std}.items():
+            if values is not None and (len(values) != 3 or (key == "std" and min(values) <= 0)):
+                raise ValueError(f"task.{key}={values}: needs three numbers, those of std above 0")
+        self.computed = mean is None
+        if not self.computed:
+            self.mean, self.std = tuple(mean), tuple(std)
+
+    def load(self, split: str) -> Pictures:
+        name = evaluation_split(self._splits(), self.split, self.data)
+        if name is not None:
+            return self._read("train" if split == "train" else name)
+        whole = self._read("train")
+        indices = held_out(len(whole), self.holdout, self.split_seed)
+        index = indices[0] if split == "train" else indices[1]
+        return Pictures(whole.pixels[index], whole.labels[index])
+
+    def plan(self, device: torch.device, seed: int, *, epoch: int) -> None:
+        if self.computed:
+            self.mean, self.std = channel_statistics(self.train.pixels)
+        super().plan(device, seed, epoch=epoch)
+
+    def provenance(self) -> dict[str, str]:
+        rounded = {"mean": self.mean, "std": self.std}
+        record = {key: " ".join(f"{x:.4f}" for x in values) for key, values in rounded.items()}
+        return record | ({"class_names": ", ".join(self.class_names)} if self.class_names else {})
+
+    def _splits(self) -> list[str]:
+        if self.folder is None:
+            return split_names(self.data, "task.data", REMEDY)
+        above = self.folder.parent
+        names = sorted({*EVALUATION, self.split or "test"}) if self.folder.name == "train" else []
+        return [name for name in names if (above / name).is_dir()]
+
+    def _read(self, split: str) -> Pictures:
+        if self.folder is None:
+            how = {"classes": self.classes, "size": self.image_size, "remedy": REMEDY}
+            return load_pictures(self.data, split, resize=True, **how)
+        root = self.folder if split == "train" else self.folder.parent / split
+        return _read_classes(root, self.class_names, self.image_size, f"task.data={self.data}")
+
+
+def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of bytes (N, 3, H, W), in units of 255."""
+    count = pixels.numel() // pixels.shape[1]
+    total = torch.zeros(2, pixels.shape[1], dtype=torch.float64, device=pixels.device)
+    for part in pixels.split(256):  # float64 copies of all would be eight times the data
+        values = part.double() / 255
+        total += torch.stack([values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
+    mean, square = total / count
+    std = (square - mean.square()).clamp(min=LEAST_STD**2).sqrt()
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _class_folder_root(data: str) -> Path | None:
+    """The folder whose folders are the classes to train on; None: `data` is a data set."""
+    folder = Path(data).expanduser()
+    if not folder.is_dir() or any(folder.rglob("*.parquet")):
+        return None
+    return folder / "train" if (folder / "train").is_dir() else folder
+
+
+def _class_names(root: Path, data: str) -> list[str]:
+    names = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+    if len(names) < 2:
+        raise ValueError(
+            f"task.data={data}: {root} has {len(names)} folders, and two classes are the least. "
+            f"Give {REMEDY}"
+        )
+    return names
+
+
+def _count_classes(data: str) -> int:
+    table = load_table(data, "train", "task.data", REMEDY)
+    feature = table.features.get("label")
+    if feature is None:
+        raise ValueError(f"task.data={data}: no column label, only {', '.join(table.column_names)}")
+    return getattr(feature, "num_classes", None) or 1 + max(table["label"])
+
+
+def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str) -> Pictures:
+    unknown = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name not in names)
+    if unknown:
+        raise ValueError(f"{what}: {root} has class {unknown[0]}, which the training images lack")
+    files = [
+        (path, label)
+        for label, name in enumerate(names)
+        for path in sorted((root / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    if not files:
+        raise ValueError(f"{what}: {root} has no images ({' '.join(SUFFIXES)})")
+    stats = [(str(path), label, path.stat().st_mtime_ns) for path, label in files]
+    decode = partial(_decode_files, files, size, what)
+    pixels, labels = decoded_once(f"{stats}/{size}", decode, (len(files), 3, *size))
+    return Pictures(torch.from_numpy(pixels), torch.from_numpy(labels))
+
+
+def _decode_files(files: list, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Scaled to cover `size` (height, width), the middle kept."""
+    from PIL import Image, ImageOps
+    from tqdm import tqdm
+
+    pixels = np.empty((len(files), 3, *size), dtype=np.uint8)
+    rows = tqdm(files, desc=f"decoding {what}", unit="image", disable=None, leave=False)
+    for index, (path, _) in enumerate(rows):
+        try:
+            with Image.open(path) as image:
+                fitted = ImageOps.fit(image.convert("RGB"), size[::-1])
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ValueError(f"{what}: {path} cannot be read: {error}") from error
+        pixels[index] = np.asarray(fitted).transpose(2, 0, 1)
+    return pixels, np.array([label for _, label in files], dtype=np.int64)

@@ -1,0 +1,83 @@
+"""Classifying a user's own texts: a csv, json or parquet file, a folder of them, or a hub id."""
+
+from ed.tasks.pictures import load_table, split_names
+from ed.tasks.sentences import SentenceTask
+from ed.tasks.splits import check_holdout, evaluation_split, held_out
+
+REMEDY = "a csv, json or parquet file, a folder with train and validation files, or a hub id"
+
+
+class TextClassification(SentenceTask):
+    """Fine-tunes a text encoder on texts and labels of any names.
+
+    Labels are whole numbers from 0, or names, which are numbered in alphabetical order. Without a
+    split to evaluate on, `holdout` of the texts is set aside, the same for every seed.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        *,
+        text: str = "text",
+        pair: str | None = None,
+        label: str = "label",
+        classes: int | None = None,
+        split: str | None = None,
+        holdout: float = 0.2,
+        split_seed: int = 0,
+        **settings,
+    ):
+        check_holdout(holdout)
+        self.data, self.label = data, label
+        self.texts = [text] if pair is None else [text, pair]
+        self.split, self.holdout, self.split_seed = split, holdout, split_seed
+        super().__init__(data, classes=classes or self._count_classes(), **settings)
+
+    def load(self, split: str) -> tuple[list[list[str]], list[int]]:
+        splits = split_names(self.data, "task.data", REMEDY)
+        name = evaluation_split(splits, self.split, self.data)
+        wanted = name if split == "validation" and name is not None else "train"
+        table = self._table(wanted)
+        if name is None:
+            indices = held_out(len(table), self.holdout, self.split_seed)
+            table = table.select((indices[0] if split == "train" else indices[1]).tolist())
+        return [list(table[column]) for column in self.texts], self._numbers(
+            list(table[self.label])
+        )
+
+    def _table(self, split: str):
+        table = load_table(self.data, split, "task.data", REMEDY)
+        for key, column in (
+            ("text", self.texts[0]),
+            ("pair", self.texts[-1]),
+            ("label", self.label),
+        ):
+            if column not in table.column_names:
+                raise ValueError(
+                    f"task.{key}={column}: task.data={self.data} has no such column, only "
+                    f"{', '.join(table.column_names)}"
+                )
+        complete = table.filter(
+            lambda *row: None not in row, input_columns=[*self.texts, self.label]
+        )
+        if len(complete) < len(table):
+            raise ValueError(
+                f"task.data={self.data}: {len(table) - len(complete)} rows of split {split!r} lack "
+                "a text or a label; fill them in, or take them out"
+            )
+        return table
+
+    def _count_classes(self) -> int:
+        return len(self._names()) or 1 + max(self._table("train")[self.label])
+
+    def _names(self) -> list[str]:
+        """The labels in alphabetical order, where they are names."""
+        labels = set(self._table("train")[self.label])
+        return sorted(labels) if any(isinstance(label, str) for label in labels) else []
+
+    def _numbers(self, labels: list) -> list[int]:
+        names = self._names()
+        unknown = [label for label in labels if names and label not in names]
+        if unknown:
+            raise ValueError(f"task.data={self.data}: label {unknown[0]!r} is not in training")
+        return [names.index(label) for label in labels] if names else [int(x) for x in labels]

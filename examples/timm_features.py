@@ -1,0 +1,38 @@
+"""ED in the feature space of a timm backbone. python examples/timm_features.py [--pretrained]
+
+Paths run between the features of two images, and the field is the classifier behind them. With
+a DINO backbone: vit_small_patch14_dinov2.lvd142m instead of resnet18.
+"""
+
+import sys
+
+import timm
+import torch
+from torch.nn import functional as F
+
+import ed
+from ed.tasks.pictures import load_pictures
+
+
+def main(count: int = 200, steps: int = 100) -> None:
+    torch.manual_seed(0)
+    backbone = timm.create_model("resnet18", pretrained="--pretrained" in sys.argv, num_classes=0)
+    images = load_pictures("embedded", "test", classes=10, size=(32, 32))  # 500 of CIFAR-10
+    with torch.no_grad():
+        features = backbone.eval()(images.pixels[:count].float() / 255)
+    features = (features - features.mean(0)) / features.std(0).clamp(min=1e-6)
+    labels = images.labels[:count]
+    head = torch.nn.Sequential(
+        torch.nn.Linear(features.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    )
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
+    for _ in range(steps):
+        loss = F.cross_entropy(head(features), labels) + ed.penalty(head, features, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(ed.estimate(ed.Field.of(head, features), pairs=50, resolution=50, degree=20))
+
+
+if __name__ == "__main__":
+    main()
