@@ -219,7 +219,7 @@ def test_operators_say_what_they_do(small):
     x, y, row = given(3, 17, 64), given(3, 17, 64), given(64)
     check_operator(operators.add_norm.default, (x, y, row, row, row, 1e-6), **CLOSE)
     check_operator(operators.gelu.default, (x, row), **CLOSE)
-    check_operator(operators.gelu_gradient.default, (y.detach(), x.detach()), **CLOSE)
+    check_operator(operators.gelu_gradient.default, (y.detach(), x.detach(), 3), **CLOSE)
 
 
 CHANGES = [{"activation": "gelu_tanh"}, {"dropout": 0.1}, {"width": 48, "heads": 2}]

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-WIDTHS = (64, 768)  # least and largest of a row that is normalised
-LAUNCH = {
+WIDTHS = (192, 384)  # of the blocks that `ed.kernels.block` takes over
+LAUNCH = {  # the best of a sweep at width 192 on an H200
     "add_norm": {"ROWS": 2, "num_warps": 1},
     "add_norm_gradient": {"ROWS": 8, "num_warps": 2},
     "gelu": {"SIZE": 2048, "num_warps": 2},
@@ -28,11 +28,18 @@ def gelu(x: Tensor, offset: Tensor) -> Tensor:
     return torch.ops.ed.gelu(x, offset)
 
 
-def _shares(rows: int, kernel: str) -> tuple[int, int]:
-    """Programs, and how many groups of rows each walks over."""
-    groups = -(-rows // LAUNCH[kernel]["ROWS"])
-    steps = -(-groups // PROGRAMS[kernel])
-    return -(-groups // steps), steps
+def _programs(x: Tensor, kernel: str) -> int:
+    """Programs that share the rows of x, at most one per row.
+
+    An argument of the operators, so that compiled code in a cache keeps its shapes when launch
+    settings change.
+    """
+    return min(x.numel() // x.shape[-1], PROGRAMS[kernel])
+
+
+def _steps(rows: int, programs: int, kernel: str) -> int:
+    """How many groups of rows each program walks over."""
+    return -(-rows // (LAUNCH[kernel]["ROWS"] * programs))
 
 
 def _wide(columns: int) -> int:
@@ -67,16 +74,16 @@ def _sum_and_norm(x, y, offset, weight, bias, eps):
 @torch.library.custom_op("ed::add_norm_gradient", mutates_args=())
 def _add_norm_gradient(
     to_total: Tensor, to_normed: Tensor, total: Tensor, weight: Tensor, means: Tensor,
-    scales: Tensor,
+    scales: Tensor, programs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """For x and y, and partial sums (programs, 3, C) for weight, bias and offset."""
     from ed.kernels.rowwise_kernels import add_norm_gradient as kernel
 
     to_total, to_normed = to_total.contiguous(), to_normed.contiguous()
-    made = _sum_and_norm_gradients(to_total, to_normed, total, weight, means, scales)
+    made = _sum_and_norm_gradients(to_total, to_normed, total, weight, means, scales, programs)
     columns, launch = total.shape[-1], LAUNCH["add_norm_gradient"]
     rows = total.numel() // columns
-    programs, steps = _shares(rows, "add_norm_gradient")
+    steps = _steps(rows, programs, "add_norm_gradient")
     kernel[(programs,)](
         to_total, to_normed, total, weight, means, scales, *made, rows, steps,
         C=columns, WIDE=_wide(columns), **launch,
@@ -85,10 +92,8 @@ def _add_norm_gradient(
 
 
 @_add_norm_gradient.register_fake
-def _sum_and_norm_gradients(to_total, to_normed, total, weight, means, scales):
-    columns = total.shape[-1]
-    programs, _ = _shares(total.numel() // columns, "add_norm_gradient")
-    sums = total.new_empty((programs, 3, columns), dtype=torch.float32)
+def _sum_and_norm_gradients(to_total, to_normed, total, weight, means, scales, programs):
+    sums = total.new_empty((programs, 3, total.shape[-1]), dtype=torch.float32)
     return total.new_empty(total.shape), to_normed.new_empty(to_normed.shape), sums
 
 
@@ -100,7 +105,10 @@ def _keep_add_norm(ctx, inputs, output) -> None:
 
 
 def _backward_of_add_norm(ctx, to_total: Tensor, to_normed: Tensor, *_):
-    to_x, to_y, sums = torch.ops.ed.add_norm_gradient(to_total, to_normed, *ctx.saved_tensors)
+    programs = _programs(to_total, "add_norm_gradient")
+    to_x, to_y, sums = torch.ops.ed.add_norm_gradient(
+        to_total, to_normed, *ctx.saved_tensors, programs
+    )
     totals = zip(sums.sum(0), ctx.kinds, strict=True)
     to_weight, to_bias, to_offset = (total.to(kind) for total, kind in totals)
     return to_x, to_y, to_offset, to_weight, to_bias, None
@@ -128,24 +136,22 @@ def _(x, offset):
 
 
 @torch.library.custom_op("ed::gelu_gradient", mutates_args=())
-def _gelu_gradient(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def _gelu_gradient(gradient: Tensor, x: Tensor, programs: int) -> tuple[Tensor, Tensor]:
     """For x, and partial sums (programs, C) for its bias."""
     from ed.kernels.rowwise_kernels import gelu_gradient as kernel
 
     gradient, x, columns = gradient.contiguous(), x.contiguous(), x.shape[-1]
-    made, launch = _gelu_gradients(gradient, x), LAUNCH["gelu_gradient"]
+    made, launch = _gelu_gradients(gradient, x, programs), LAUNCH["gelu_gradient"]
     rows = x.numel() // columns
-    programs, steps = _shares(rows, "gelu_gradient")
+    steps = _steps(rows, programs, "gelu_gradient")
     grid = (programs, -(-columns // launch["WIDE"]))
     kernel[grid](gradient, x, *made, rows, steps, C=columns, **launch)
     return made
 
 
 @_gelu_gradient.register_fake
-def _gelu_gradients(gradient, x):
-    columns = x.shape[-1]
-    programs, _ = _shares(x.numel() // columns, "gelu_gradient")
-    sums = x.new_empty((programs, columns), dtype=torch.float32)
+def _gelu_gradients(gradient, x, programs):
+    sums = x.new_empty((programs, x.shape[-1]), dtype=torch.float32)
     return x.new_empty(x.shape), sums
 
 
@@ -156,7 +162,8 @@ def _keep_gelu(ctx, inputs, output) -> None:
 
 
 def _backward_of_gelu(ctx, gradient: Tensor):
-    to_x, sums = torch.ops.ed.gelu_gradient(gradient, *ctx.saved_tensors)
+    programs = _programs(gradient, "gelu_gradient")
+    to_x, sums = torch.ops.ed.gelu_gradient(gradient, *ctx.saved_tensors, programs)
     return to_x, sums.sum(0).to(ctx.kind)
 
 
