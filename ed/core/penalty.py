@@ -124,6 +124,10 @@ def penalty(
         another one with it); 1 for that line with scale="classes". In float32 at least, also under
         autocast, outside of which `backward` belongs. Outputs in float16 beyond 65,504 are
         infinite, and the penalty then nan.
+
+    Without labels a network can flatten every path for free if inputs carry a mark that blending
+    destroys, such as the black border of a zero-padded crop: it is then confident only where the
+    mark is. Use crops without borders, or labels (experiments/results/crop.md).
     """
     field = as_field(model, inputs, output=output, class_dim=class_dim)
     check_merge(field.context)
