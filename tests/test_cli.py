@@ -16,6 +16,7 @@ from hydra.errors import (
     MissingConfigException,
 )
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
@@ -443,7 +444,7 @@ MISTAKES = {
     "model.activation=foo": "model.activation=foo: use gelu, gelu_tanh, .* or tanh",
     "model.patch=5": "model.patch=5 does not divide task.image_size",
     "regularizer.weight=-1": "regularizer.weight=-1: must be at least 0",
-    "regularizer.weight=nan": "regularizer.weight=nan: must be at least 0",
+    "regularizer.weight=nan": "regularizer.weight=nan: must be a finite number",
     "regularizer.pairs=0": "regularizer.pairs=0: .* use between 1 and 40000",
     "regularizer.pairs=1.5": "regularizer.pairs=1.5: must be a whole number",
     "regularizer.pairs=50000": "regularizer.pairs=50000: 200 examples .* form 40000 pairs",
@@ -455,7 +456,7 @@ MISTAKES = {
     "regularizer.degree=2.5": "regularizer.degree=2.5: must be a whole number",
     "regularizer.resolution=4.5": "regularizer.resolution=4.5: must be a whole number",
     "regularizer.damping=-1": "damping must be >= 0, got -1",
-    "regularizer.damping=nan": "damping must be >= 0, got nan",
+    "regularizer.damping=nan": "regularizer.damping=nan: must be a finite number",
     "regularizer.basis=fourier": "regularizer.basis must be one of chebyshev, legendre; got",
     "regularizer.ramp=2": "regularizer.ramp=2: a fraction of training",
     "regularizer.endpoints=dust": "regularizer.endpoints=dust: use batch or noise",
@@ -667,17 +668,21 @@ def test_a_stop_on_request_is_said_once_and_is_no_error(tmp_path):
     assert "stopped" in (tmp_path / "run" / "train.log").read_text()
 
 
-def test_a_run_older_than_a_setting_is_refused_by_its_name(tmp_path, capsys):
+def test_a_run_older_than_a_setting_opens_with_its_default(tmp_path):
     small_run(tmp_path)
     config = tmp_path / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
-    config.write_text("".join(line for line in lines if "warmup_epochs" not in line))
-    with pytest.raises(Exception, match="warmup_epochs") as error:
-        load_run(tmp_path, "cpu")
+    config.write_text("".join(line for line in lines if "  space:" not in line))
+    assert load_run(tmp_path, "cpu").task.space == "input"
+
+
+def test_a_missing_setting_without_a_default_is_named(capsys):
+    leaf = {"_target_": "ed.models.clip.Towers", "architecture": "ViT-B-32"}
+    with pytest.raises(InstantiationException) as error:
+        instantiate(OmegaConf.create({"model": leaf}).model)
     assert explain(error.value) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith("error: task.warmup_epochs is needed and not among the settings")
-    assert "a run older than it one in its config.yaml" in printed
+    assert printed.startswith("error: model.prompts is needed and not among the settings")
     assert printed.count("\n") == 1
 
 

@@ -213,20 +213,20 @@ def test_mistakes_get_one_line_and_leave_nothing(
 
 
 def test_print_shows_commands_and_runs_nothing(tmp_path, capsys, monkeypatch):
-    assert (
-        launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", str(tmp_path)]) == 0
-    )
+    cells = ["sam-0.02", "sam-0.05", "sam-0.1"]
+    sam = ["table1_tuning", "--where", "print", "--cells", *cells]
+    assert launch.main([*sam, "--runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 18
+    assert len(lines) == 3
     assert "train.py task=cifar10" in lines[0]
-    assert "seed=0 logger.group=table1/sam_rho-0.01 " in lines[0]  # how wandb groups them
-    assert lines[0].endswith(f"system.run_dir={tmp_path}/table1/sam_rho-0.01/seed0")
+    assert "seed=0 logger.group=table1_tuning/sam-0.02 " in lines[0]  # how wandb groups them
+    assert lines[0].endswith(f"system.run_dir={tmp_path}/table1_tuning/sam-0.02/seed0")
     assert not list(tmp_path.iterdir())
-    done = tmp_path / "table1/sam_rho-0.01/seed0"
+    done = tmp_path / "table1_tuning/sam-0.02/seed0"
     done.mkdir(parents=True)
     (done / "DONE").touch()
     monkeypatch.chdir(tmp_path.parent)  # runs start in another folder than the launcher's
-    launch.main(["table1", "--where", "print", "--cells", "sam", "--runs", tmp_path.name])
+    launch.main([*sam, "--runs", tmp_path.name])
     assert capsys.readouterr().out.splitlines() == lines[1:]
 
 

@@ -17,16 +17,23 @@ class Wandb:
         identifier = folder / "wandb_id"
         if not identifier.exists():
             write_atomic(identifier, uuid.uuid4().hex[:8])
-        self.run = wandb.init(
-            project=project,
-            mode=mode,
-            group=group,
-            dir=str(folder),
-            name="/".join(folder.parts[-3:]),
-            config=config,
-            id=identifier.read_text(),
-            resume="allow",
-        )
+        try:
+            self.run = wandb.init(
+                project=project,
+                mode=mode,
+                group=group,
+                dir=str(folder),
+                name="/".join(folder.parts[-3:]),
+                config=config,
+                id=identifier.read_text(),
+                resume="allow",
+            )
+        except Exception as error:  # wandb has classes of its own: no key, no network
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(
+                f"logger=wandb: {reason}; log in with `wandb login` or WANDB_API_KEY, or set "
+                "logger.mode=offline"
+            ) from error
 
     def log(self, values: dict[str, float], step: int) -> None:
         self.run.log(values, step=step)

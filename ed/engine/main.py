@@ -293,15 +293,8 @@ def start_tracker(cfg: DictConfig, folder: Path):
     if cfg.logger.get("mode") == "disabled":
         return None
     settings = OmegaConf.to_container(cfg, resolve=True)
-    try:
-        # partial: Hydra would build the parts of a config that it is given as an argument
-        return instantiate(cfg.logger, _partial_=True)(folder=folder, config=settings)
-    except Exception as error:  # wandb raises kinds of its own: no key, no network
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(
-            f"logger: {reason}; for wandb log in with `wandb login` or WANDB_API_KEY, or set "
-            "logger.mode=offline"
-        ) from error
+    # partial: Hydra would build the parts of a config that it is given as an argument
+    return instantiate(cfg.logger, _partial_=True)(folder=folder, config=settings)
 
 
 def log_to(path: Path | None) -> None:
