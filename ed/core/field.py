@@ -107,7 +107,7 @@ class Field:
     def part(self, rows: slice) -> Field:
         """The same function at some of the points."""
         context = {name: value[rows] for name, value in self.context.items()}
-        return replace(self, x=self.x[rows], context=context)
+        return self.at(self.x[rows], context)
 
     def between(self, first: Tensor, second: Tensor, alpha: Tensor) -> Field:
         """The paths alpha x1 + (1 - alpha) x2, Eq. (path): the one place that interpolates.
@@ -129,12 +129,12 @@ class Field:
             name: _merge(value[first], value[second], alpha).flatten(0, 1)
             for name, value in self.context.items()
         }
-        return replace(self, x=points.flatten(0, 1), context=context)
+        return self.at(points.flatten(0, 1), context)
 
     def join(self, other: Field) -> Field:
         """One field over both sets of points."""
         context = {k: torch.cat([v, other.context[k]]) for k, v in self.context.items()}
-        return replace(self, x=torch.cat([self.x, other.x]), context=context)
+        return self.at(torch.cat([self.x, other.x]), context)
 
     def with_paths(self, paths: Field) -> tuple[Tensor, Tensor]:
         """Outputs at the batch and on paths, in one forward pass where the model allows it.
@@ -172,9 +172,11 @@ class Field:
                     "for each, and use what all share in `forward`"
                 )
 
-    def at(self, x: Tensor) -> Field:
-        """The same function and context at other points."""
-        return replace(self, x=x)
+    def at(self, x: Tensor, context: Context | None = None) -> Field:
+        """The same function at other points, and with another context where one is given."""
+        context = self.context if context is None else context
+        # not dataclasses.replace: torch.compile does not follow it in torch 2.6
+        return Field(self.forward, x, context, self.aside, self.module, self.output, self.class_dim)
 
 
 def as_field(model: Callable[..., Tensor] | Field, inputs=None, **settings) -> Field:
