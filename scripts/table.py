@@ -95,7 +95,7 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
 
 
 def warn_of_damage(reason: str) -> None:
-    print(f"warning: damaged, so left out: {reason}", file=sys.stderr)
+    print(f"warning: left out: {reason}", file=sys.stderr)
 
 
 def write(table: Table, rows: list[Row], folder: Path, *, available: bool) -> None:

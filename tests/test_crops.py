@@ -1,6 +1,8 @@
 """Random crops: equal to torchvision's for the same boxes, drawn with the same distribution."""
 
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from torchvision.transforms.functional import resized_crop, to_pil_image
 from ed.engine.compose import compose_config
 from ed.tasks.cifar10 import Cifar10
 from ed.tasks.crops import crop_and_flip, croppable, draw_boxes, random_crops, resize_boxes
+from scripts import table
 
 AREA = (0.08, 1.0)
+ROOT = Path(__file__).parents[1]
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -131,3 +135,15 @@ def test_impossible_crops_are_refused(settings, key):
     leaf = {k: v for k, v in compose_config(["task=cifar10"]).task.items() if k != "_target_"}
     with pytest.raises(ValueError, match=key):
         Cifar10(**{**leaf, **settings})
+
+
+def test_runs_with_another_crop_are_no_runs_of_the_table(tmp_path, capsys):
+    """Not even those from before there was a choice."""
+    records = ROOT / "experiments" / "results" / "runs" / "crop_300" / "pad_baseline"
+    for seed in (1, 2):
+        shutil.copytree(records / f"seed{seed}", tmp_path / f"table1/baseline/seed{seed}")
+    config = tmp_path / "table1/baseline/seed1/config.yaml"
+    config.write_text(config.read_text().replace("  crop: pad\n", ""))
+    assert table.main(["table1", "--runs", str(tmp_path)]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "baseline" in line]
+    assert ["task.crop" in line for line in warnings] == [True, True]
