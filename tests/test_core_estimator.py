@@ -321,9 +321,9 @@ def test_whatever_gives_outputs_can_be_measured():
     expected = ed.estimate(out, x, pairs=10).mean
     sparse = Sparse()
     sparse.out = out
-    assert ed.estimate(sparse, x, pairs=10).mean == pytest.approx(expected, rel=1e-4)
+    assert ed.estimate(sparse, x, pairs=10).mean == pytest.approx(expected, rel=1e-5)
     squeezing = ed.estimate(lambda x: out(x[:, None]).squeeze(), x, pairs=10)
-    assert squeezing.mean == pytest.approx(expected, rel=1e-4)
+    assert squeezing.mean == pytest.approx(expected, rel=1e-5)
     assert ed.estimate(out, x, pairs=10, sampler=Fixed(), resolution=50).mean > 0
 
 

@@ -180,7 +180,7 @@ def test_shared_evaluation_counts_every_picture_once(folder, seen):
         logits = model(task.normalise(pictures.pixels))
     assert first["acc"] == accuracy
     assert first["logits"] == pytest.approx(logits.double().sum().item(), rel=1e-5)
-    assert first["loss"] == pytest.approx(loss, rel=1e-5)  # float32 sums in another order
+    assert first["loss"] == pytest.approx(loss, rel=1e-6)  # float32 sums in another order
 
 
 def test_only_the_first_process_writes(seen):
