@@ -27,11 +27,11 @@ test-faults: .venv/ready
 
 test-slurm: .venv/ready
 	bash scripts/install_slurm.sh
-	$(BIN)/python -m pytest -m slurm tests/test_slurm.py
+	$(BIN)/python -m pytest -m slurm tests/scripts/test_slurm.py
 
 test-browser: .venv/ready
 	bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest tests/test_report.py -m browser
+	$(BIN)/python -m pytest tests/analysis/test_report.py -m browser
 
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest

@@ -19,9 +19,9 @@ failed: list[str] = []  # runs of this sweep, by what they were given
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
     # torch is loaded only once there is something to train
-    from ed.core.processes import first_to_fail, world_size
-    from ed.engine.distributed import leave
     from ed.engine.main import run
+    from ed.runtime.distributed import leave
+    from ed.runtime.processes import first_to_fail, world_size
 
     choices = HydraConfig.get().runtime.choices
     try:

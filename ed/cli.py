@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-from ed.files import APP
+from ed.runtime.files import APP
 
 
 def train() -> None:

@@ -11,13 +11,13 @@ import torch
 from torch.nn import functional as F
 
 import ed
-from ed.tasks.pictures import load_pictures
+from ed.datasets.images import load_images
 
 
 def main(count: int = 200, steps: int = 100) -> None:
     torch.manual_seed(0)
     backbone = timm.create_model("resnet18", pretrained="--pretrained" in sys.argv, num_classes=0)
-    images = load_pictures("embedded", "test", classes=10, size=(32, 32))  # 500 of CIFAR-10
+    images = load_images("embedded", "test", classes=10, size=(32, 32))  # 500 of CIFAR-10
     with torch.no_grad():
         features = backbone.eval()(images.pixels[:count].float() / 255)
     features = (features - features.mean(0)) / features.std(0).clamp(min=1e-6)

@@ -37,8 +37,8 @@ from ed.engine.main import wants_channels_last
 from ed.engine.optimizer import AdamW
 from ed.engine.run import commit
 from ed.engine.step import TrainStep
-from ed.files import write_atomic
 from ed.regularizers.base import Regularizer
+from ed.runtime.files import write_atomic
 
 BLOCKS, STEPS = (5, 20) if CUDA else (3, 2)  # timed blocks, of which the median; steps in each
 

@@ -14,7 +14,7 @@ from ed.models.impala import Impala
 from ed.models.resnet import cifar_resnet18
 from ed.models.vit import ViT
 from ed.regularizers.base import Regularizer
-from ed.regularizers.ed import EffectiveDegree
+from ed.regularizers.ed import EDRegularizer
 from ed.regularizers.jacobian import Jacobian
 from ed.regularizers.mixup import Mixup
 from ed.regularizers.sam import Asam, Sam
@@ -164,9 +164,9 @@ CPU_CASES = {
 }  # fmt: skip
 
 
-def penalty(case: Case, components: int | None) -> EffectiveDegree:
+def penalty(case: Case, components: int | None) -> EDRegularizer:
     sampler, own = ed.RandomizedCosine(), {"pairs": case.pairs, "anchored": case.anchored}
-    return EffectiveDegree(7.0, sampler, **own, components=components)
+    return EDRegularizer(7.0, sampler, **own, components=components)
 
 
 RIVALS: dict[str, Callable[[], Regularizer]] = {

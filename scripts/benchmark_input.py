@@ -1,4 +1,4 @@
-"""Do the CPU cores keep up with the GPU? Pictures per second, from the file to the training step.
+"""Do the CPU cores keep up with the GPU? Images per second, from the file to the training step.
 
 python scripts/benchmark_input.py task.data=/data/imagenet
 python scripts/benchmark_input.py task.data=/data/imagenet --steps 200 regularizer=ed
@@ -18,14 +18,14 @@ from benchmark import machine
 from hydra.utils import instantiate
 from tqdm import tqdm
 
-from ed.core.processes import available_cores
-from ed.core.streams import generator, stream_seed
 from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.errors import or_explain
 from ed.engine.main import build_model, choose_device, make_step
-from ed.files import write_atomic
-from ed.tasks.imagenet_data import ImageNetTask
+from ed.runtime.files import write_atomic
+from ed.runtime.processes import available_cores
+from ed.runtime.streams import generator, stream_seed
+from ed.tasks.imagenet_task import ImageNetTask
 
 WARM_UP = 10  # steps: compilation, capture, first batches
 

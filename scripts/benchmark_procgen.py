@@ -27,20 +27,25 @@ from torch import Tensor
 from torch.distributions import Categorical
 from tqdm import tqdm
 
-from ed.core.processes import available_cores
 from ed.engine.compose import compose_config
 from ed.engine.errors import or_explain
 from ed.engine.main import choose_device, make_step
 from ed.envs.procgen import ACTIONS, engine_version
-from ed.files import write_atomic
+from ed.runtime.files import write_atomic
+from ed.runtime.processes import available_cores
 from ed.tasks.procgen import GPU_LANES, generalised_advantages
 
 CUDA = torch.cuda.is_available()
 BASE = ["task=procgen", "model=impala", "optimizer=ppo"]
 ED = ["regularizer=ed", "regularizer.anchored=false", "regularizer.weight=0.01"]
 ED += ["regularizer.resolution=4", "regularizer.degree=3", "regularizer.components=3"]
-SMALL = ["task.envs=8", "task.test_envs=2", "task.rollout=8", "task.test_rollout=8"]
-SMALL += ["task.minibatches=2", "task.epochs=1", "model.channels=[4,8,8]", "model.hidden=32"]
+SMALL = ["task.num_envs=8", "task.num_test_envs=2", "task.num_steps=8", "task.num_test_steps=8"]
+SMALL += [
+    "task.num_minibatches=2",
+    "task.update_epochs=1",
+    "model.channels=[4,8,8]",
+    "model.hidden=32",
+]
 WARM_UP = 3 if CUDA else 1  # rollouts before the timed ones: compilation and capture
 PAPER = ["starpilot", "dodgeball", "fruitbot", "jumper"]
 PLAIN_THREADS = 4  # what the original package starts unless told otherwise
@@ -52,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     base = [*BASE, *([] if CUDA else SMALL), *options.overrides]
     task = build([*base, f"task.game={options.games[0]}"], options)[1]
-    text, frames = heading(task), task.envs * task.rollout
+    text, frames = heading(task), task.num_envs * task.num_steps
     print(text)
     rows: list[tuple[str, float, str]] = []
 
@@ -99,9 +104,9 @@ def heading(task) -> str:
     name = torch.cuda.get_device_name() if CUDA else "CPU"
     cores = available_cores()
     return (
-        f"{task.mode} levels: {task.envs} training copies (lanes: {task.lanes}), "
-        f"rollouts of {task.rollout} steps; {task.test_envs} test copies, {task.test_rollout} "
-        f"steps; {name}, "
+        f"{task.mode} levels: {task.num_envs} training copies (lanes: {task.lanes}), "
+        f"rollouts of {task.num_steps} steps; {task.num_test_envs} test copies, "
+        f"{task.num_test_steps} steps; {name}, "
         f"{cores} cores, torch {torch.__version__}, {engine_version(task.engine)}"
     )
 
@@ -217,7 +222,7 @@ def plain_loop(cfg, task) -> Rollout:
     torch.manual_seed(0)
     agent = instantiate(cfg.model).to(task.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=5e-4, eps=1e-5)
-    games = task.make_games("train", task.envs, 0)
+    games = task.make_games("train", task.num_envs, 0)
     frames = games.reset().frames
 
     def rollout() -> tuple[float, float]:
@@ -242,7 +247,7 @@ def to_input(frames: np.ndarray, device: torch.device) -> Tensor:
 def plain_rollout(task, agent, games, frames: np.ndarray) -> tuple[dict[str, Tensor], np.ndarray]:
     """One synchronous step after the other; observations are kept as float32 on the device."""
     kept: dict[str, list[Tensor]] = {}
-    for _ in range(task.rollout):
+    for _ in range(task.num_steps):
         x = to_input(frames, task.device)
         outputs = agent(x / 255)
         policy = Categorical(logits=outputs[:, :ACTIONS])
@@ -266,9 +271,9 @@ def plain_rollout(task, agent, games, frames: np.ndarray) -> tuple[dict[str, Ten
 def plain_update(task, agent, optimizer, data: dict[str, Tensor]) -> None:
     names = {"action": "actions", "logarithm": "log_probabilities", "value": "values"}
     rng = np.random.default_rng(0)
-    for _ in range(task.epochs):
+    for _ in range(task.update_epochs):
         order = rng.permutation(len(data["action"]))
-        for index in np.split(order, task.minibatches):
+        for index in np.split(order, task.num_minibatches):
             part = {name: value[index] for name, value in data.items()}
             batch = {ours: part[name] for name, ours in names.items()}
             batch |= {"advantages": part["advantage"], "targets": part["advantage"] + part["value"]}

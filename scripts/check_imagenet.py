@@ -14,12 +14,10 @@ import torch
 from tqdm import tqdm
 
 from ed.analysis.sweeps import aligned
-from ed.core.streams import generator
-from ed.engine.errors import or_explain
-from ed.tasks.imagenet_data import PictureError, Source, open_split, shifts
-from ed.tasks.imagenet_data.classes import NUM_CLASSES, synsets
-from ed.tasks.imagenet_data.evaluation import locate
-from ed.tasks.imagenet_data.sources import (
+from ed.datasets.imagenet import ImageError, Source, open_split, shifts
+from ed.datasets.imagenet.classes import NUM_CLASSES, synsets
+from ed.datasets.imagenet.evaluation import locate
+from ed.datasets.imagenet.sources import (
     FOLDER_OF,
     TRAINING_PICTURES,
     VALIDATION_PICTURES,
@@ -28,6 +26,8 @@ from ed.tasks.imagenet_data.sources import (
     has_class_folders,
     list_folders,
 )
+from ed.engine.errors import or_explain
+from ed.runtime.streams import generator
 
 SPLITS = {"train": TRAINING_PICTURES, "validation": VALIDATION_PICTURES}
 
@@ -100,7 +100,7 @@ def damaged(source: Source, count: int) -> list[str]:
     for index in tqdm(chosen, desc=f"decoding {source.place}", disable=None, leave=False):
         try:
             source.picture(index)
-        except PictureError as error:
+        except ImageError as error:
             found.append(str(error))
     return found
 

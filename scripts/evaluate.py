@@ -32,16 +32,16 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     import torch
     from hydra.utils import instantiate
 
-    from ed.core.streams import stream_seed
     from ed.engine.check import check_precision
     from ed.engine.compose import compose_config
-    from ed.engine.kinds import check_kinds
     from ed.engine.main import build_model, choose_device, uses_bf16
-    from ed.tasks.imagenet_data import ImageNetTask
+    from ed.engine.settings import check_settings
+    from ed.runtime.streams import stream_seed
+    from ed.tasks.imagenet_task import ImageNetTask
     from ed.tasks.procgen import ProcgenPPO
 
     cfg = compose_config(overrides)
-    check_kinds(cfg)
+    check_settings(cfg)
     check_precision(cfg)
     if cfg.measures:
         raise ValueError(

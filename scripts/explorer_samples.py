@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ed.engine.errors import or_explain
-from ed.files import write_atomic
 from ed.models.prompts import CIFAR10
+from ed.runtime.files import write_atomic
 from scripts.demo import MEASURE, MODELS, PATHS, field_of_tests, train_and_measure
 
 OUT = ROOT / "experiments" / "results" / "explorer.json"

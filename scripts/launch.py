@@ -38,7 +38,7 @@ from ed.analysis.collect import (
 from ed.analysis.experiments import load_table
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.engine.errors import INTERRUPTED, composition, explain
-from ed.files import HOME, lock, refuse_control, write_atomic, write_json
+from ed.runtime.files import HOME, lock, refuse_control, write_atomic, write_json
 from scripts.slurm import queued_among, require_slurm, submit
 
 CLAIM = ".launch"  # locked from the moment a run is started until it has ended

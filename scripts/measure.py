@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from ed.core.estimator import Estimate, estimate
 from ed.core.field import Field
+from ed.datasets.images import load_table
 from ed.engine.errors import or_explain
-from ed.engine.kinds import check_numbers
 from ed.engine.main import choose_device, load_run
+from ed.engine.settings import check_numbers
 from ed.figures.paths import Portrait, draw_portraits, picture_file
-from ed.hub import hub_or_cache
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
 from ed.models.named import check_timm_name, load_timm, unreachable
 from ed.models.weights import load_weights, read_weights
-from ed.tasks.pictures import load_table
+from ed.runtime.hub import hub_or_cache
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
 DRAWN = 3  # of the paths that are measured

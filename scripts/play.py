@@ -20,13 +20,13 @@ import torch
 from tqdm import tqdm
 
 from ed.analysis.stats import summarise
-from ed.core.streams import generator
 from ed.engine.errors import or_explain
 from ed.engine.main import load_run
 from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS, LEVELS, MODES, Games, engine_version, make_games
 from ed.figures.episode import Episode, gif, strip
-from ed.files import read_json, write_atomic
+from ed.runtime.files import read_json, write_atomic
+from ed.runtime.streams import generator
 from ed.tasks.procgen import ProcgenPPO
 
 COPIES = 64

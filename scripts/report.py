@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from ed.analysis.experiments import EXPERIMENTS
 from ed.analysis.report.page import build_page
-from ed.files import HOME, write_atomic
+from ed.runtime.files import HOME, write_atomic
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout
 
 from ed.analysis.sweeps import aligned, read_runs, run_rows, summary_rows
 from ed.engine.errors import explain, or_explain
-from ed.files import csv_text
+from ed.runtime.files import csv_text
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ed.engine.errors import INTERRUPTED
-from ed.files import read_json, refuse_control, write_atomic, write_json
+from ed.runtime.files import read_json, refuse_control, write_atomic, write_json
 
 # A signal that comes while Python is still importing ends the run before it can save. That is no
 # failure either, but under a time limit that is too short it would happen for ever, so it is one

@@ -32,7 +32,7 @@ from ed.analysis.experiments import load_table, table_names
 from ed.analysis.merging import committed, layered, merge, records, result_path
 from ed.analysis.render import to_csv, to_latex, to_markdown
 from ed.analysis.spec import SpecError, Table, reduced_name
-from ed.files import HOME, write_atomic
+from ed.runtime.files import HOME, write_atomic
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -39,7 +39,7 @@ def full_data() -> Path:
 @pytest.fixture
 def table(tmp_path):
     """Two cells and a grid of two points, two seeds each."""
-    from tests.tables import write_table
+    from tests.helpers.tables import write_table
 
     return write_table(tmp_path)
 
@@ -48,7 +48,7 @@ def table(tmp_path):
 def bandit(monkeypatch):
     """Procgen played on a hand-made game: no engine is needed, so none need be installed."""
     from ed.tasks.procgen import ProcgenPPO
-    from tests.games import Bandit
+    from tests.helpers.games import Bandit
 
     monkeypatch.setattr("ed.tasks.procgen.engine_version", "{} 1.0".format)
     monkeypatch.setattr(

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import yaml
 
-from ed import files
 from ed.analysis.spec import (
     EXPERIMENTS,
     PLACES,
@@ -26,7 +25,8 @@ from ed.analysis.spec import (
     nested,
     parse_value,
 )
-from ed.files import from_csv_text, read_rows, yaml_text
+from ed.runtime import files
+from ed.runtime.files import from_csv_text, read_rows, yaml_text
 
 STATUSES = ("done", "partial", "failed", "pending")
 COLUMNS = ("table", "cell", "seed", "deviations", "status", "steps", "total_steps")
@@ -327,7 +327,7 @@ def _in_the_way(run: Run) -> str:
 
 
 def read_json(path: Path, kind: type = dict):
-    """As `ed.files.read_json`; None where there is no such file."""
+    """As `ed.runtime.files.read_json`; None where there is no such file."""
     if not path.exists():
         return None
     try:

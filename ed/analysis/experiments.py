@@ -35,7 +35,7 @@ from pathlib import Path
 import yaml
 
 from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, Table, nearest
-from ed.files import refuse_control, yaml_text
+from ed.runtime.files import refuse_control, yaml_text
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 REQUIRED = ("title", "seeds", "fixed", "cells")

@@ -12,7 +12,7 @@ from ed.analysis.collect import Row, columns
 from ed.analysis.correlation import RESAMPLES, correlations
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, difference, summarise, verdict
-from ed.files import csv_text
+from ed.runtime.files import csv_text
 
 CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
 CORRELATION_MEANING = (

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ed.files import APP
+from ed.runtime.files import APP
 
 EXPERIMENTS = APP / "experiments"
 # settings that cannot change a result, so no deviations

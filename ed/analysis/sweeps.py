@@ -10,7 +10,7 @@ import yaml
 
 from ed.analysis.collect import CollectError, changes, flat, read_json
 from ed.analysis.stats import summarise
-from ed.files import yaml_text
+from ed.runtime.files import yaml_text
 
 INCIDENTAL = ("seed", "system", "logger", "measures")  # what tells no two kinds of run apart
 DIGITS = 4

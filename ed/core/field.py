@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ed.core.inputs import points_of
 from ed.core.labels import readable
-from ed.core.modes import batch_norms, frozen_statistics
+from ed.core.model_state import batch_norms, frozen_statistics
 from ed.core.outputs import pick
 
 Context = dict[str, Tensor]

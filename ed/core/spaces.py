@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.field import Field
-from ed.core.modes import evaluating
+from ed.core.model_state import evaluating
 
 TEXT_CONTEXT = ("attention_mask", "token_type_ids")
 CHECKED = 4  # examples at which a layer's field is compared with the network itself

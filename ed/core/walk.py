@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ed.core.field import Field
-from ed.core.modes import alone, evaluating
+from ed.core.model_state import alone, evaluating
 
 
 @contextlib.contextmanager

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from ed.core.processes import world_size
 from ed.regularizers.base import Regularizer
+from ed.runtime.processes import world_size
 from ed.tasks.base import Task
 
 PRECISIONS = ("bf16", "float32")
 LOGGER_MODES = ("online", "offline", "shared", "disabled")  # wandb's
-SWITCHES = ("compile", "kernels", "capture", "channels_last")  # of `system`
+SWITCHES = ("compile", "kernels", "cuda_graph", "channels_last")  # of `system`
 
 
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
@@ -34,8 +34,10 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
         raise ValueError(f"system.log_every={log_every}: must be a whole number of steps, from 1")
     if cfg.system.threads is not None and cfg.system.threads < 1:
         raise ValueError(f"system.threads={cfg.system.threads}: at least 1, or null")
-    if cfg.system.checkpointing and regularizer.no_checkpointing:
-        raise ValueError(f"system.checkpointing=true: {regularizer.no_checkpointing}; set false")
+    if cfg.system.activation_checkpointing and regularizer.no_checkpointing:
+        raise ValueError(
+            f"system.activation_checkpointing=true: {regularizer.no_checkpointing}; set false"
+        )
     if every is not None and (not isinstance(every, int) or every < 1):
         raise ValueError(
             f"system.measure_every={every}: at least 1 evaluation, a whole number, or null"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ed.engine.run import RunError
-from ed.files import check_seal, seal, write_atomic
+from ed.runtime.files import check_seal, seal, write_atomic
 
 NAMES = ("last.pt", "last.pt.tmp", "previous.pt")
 WEIGHTS = "model.safetensors"  # of a finished run

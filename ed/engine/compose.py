@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from ed.files import APP
+from ed.runtime.files import APP
 
 GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "measures", "logger")
 CONFIGS = APP / "configs"

@@ -22,6 +22,21 @@ INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a while
 SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}  # the paper's
 SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
+RENAMED = {  # until 0.3
+    "system.capture": "system.cuda_graph",
+    "system.checkpointing": "system.activation_checkpointing",
+    "optimizer.clip": "optimizer.max_grad_norm",
+    "task.length": "task.max_length",
+    "task.envs": "task.num_envs",
+    "task.rollout": "task.num_steps",
+    "task.minibatches": "task.num_minibatches",
+    "task.levels": "task.num_levels",
+    "task.test_envs": "task.num_test_envs",
+    "task.test_rollout": "task.num_test_steps",
+    "task.clip": "task.clip_coef",
+    "task.value_weight": "task.vf_coef",
+    "task.entropy_weight": "task.ent_coef",
+}
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 # of the system, about a place that is no use: read-only, or a file where a folder belongs
 WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
@@ -123,7 +138,10 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         )
     if found := re.search(r"(?s)unexpected keyword argument '(\w+)'.*full_key: (\S+)", message):
         tiny = "; debug=tiny is for tasks on pictures" if "debug=tiny" in overrides else ""
-        return f"{found[2]}.{found[1]}: there is no such setting here, leave it out{tiny}"
+        key = f"{found[2]}.{found[1]}"
+        if key in RENAMED:
+            return f"{key}: renamed to {RENAMED[key]}"
+        return f"{key}: there is no such setting here, leave it out{tiny}"
     if found := re.search(r"(?s)missing \d+ required .*?'(\w+)'.*full_key: (\S+)", message):
         name, key = found.groups()
         return (
@@ -149,6 +167,8 @@ def _unknown_choice(group: str, choice: str, overrides: Sequence[str]) -> str:
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     group, *rest = key.split(".")
+    if key in RENAMED:
+        return f"{key}: renamed to {RENAMED[key]}"
     overrides = [re.sub(r"^(\w+)=choice\((.*)\)$", r"\1=\2", word) for word in overrides]
     choices = _choices(group, overrides)
     valid = _valid_keys(overrides)

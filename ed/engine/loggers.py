@@ -6,7 +6,7 @@ import io
 import uuid
 from pathlib import Path
 
-from ed.files import write_atomic
+from ed.runtime.files import write_atomic
 
 
 class Wandb:

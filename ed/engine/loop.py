@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ed.core import processes
-from ed.core.modes import evaluating
+from ed.core.model_state import evaluating
 from ed.engine.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from ed.engine.metrics import Metrics, brief, check_finite, duration
 from ed.engine.run import RunFolder, identity
 from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
+from ed.runtime import processes
 from ed.tasks.base import Batch, Task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)

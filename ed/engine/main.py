@@ -12,17 +12,17 @@ from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ed.core import processes
-from ed.core.streams import stream_seed
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, remove_checkpoints, trained_weights
-from ed.engine.distributed import join, local_device
-from ed.engine.kinds import check_kinds
 from ed.engine.loop import Cadence, Interrupted, describe, train
 from ed.engine.metrics import LogFile, TerminalHandler
 from ed.engine.run import RunFolder, default_folder, digest
+from ed.engine.settings import check_settings
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
+from ed.runtime import processes
+from ed.runtime.distributed import join, local_device
+from ed.runtime.streams import stream_seed
 from ed.tasks.base import Task
 
 logger = logging.getLogger("ed")
@@ -38,7 +38,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
     """
     join()
     fill_in_classes(cfg)
-    check_kinds(cfg)
+    check_settings(cfg)
     path = Path(cfg.system.run_dir or default_folder(cfg, names))
     check_same_run(cfg, path)
     try:
@@ -56,8 +56,8 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     check(cfg, task, regularizer, measures.values())
     task.workers = cfg.system.workers  # not the task's own setting: it cannot change a result
     device = choose_device(cfg.system.device)
-    if cfg.system.capture is True and device.type != "cuda":
-        raise ValueError(f"system.capture=true: {device} has no CUDA graphs; leave it at auto")
+    if cfg.system.cuda_graph is True and device.type != "cuda":
+        raise ValueError(f"system.cuda_graph=true: {device} has no CUDA graphs; leave it at auto")
     torch.use_deterministic_algorithms(cfg.system.deterministic)
     if cfg.system.threads is not None:
         torch.set_num_threads(cfg.system.threads)
@@ -120,8 +120,8 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
         bf16=uses_bf16(cfg, device),
         compile_model=fast if cfg.system.compile == "auto" else cfg.system.compile,
         kernels=fast if cfg.system.kernels == "auto" else cfg.system.kernels,
-        capture=fast if cfg.system.capture == "auto" else cfg.system.capture,
-        recompute=cfg.system.checkpointing,
+        capture=fast if cfg.system.cuda_graph == "auto" else cfg.system.cuda_graph,
+        recompute=cfg.system.activation_checkpointing,
     )
 
 

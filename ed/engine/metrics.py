@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from ed.files import read_rows, write_atomic
+from ed.runtime.files import read_rows, write_atomic
 
 MOST_SHOWN = 12  # values in a line for people
 logger = logging.getLogger("ed")
@@ -149,8 +149,8 @@ def check_finite(values: dict[str, float], after: int, step: int, folder: Path) 
     if bad:
         raise FloatingPointError(
             f"diverged: {', '.join(bad)} between steps {after + 1} and {step} of {folder}: "
-            "nothing of this was saved. Try a smaller optimizer.lr, optimizer.clip=1, or a weaker "
-            "regularizer"
+            "nothing of this was saved. Try a smaller optimizer.lr, optimizer.max_grad_norm=1, or "
+            "a weaker regularizer"
         )
 
 

@@ -12,17 +12,17 @@ DECAYS = ("all", "matrices")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class OptimizerConfig:
     """What every optimizer here shares.
 
     Attributes:
-        clip: bound on the global gradient norm; None: no clipping.
+        max_grad_norm: bound on the global gradient norm; None: no clipping.
         milestones, gamma: for `schedule="multistep"`, as fractions of training.
     """
 
     lr: float
     weight_decay: float
-    clip: float | None = None
+    max_grad_norm: float | None = None
     schedule: str = "cosine"
     milestones: tuple[float, ...] = ()
     gamma: float = 0.1
@@ -48,8 +48,10 @@ class Recipe:
                 "optimizer.schedule=multistep: without optimizer.milestones the rate never falls; "
                 "give some, e.g. optimizer.milestones=[0.5,0.75], or use constant"
             )
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"optimizer.clip={self.clip}: must be positive, or null for none")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(
+                f"optimizer.max_grad_norm={self.max_grad_norm}: must be positive, or null for none"
+            )
 
     def lr_at(self, step: int, total: int, warmup: int) -> float:
         return self.lr * learning_rate_factor(
@@ -73,7 +75,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(Recipe):
+class AdamW(OptimizerConfig):
     """Decoupled weight decay; `decay` says on what: "all" parameters, or "matrices" alone."""
 
     lr: float = 0.002
@@ -106,7 +108,7 @@ class AdamW(Recipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD(Recipe):
+class SGD(OptimizerConfig):
     lr: float = 0.1
     weight_decay: float = 1e-5
     schedule: str = "multistep"

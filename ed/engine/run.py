@@ -24,7 +24,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.trust import read_config
-from ed.files import lock, read_json, sweep, write_atomic, write_json
+from ed.runtime.files import lock, read_json, sweep, write_atomic, write_json
 
 # config groups that cannot change a result; measures only read a model, so a run is the same run
 # with others, or with none; a regularizer that takes a sampler holds its settings as its own

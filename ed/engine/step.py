@@ -11,18 +11,18 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ed.core import processes
-from ed.core.modes import batch_norms, frozen_statistics
-from ed.core.streams import reseed
-from ed.engine.distributed import average_gradients
-from ed.engine.optimizer import Recipe, lay_out_like_weights, set_learning_rate
-from ed.engine.recompute import recompute_blocks
-from ed.regularizers.base import Moment, Regularizer
+from ed.core.model_state import batch_norms, frozen_statistics
+from ed.engine.activation_checkpointing import recompute_blocks
+from ed.engine.optimizer import OptimizerConfig, lay_out_like_weights, set_learning_rate
+from ed.regularizers.base import Regularizer, StepState
+from ed.runtime import processes
+from ed.runtime.distributed import average_gradients
+from ed.runtime.streams import reseed
 from ed.tasks.base import Batch, Task
 
 # why a step is not captured; untried there, so left out
 AVERAGED = "several processes average their gradients in it"
-RECOMPUTED = "system.checkpointing=true runs blocks twice"
+RECOMPUTED = "system.activation_checkpointing=true runs blocks twice"
 EAGER_STEPS = 3  # before capture: compilation, optimizer state and library handles must exist
 logger = logging.getLogger("ed")
 
@@ -35,7 +35,7 @@ class TrainStep:
         task: Task,
         model: nn.Module,
         regularizer: Regularizer,
-        recipe: Recipe,
+        recipe: OptimizerConfig,
         *,
         device: torch.device,
         seed: int,
@@ -50,7 +50,7 @@ class TrainStep:
         self.device, self.seed, self.accumulate = device, seed, accumulate
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
         self.optimizer = recipe.build(model.named_parameters(), device)
-        self.moment = Moment(
+        self.state = StepState(
             progress=torch.zeros((), device=device),
             generator=torch.Generator(device),
             parts=accumulate * processes.world_size(),
@@ -77,8 +77,8 @@ class TrainStep:
             batch = processes.share(batch)
         total = self.task.total_steps
         set_learning_rate(self.optimizer, self.recipe.lr_at(step, total, self.task.warmup_steps))
-        self.moment.progress.fill_(step / total)
-        reseed(self.moment.generator, self.seed, processes.own_stream("regularizer"), step)
+        self.state.progress.fill_(step / total)
+        reseed(self.state.generator, self.seed, processes.own_stream("regularizer"), step)
         if not self.capture:
             self._update(batch)
         elif self.eager_steps < EAGER_STEPS:
@@ -167,14 +167,14 @@ class TrainStep:
             for part in _split(batch, self.accumulate):
                 with self.autocast:
                     field = self.task.field(self.model, part)
-                    loss, report = self.regularizer.objective(self.task, field, part, self.moment)
+                    loss, report = self.regularizer.objective(self.task, field, part, self.state)
                 (loss / self.accumulate).backward()
                 self._check_names(report)
                 reports.append(report)
         if sync:
             average_gradients(self.model.parameters())
-        if self.recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        if self.recipe.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.max_grad_norm)
         return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
 
     def _check_names(self, report: dict[str, Tensor]) -> None:
@@ -197,7 +197,7 @@ class TrainStep:
         """Captures one step. Recording runs nothing, so no update is lost or done twice."""
         self.inputs = {name: value.clone() for name, value in batch.items()}
         self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(self.moment.generator)
+        self.graph.register_generator_state(self.state.generator)
         torch.cuda.synchronize()
         # thread_local: meanwhile the thread that pins the next batches may allocate host memory
         how = {"stream": self.stream, "capture_error_mode": "thread_local"}

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ed.engine.compose import CONFIGS
-from ed.files import yaml_text
+from ed.runtime.files import yaml_text
 
 PARTS = ("task", "model", "regularizer", "sampler", "optimizer")
 SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # of Hydra; ours use none of them

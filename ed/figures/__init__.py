@@ -1,1 +1,1 @@
-"""Pictures for people, drawn of models and of the rows of tables."""
+"""Images for people, drawn of models and of the rows of tables."""

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ed.core.modes import evaluating
-from ed.core.streams import generator
+from ed.core.model_state import evaluating
+from ed.runtime.streams import generator
 
 
 class Measure:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ed.core.streams import generator
 from ed.measures.base import Measure, fixed_subset, in_batches, untouched
+from ed.runtime.streams import generator
 
 METHODS = ("step", "worst")
 MOMENTUM = 0.75  # weight of the new direction against the last one; also the success threshold

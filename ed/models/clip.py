@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ed.hub import hub_or_cache
 from ed.models.prompts import captions
 from ed.models.weights import load_weights, read_weights
+from ed.runtime.hub import hub_or_cache
 
 LARGEST_SCALE = 100.0  # of the logits, CLIP's own bound
 TEXT_BATCH = 2048  # captions per pass of the text tower
@@ -25,7 +25,7 @@ OTHER_MODEL = "take a plain CLIP of open_clip.list_models(), such as ViT-B-32-qu
 
 
 class Towers(nn.Module):
-    """Pictures (N, 3, H, W) -> scaled cosines with every caption (N, classes * templates).
+    """Images (N, 3, H, W) -> scaled cosines with every caption (N, classes * templates).
 
     `architecture` is the name of a plain CLIP that open_clip knows, or a mapping with its
     `embed_dim`, `vision_cfg`, `text_cfg` and `quick_gelu`. There are few captions, so all are

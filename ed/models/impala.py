@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ed.models.narrow import convolve, pool
+from ed.kernels.convolution import convolve, pool
 
 
 class Impala(nn.Module):
-    """Pictures in [0, 1], (N, 3, 64, 64) -> (N, actions + 1): the action logits, then the value.
+    """Images in [0, 1], (N, 3, 64, 64) -> (N, actions + 1): the action logits, then the value.
 
     Three stages (convolution, max-pool, two residual blocks), one hidden layer, and an actor and a
     critic head on the shared trunk.

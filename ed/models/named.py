@@ -6,8 +6,8 @@ import logging
 
 from torch import Tensor, nn
 
-from ed.hub import hub_or_cache
 from ed.models.text import TextClassifier, checkpoint_source, load_classifier
+from ed.runtime.hub import hub_or_cache
 
 OFFLINE = "set model.pretrained=false, or run once where the hub can be reached"
 FOLDER = "give a hub id, or a folder with config.json and weights; $ED_CHECKPOINTS/NAME is one, too"

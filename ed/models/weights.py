@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ed.files import check_seal, is_sealed
+from ed.runtime.files import check_seal, is_sealed
 
 WRAPPERS = ("training", "state_dict", "model")  # keys under which files keep their state dict
 PREFIXES = re.compile(r"^((module|_orig_mod)\.)+")  # of DataParallel and of torch.compile

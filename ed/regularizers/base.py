@@ -11,7 +11,7 @@ COMPILATION = {"dynamic": False, "options": {"combo_kernels": True}}
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepState:
     """Where training stands, as a regularizer sees it.
 
     Attributes:
@@ -37,7 +37,7 @@ class Regularizer:
         """Raises ValueError where this regularizer cannot work on this task.
 
         Args:
-            parts: pieces one optimizer step is cut into, as in `Moment`.
+            parts: pieces one optimizer step is cut into, as in `StepState`.
         """
 
     def compile(self, model: nn.Module) -> None:
@@ -47,7 +47,7 @@ class Regularizer:
             if hasattr(model, part):
                 setattr(model, part, torch.compile(getattr(model, part), **COMPILATION))
 
-    def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+    def objective(self, task, field, batch, state: StepState) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar to minimise on this batch, and what to log."""
         return task.loss(field(), batch)
 

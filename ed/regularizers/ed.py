@@ -7,17 +7,17 @@ from functools import partial
 from torch import Tensor
 
 from ed.core.fit import DAMPING
-from ed.core.modes import evaluating
+from ed.core.model_state import evaluating
 from ed.core.nodes import RandomizedCosine, Sampler
 from ed.core.penalty import Paths
 from ed.core.representation import Representation
-from ed.regularizers.base import Moment, Regularizer, check_two_examples, cut
+from ed.regularizers.base import Regularizer, StepState, check_two_examples, cut
 
 ENDPOINTS = ("batch", "noise")
 RAMPS = ("sine", "cosine")
 
 
-class EffectiveDegree(Regularizer):
+class EDRegularizer(Regularizer):
     """task loss + lambda ED, the paths running between examples of the minibatch."""
 
     def __init__(
@@ -113,23 +113,23 @@ class EffectiveDegree(Regularizer):
                 "pictures with task.space=input; or set regularizer.endpoints=batch"
             )
 
-    def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+    def objective(self, task, field, batch, state: StepState) -> tuple[Tensor, dict[str, Tensor]]:
         if not self.path_dropout:
             field = replace(field, aside=partial(evaluating, field.module))
         ends = field
         if self.endpoints == "noise":
-            ends = field.at(task.noise_like(field.x, moment.generator))
+            ends = field.at(task.noise_like(field.x, state.generator))
         paths = Paths.draw(
             ends,
             self.representation,
-            self._pairs(len(field.x), moment.parts),
+            self._pairs(len(field.x), state.parts),
             labels=batch["label"] if self.anchored else None,
-            generator=moment.generator,
+            generator=state.generator,
         )
         at_batch, on_paths = field.with_paths(paths.field)
         loss, report = task.loss(at_batch, batch)
         degree = paths.degrees(on_paths[:, task.penalised]).mean()
-        total = loss + self.weight * self.strength(moment.progress) * degree
+        total = loss + self.weight * self.strength(state.progress) * degree
         return total, report | {"penalty": degree.detach()}
 
     def strength(self, progress: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from ed.core.modes import batch_norms
-from ed.regularizers.base import COMPILATION, Moment, Regularizer
+from ed.core.model_state import batch_norms
+from ed.regularizers.base import COMPILATION, Regularizer, StepState
 
 logger = logging.getLogger("ed")
 
@@ -50,15 +50,15 @@ class Jacobian(Regularizer):
         else:
             self.pull_back = torch.compile(pull_back, **COMPILATION)
 
-    def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+    def objective(self, task, field, batch, state: StepState) -> tuple[Tensor, dict[str, Tensor]]:
         with plain_attention():
             if self.pull_back is not None:
-                outputs, penalty = self.compiled_estimate(field, task.penalised, moment.generator)
+                outputs, penalty = self.compiled_estimate(field, task.penalised, state.generator)
             else:
                 if not field.x.requires_grad:  # pixels; features already do
                     field = field.at(field.x.detach().requires_grad_())
                 outputs = field()
-                penalty = self.estimate(outputs[:, task.penalised], field.x, moment.generator)
+                penalty = self.estimate(outputs[:, task.penalised], field.x, state.generator)
         loss, report = task.loss(outputs, batch)
         return loss + self.weight * penalty, report | {"penalty": penalty.detach()}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ed.regularizers.base import Moment, Regularizer, check_two_examples
+from ed.regularizers.base import Regularizer, StepState, check_two_examples
 
 
 class Mixup(Regularizer):
@@ -32,10 +32,10 @@ class Mixup(Regularizer):
             )
         check_two_examples(task, parts, "mixing needs")
 
-    def objective(self, task, field, batch, moment: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+    def objective(self, task, field, batch, state: StepState) -> tuple[Tensor, dict[str, Tensor]]:
         size, device = len(field.x), field.x.device
-        partner = torch.randperm(size, generator=moment.generator, device=device)
-        lam = self.draw(size if self.per_example else 1, field.x, moment.generator)
+        partner = torch.randperm(size, generator=state.generator, device=device)
+        lam = self.draw(size if self.per_example else 1, field.x, state.generator)
         mixed = field.between(torch.arange(size, device=device), partner, lam[:, None])
         outputs = mixed()
         loss = _per_example(task.loss) if self.per_example else task.loss

@@ -1,16 +1,14 @@
 """What a task is: data + field + loss + evaluation. It owns no optimizer and no checkpoint file."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
-from ed.core.modes import evaluating
-from ed.core.streams import generator
-
-Batch = dict[str, Tensor]
+from ed.core.model_state import evaluating
+from ed.datasets.batches import Batch
 
 
 class Task:
@@ -121,21 +119,3 @@ def check_shapes(
     if found != (outputs,):
         has = " x ".join(map(str, found)) or "no"
         raise ValueError(f"{key}: {kind} has {has} outputs, needed are {outputs}; {remedy}")
-
-
-def shuffled_batches(
-    count: int, batch_size: int, steps: range, *, seed: int, device: torch.device | str
-) -> Iterator[tuple[int, Tensor]]:
-    """(step, indices (B,)) of a data set that is shuffled anew every epoch.
-
-    The order of an epoch is a function of the seed and the epoch, so a run may start anywhere; it
-    moves to the device once an epoch. The last incomplete batch is dropped: all steps have one
-    shape.
-    """
-    pinned = torch.device(device).type == "cuda"  # a copy from other memory waits for the device
-    for step in steps:
-        epoch, place = divmod(step, count // batch_size)
-        if step == steps.start or place == 0:
-            order = torch.randperm(count, generator=generator(seed, "order", epoch))
-            order = (order.pin_memory() if pinned else order).to(device, non_blocking=True)
-        yield step, order[place * batch_size : (place + 1) * batch_size]

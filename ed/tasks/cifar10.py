@@ -1,9 +1,9 @@
 """CIFAR-10 classification: the paper's main image task."""
 
-from ed.tasks.images import PictureTask
+from ed.tasks.image_task import ImageTask
 
 
-class Cifar10(PictureTask):
-    """Pictures on the device, random crop and flip, cross-entropy."""
+class Cifar10(ImageTask):
+    """Images on the device, random crop and flip, cross-entropy."""
 
     mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ed.datasets.corruptions import corrupt
+from ed.datasets.imagenet import CLIP, Source, open_shift
+from ed.datasets.imagenet import shifts as known_shifts
+from ed.datasets.images import Images
 from ed.models.clip import Towers
 from ed.tasks.base import Batch
-from ed.tasks.corruptions import corrupt
-from ed.tasks.imagenet_data import CLIP, ImageNetTask, Source, open_shift
-from ed.tasks.imagenet_data import shifts as known_shifts
-from ed.tasks.images import PictureTask
-from ed.tasks.pictures import Pictures
+from ed.tasks.image_task import ImageTask
+from ed.tasks.imagenet_task import ImageNetTask
 
 
-class FineTuning(PictureTask):
+class FineTuning(ImageTask):
     """What fine-tuning adds to a task on pictures: shifts, and the weights it started from.
 
     These are part of every checkpoint: the file they were read from may be trained anew meanwhile.
@@ -92,13 +93,13 @@ class StandIn(FineTuning):
         super().prepare(device, seed)
         clean = self.test.to("cpu")  # a GPU rounds otherwise, and all should see the same pictures
         self.shifts = {
-            name: Pictures(corrupt(clean.pixels, name, severity), clean.labels).to(device)
+            name: Images(corrupt(clean.pixels, name, severity), clean.labels).to(device)
             for name, severity in self.corruptions.items()
         }
 
 
-class StandInPretraining(PictureTask):
-    """Pictures and captions of a part of CIFAR-10: contrastive training of a small CLIP.
+class StandInPretraining(ImageTask):
+    """Images and captions of a part of CIFAR-10: contrastive training of a small CLIP.
 
     With ten classes most captions of a batch come several times, and all captions of a class fit
     all its pictures. So no pair of one class is a negative: every distinct caption is compared with
@@ -115,12 +116,12 @@ class StandInPretraining(PictureTask):
             raise ValueError(f"task.part={part}: must be above 0 and at most 1")
         self.part = part
 
-    def load(self, split: str) -> Pictures:
+    def load(self, split: str) -> Images:
         pictures = super().load(split)
         if split == "test":
             return pictures
         count = round(self.part * len(pictures))
-        return Pictures(pictures.pixels[:count], pictures.labels[:count])
+        return Images(pictures.pixels[:count], pictures.labels[:count])
 
     def check_model(self, model: nn.Module) -> None:
         if not isinstance(model, Towers):

@@ -4,15 +4,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ed.hub import hub_or_cache
-from ed.tasks.sentences import SentenceTask
+from ed.runtime.hub import hub_or_cache
+from ed.tasks.text_task import TextTask
 
 COLUMNS = {"rte": ("sentence1", "sentence2"), "mrpc": ("sentence1", "sentence2")}
 COLUMNS |= {"cola": ("sentence",)}
 METRICS = {"rte": "eval/acc", "mrpc": "eval/acc", "cola": "eval/matthews"}
 
 
-class Glue(SentenceTask):
+class Glue(TextTask):
     """Evaluates on the validation split, as test labels are hidden."""
 
     def __init__(self, data: str = "nyu-mll/glue", name: str = "rte", **settings):

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.field import Field
-from ed.core.streams import generator
+from ed.datasets.batches import Batch, shuffled_batches
 from ed.models.grokking import GrokkingTransformer
-from ed.tasks.base import Batch, Task, check_counts, check_warmup, shuffled_batches
+from ed.runtime.streams import generator
+from ed.tasks.base import Task, check_counts, check_warmup
 
 OPERATIONS = {
     "addition": lambda x, y: x + y,

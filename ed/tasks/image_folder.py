@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ed.tasks.images import PictureTask
-from ed.tasks.pictures import Pictures, decoded_once, load_pictures, load_table, split_names
-from ed.tasks.splits import EVALUATION, check_holdout, evaluation_split, held_out
+from ed.datasets.images import Images, decoded_once, load_images, load_table, split_names
+from ed.datasets.splits import EVALUATION, check_holdout, evaluation_split, held_out
+from ed.tasks.image_task import ImageTask
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff")
 REMEDY = (
@@ -19,7 +19,7 @@ REMEDY = (
 LEAST_STD = 1 / 255  # of a channel that does not vary
 
 
-class ImageFolder(PictureTask):
+class ImageFolder(ImageTask):
     """Images resized to `image_size` and kept on the device as bytes.
 
     `data` has class folders, or train/ and val/ (or test/) with class folders, as torchvision's
@@ -62,14 +62,14 @@ class ImageFolder(PictureTask):
         if not self.computed:
             self.mean, self.std = tuple(mean), tuple(std)
 
-    def load(self, split: str) -> Pictures:
+    def load(self, split: str) -> Images:
         name = evaluation_split(self._splits(), self.split, self.data)
         if name is not None:
             return self._read("train" if split == "train" else name)
         whole = self._read("train")
         indices = held_out(len(whole), self.holdout, self.split_seed)
         index = indices[0] if split == "train" else indices[1]
-        return Pictures(whole.pixels[index], whole.labels[index])
+        return Images(whole.pixels[index], whole.labels[index])
 
     def plan(self, device: torch.device, seed: int, *, epoch: int) -> None:
         if self.computed:
@@ -88,10 +88,10 @@ class ImageFolder(PictureTask):
         names = sorted({*EVALUATION, self.split or "test"}) if self.folder.name == "train" else []
         return [name for name in names if (above / name).is_dir()]
 
-    def _read(self, split: str) -> Pictures:
+    def _read(self, split: str) -> Images:
         if self.folder is None:
             how = {"classes": self.classes, "size": self.image_size, "remedy": REMEDY}
-            return load_pictures(self.data, split, resize=True, **how)
+            return load_images(self.data, split, resize=True, **how)
         root = self.folder if split == "train" else self.folder.parent / split
         return _read_classes(root, self.class_names, self.image_size, f"task.data={self.data}")
 
@@ -134,7 +134,7 @@ def _count_classes(data: str) -> int:
     return getattr(feature, "num_classes", None) or 1 + max(table["label"])
 
 
-def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str) -> Pictures:
+def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str) -> Images:
     unknown = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name not in names)
     if unknown:
         raise ValueError(f"{what}: {root} has class {unknown[0]}, which the training images lack")
@@ -149,7 +149,7 @@ def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str
     stats = [(str(path), label, path.stat().st_mtime_ns) for path, label in files]
     decode = partial(_decode_files, files, size, what)
     pixels, labels = decoded_once(f"{stats}/{size}", decode, (len(files), 3, *size))
-    return Pictures(torch.from_numpy(pixels), torch.from_numpy(labels))
+    return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
 def _decode_files(files: list, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:

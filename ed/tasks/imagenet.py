@@ -1,6 +1,7 @@
 """ImageNet-1k classification from scratch."""
 
-from ed.tasks.imagenet_data import ImageNetTask, Views
+from ed.datasets.imagenet import Views
+from ed.tasks.imagenet_task import ImageNetTask
 
 VIEWS = {"crop": Views(), "randaugment": Views(randaugment=2)}
 

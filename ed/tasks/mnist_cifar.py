@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ed.core.streams import generator
-from ed.tasks.images import PictureTask
-from ed.tasks.pictures import Pictures, load_pictures
+from ed.datasets.images import Images, load_images
+from ed.runtime.streams import generator
+from ed.tasks.image_task import ImageTask
 
 DIGITS, OBJECTS = (0, 1), (1, 9)  # MNIST and CIFAR-10 classes of label 0 and label 1
 SIDE, DIGIT_SIDE = 32, 28  # of a block, and of a digit before it is padded to one
@@ -23,7 +23,7 @@ MNIST_REMEDY = "a folder with MNIST's parquet files, or a reachable hub id (like
 PAIRING_SEED = 0  # not the run's: all runs share one data set
 
 
-class MnistCifar(PictureTask):
+class MnistCifar(ImageTask):
     """Digit above object, 3 x 64 x 32 in [0, 1] without normalisation, cross-entropy."""
 
     def __init__(self, data: str, mnist: str, **settings):
@@ -36,9 +36,9 @@ class MnistCifar(PictureTask):
                 "they are"
             )
 
-    def load(self, split: str) -> Pictures:
-        objects = load_pictures(self.data, split, classes=10, size=(SIDE, SIDE))
-        digits = load_pictures(
+    def load(self, split: str) -> Images:
+        objects = load_images(self.data, split, classes=10, size=(SIDE, SIDE))
+        digits = load_images(
             self.mnist,
             split,
             classes=10,
@@ -54,7 +54,7 @@ class MnistCifar(PictureTask):
         for block, rows in (("mnist", slice(None, SIDE)), ("cifar", slice(SIDE, None))):
             draw = generator(PAIRING_SEED, f"randomized {block}")
             pixels = shuffle_rows(self.test.pixels, rows, draw)
-            self.randomized[block] = Pictures(pixels, self.test.labels)
+            self.randomized[block] = Images(pixels, self.test.labels)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         report = super().evaluate(model)
@@ -63,7 +63,7 @@ class MnistCifar(PictureTask):
         return report
 
 
-def stack(digits: Pictures, objects: Pictures, generator: torch.Generator) -> Pictures:
+def stack(digits: Images, objects: Images, generator: torch.Generator) -> Images:
     """Every object of the two classes, in its order, under a random digit of the same label.
 
     No digit serves twice before all of its class have served once (980 zeros for 1,000 test cars).
@@ -82,7 +82,7 @@ def stack(digits: Pictures, objects: Pictures, generator: torch.Generator) -> Pi
         partner[places] = available[_repeated_permutation(len(available), len(places), generator)]
     margin = [(SIDE - DIGIT_SIDE) // 2] * 4
     top = F.pad(digits.pixels[partner], margin)
-    return Pictures(torch.cat([top, objects.pixels[chosen]], dim=-2), labels)
+    return Images(torch.cat([top, objects.pixels[chosen]], dim=-2), labels)
 
 
 def shuffle_rows(pixels: Tensor, rows: slice, generator: torch.Generator) -> Tensor:

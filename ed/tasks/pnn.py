@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.field import Field
-from ed.core.streams import generator
+from ed.runtime.streams import generator
 from ed.tasks.base import Batch, Task, check_counts, check_shapes, check_warmup
 
 RANGE = 2.0  # inputs are uniform in [-2, 2]^3, a simple choice that fits the paper's table

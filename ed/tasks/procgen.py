@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
-from ed.core.processes import available_cores
-from ed.core.streams import reseed, stream_seed
 from ed.envs.play import Player, Policy, begin, play, scaled
 from ed.envs.procgen import (
     ACTIONS,
@@ -29,6 +27,8 @@ from ed.envs.procgen import (
     engine_version,
     make_games,
 )
+from ed.runtime.processes import available_cores
+from ed.runtime.streams import reseed, stream_seed
 from ed.tasks.base import Batch, Task, check_counts, check_shapes
 
 RECENT = 100  # episodes in the mean return of a curve
@@ -39,7 +39,7 @@ GPU_LANES = 3  # parts of the training copies: some are stepped while the GPU de
 
 
 class ProcgenPPO(Task):
-    """Trains on `levels` levels, plays all later levels beside it, and never trains on those.
+    """Trains on `num_levels` levels, plays all later levels beside it, and never trains on those.
 
     Measures look at the frames of the last rollout, with what was done and won in them.
     """
@@ -57,50 +57,60 @@ class ProcgenPPO(Task):
         engine: str = "envpool",
         frames: int = 50_000_000,
         start_level: int = 0,
-        levels: int = 500,
-        envs: int = 128,
-        rollout: int = 256,
-        minibatches: int = 8,
-        epochs: int = 3,
+        num_levels: int = 500,
+        num_envs: int = 128,
+        num_steps: int = 256,
+        num_minibatches: int = 8,
+        update_epochs: int = 3,
         gamma: float = 0.999,
         gae_lambda: float = 0.95,
-        clip: float = 0.2,
-        value_weight: float = 0.5,
-        entropy_weight: float = 0.01,
-        test_envs: int = 128,
-        test_rollout: int = 64,
+        clip_coef: float = 0.2,
+        vf_coef: float = 0.5,
+        ent_coef: float = 0.01,
+        num_test_envs: int = 128,
+        num_test_steps: int = 64,
         eval_every: int = 4,
         threads: int = 0,
         precision: str = "bf16",
     ):
         check_settings(game, mode=mode, engine=engine)
-        sizes = {"envs": envs, "rollout": rollout, "minibatches": minibatches, "epochs": epochs}
-        sizes |= {"test_rollout": test_rollout, "eval_every": eval_every}
-        check_counts(frames=frames, levels=levels, **sizes)
-        check_counts(least=0, start_level=start_level, test_envs=test_envs, threads=threads)
-        weights = {"value_weight": value_weight, "entropy_weight": entropy_weight}
-        _check_factors({"gamma": gamma, "gae_lambda": gae_lambda}, weights | {"clip": clip})
+        sizes = {
+            "num_envs": num_envs,
+            "num_steps": num_steps,
+            "num_minibatches": num_minibatches,
+            "update_epochs": update_epochs,
+        }
+        sizes |= {"num_test_steps": num_test_steps, "eval_every": eval_every}
+        check_counts(frames=frames, num_levels=num_levels, **sizes)
+        check_counts(least=0, start_level=start_level, num_test_envs=num_test_envs, threads=threads)
+        weights = {"vf_coef": vf_coef, "ent_coef": ent_coef}
+        _check_factors(
+            {"gamma": gamma, "gae_lambda": gae_lambda}, weights | {"clip_coef": clip_coef}
+        )
         if precision not in PRECISIONS:
             raise ValueError(f"task.precision={precision}: use {' or '.join(PRECISIONS)}")
-        if (envs * rollout) % minibatches:
+        if (num_envs * num_steps) % num_minibatches:
             raise ValueError(
-                f"task.minibatches={minibatches}: must divide the {envs * rollout} frames of a "
-                f"rollout (task.envs={envs} x task.rollout={rollout})"
+                f"task.num_minibatches={num_minibatches}: must divide the {num_envs * num_steps} "
+                f"frames of a rollout (task.num_envs={num_envs} x task.num_steps={num_steps})"
             )
-        if frames < envs * rollout:
-            raise ValueError(f"task.frames={frames}: less than one rollout of {envs * rollout}")
+        if frames < num_envs * num_steps:
+            raise ValueError(
+                f"task.frames={frames}: less than one rollout of {num_envs * num_steps}"
+            )
         self.game, self.mode, self.engine, self.threads = game, mode, engine, threads
-        self.levels = split_levels(start_level, levels)
-        self.envs, self.rollout, self.minibatches, self.epochs = envs, rollout, minibatches, epochs
-        self.gamma, self.gae_lambda, self.clip = gamma, gae_lambda, clip
-        self.value_weight, self.entropy_weight = value_weight, entropy_weight
-        self.test_envs, self.test_rollout = test_envs, test_rollout
+        self.levels = split_levels(start_level, num_levels)
+        self.num_envs, self.num_steps = num_envs, num_steps
+        self.num_minibatches, self.update_epochs = num_minibatches, update_epochs
+        self.gamma, self.gae_lambda, self.clip_coef = gamma, gae_lambda, clip_coef
+        self.vf_coef, self.ent_coef = vf_coef, ent_coef
+        self.num_test_envs, self.num_test_steps = num_test_envs, num_test_steps
         self.precision, self.lanes = precision, 1
-        self.num_examples = envs * rollout
-        self.batch_size = self.num_examples // minibatches
-        self.steps_per_rollout = epochs * minibatches
-        self.rollouts = frames // (envs * rollout)
-        self.frames = self.rollouts * envs * rollout  # whole rollouts only
+        self.num_examples = num_envs * num_steps
+        self.batch_size = self.num_examples // num_minibatches
+        self.steps_per_rollout = update_epochs * num_minibatches
+        self.rollouts = frames // (num_envs * num_steps)
+        self.frames = self.rollouts * num_envs * num_steps  # whole rollouts only
         self.total_steps = self.rollouts * self.steps_per_rollout
         self.eval_steps = eval_every * self.steps_per_rollout
 
@@ -110,7 +120,7 @@ class ProcgenPPO(Task):
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed
-        self.normaliser = RewardNormaliser(self.envs, self.gamma, device)
+        self.normaliser = RewardNormaliser(self.num_envs, self.gamma, device)
         self.returns = {side: deque(maxlen=RECENT) for side in self.levels}
         self.levels_seen = {side: LevelRecord(levels) for side, levels in self.levels.items()}
         self.generator = torch.Generator(device)
@@ -138,11 +148,13 @@ class ProcgenPPO(Task):
 
     def sides(self) -> dict[str, int]:
         """Those that play, one after the other, and the steps of their rollouts."""
-        return {"train": self.rollout} | ({"test": self.test_rollout} if self.test_envs else {})
+        return {"train": self.num_steps} | (
+            {"test": self.num_test_steps} if self.num_test_envs else {}
+        )
 
     def make_lanes(self, side: str, rollout: int) -> list[Games]:
         """Seeded by where training stands, as the state of games is not saved."""
-        counts = _shares(self.envs, self.lanes) if side == "train" else [self.test_envs]
+        counts = _shares(self.num_envs, self.lanes) if side == "train" else [self.num_test_envs]
         seed = stream_seed(self.seed, f"environment {side}", rollout)
         return [self.make_games(side, count, seed + lane) for lane, count in enumerate(counts)]
 
@@ -161,7 +173,7 @@ class ProcgenPPO(Task):
         first = start // self.steps_per_rollout
         policy = self.make_policy(model)
         players = {side: self.make_player(side, first, policy) for side in self.sides()}
-        self.played = self.noted = first * self.envs * self.rollout
+        self.played = self.noted = first * self.num_envs * self.num_steps
         self.clock = time.monotonic()  # building all this is no playing
         for rollout in range(first, self.rollouts):
             reseed(self.generator, self.seed, "actions", rollout)
@@ -170,7 +182,7 @@ class ProcgenPPO(Task):
                 player.draw(self.generator)
             play(players["train"])
             self._note("train", players["train"])
-            self.played += self.envs * self.rollout
+            self.played += self.num_envs * self.num_steps
             self.latest = self._advantages(players["train"].memory, self.normaliser)
             minibatches = self._minibatches(self.latest, rollout)
             if "test" in players:  # by the weights that the training copies had
@@ -230,10 +242,10 @@ class ProcgenPPO(Task):
 
     def _minibatches(self, data: Batch, rollout: int) -> Iterator[Batch]:
         reseed(self.generator, self.seed, "order", rollout)
-        for _ in range(self.epochs):
+        for _ in range(self.update_epochs):
             count = len(data["actions"])
             order = torch.randperm(count, generator=self.generator, device=self.device)
-            for index in order.chunk(self.minibatches):
+            for index in order.chunk(self.num_minibatches):
                 yield {name: value[index] for name, value in data.items()}
 
     def field(self, model: nn.Module, batch: Batch) -> Field:
@@ -247,14 +259,14 @@ class ProcgenPPO(Task):
         ratio = (chosen - batch["log_probabilities"]).exp()
         advantage = batch["advantages"]
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        bounded = ratio.clamp(1 - self.clip, 1 + self.clip)
+        bounded = ratio.clamp(1 - self.clip_coef, 1 + self.clip_coef)
         policy = -torch.minimum(ratio * advantage, bounded * advantage).mean()
         value, old = outputs[:, -1], batch["values"]
-        near = old + (value - old).clamp(-self.clip, self.clip)
+        near = old + (value - old).clamp(-self.clip_coef, self.clip_coef)
         errors = [(v - batch["targets"]).square() for v in (value, near)]
         value_loss = torch.maximum(*errors).mean() / 2
         entropy = -(logarithms.exp() * logarithms).sum(-1).mean()
-        total = policy + self.value_weight * value_loss - self.entropy_weight * entropy
+        total = policy + self.vf_coef * value_loss - self.ent_coef * entropy
         report = {"loss": total, "policy": policy, "value": value_loss, "entropy": entropy}
         return total, {name: term.detach() for name, term in report.items()}
 
@@ -306,8 +318,8 @@ def split_levels(start: int, count: int) -> dict[str, range]:
     """Those to train on, and all later ones to test on: disjoint by construction."""
     if start + count >= LEVELS:
         raise ValueError(
-            f"task.levels={count} from task.start_level={start}: some must be left below {LEVELS} "
-            "to test on"
+            f"task.num_levels={count} from task.start_level={start}: leave some below {LEVELS} to "
+            "test on"
         )
     return {"train": range(start, start + count), "test": range(start + count, LEVELS)}
 

@@ -5,9 +5,10 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ed.core.streams import generator
+from ed.datasets.imagenet import CLIP
+from ed.runtime.streams import generator
 from ed.tasks.base import Batch, check_counts
-from ed.tasks.imagenet_data import CLIP, ImageNetTask
+from ed.tasks.imagenet_task import ImageNetTask
 
 
 class Soup(ImageNetTask):

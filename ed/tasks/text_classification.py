@@ -1,13 +1,13 @@
 """Classifying a user's own texts: a csv, json or parquet file, a folder of them, or a hub id."""
 
-from ed.tasks.pictures import load_table, split_names
-from ed.tasks.sentences import SentenceTask
-from ed.tasks.splits import check_holdout, evaluation_split, held_out
+from ed.datasets.images import load_table, split_names
+from ed.datasets.splits import check_holdout, evaluation_split, held_out
+from ed.tasks.text_task import TextTask
 
 REMEDY = "a csv, json or parquet file, a folder with train and validation files, or a hub id"
 
 
-class TextClassification(SentenceTask):
+class TextClassification(TextTask):
     """Fine-tunes a text encoder on texts and labels of any names.
 
     Labels are whole numbers from 0, or names, which are numbered in alphabetical order. Without a

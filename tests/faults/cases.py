@@ -21,8 +21,8 @@ from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.main import run
-from ed.files import read_rows
-from tests.small import SMALL, SMALL_GROKKING
+from ed.runtime.files import read_rows
+from tests.helpers.small import SMALL, SMALL_GROKKING
 
 EQUAL, ONE_LINE = "bit-equal", "one-line error"
 TINY = [*SMALL, "task.batch_size=500", "system.device=cpu", "system.save_seconds=0"]  # 4 steps

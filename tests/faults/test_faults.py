@@ -20,7 +20,7 @@ from ed.engine.main import load_run
 from ed.models.weights import read_weights
 from tests.faults import cases
 from tests.faults.cases import EQUAL, ONE_LINE, SETUPS, attempt, judged
-from tests.hostile import Payload, hostile_leaves, plant
+from tests.helpers.hostile import Payload, hostile_leaves, plant
 
 FULL = os.environ.get("ED_FAULTS") == "full"
 SEED = int(os.environ.get("ED_FAULT_SEED") or random.SystemRandom().randrange(10**6))

@@ -1,0 +1,120 @@
+"""Words where numbers belong, and keys that nobody reads: found before anything is built."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from types import FunctionType, NoneType, UnionType
+from typing import get_args, get_type_hints
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+
+from ed.engine.compose import GROUPS
+
+KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
+SYSTEM = {"device": str, "log_every": int, "measure_every": int | None, "save_seconds": float}
+SYSTEM |= {"max_minutes": float | None, "workers": int | None, "keep_checkpoint": bool}
+SYSTEM |= {"threads": int | None, "trust": bool}
+SYSTEM |= {
+    "activation_checkpointing": bool,
+    "deterministic": bool,
+    "runs": str,
+    "run_dir": str | None,
+}
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+# sizes beyond which a run cannot end, or cannot begin for want of memory
+MOST = {"epochs": 10**6, "warmup_epochs": 10**6, "steps": 10**10, "frames": 10**12}
+MOST |= {"degree": 1000, "resolution": 10**5, "pairs": 10**8, "projections": 10**6}
+MOST |= {"batch_size": 10**8, "width": 10**6, "depth": 10**4, "heads": 10**4, "classes": 10**7}
+MOST_WHOLE = 2**62  # any other whole number
+
+
+def check_settings(cfg: DictConfig) -> None:
+    """Compares settings with the annotations of the constructors that take them.
+
+    Whether a number is a possible one is for the constructors themselves to say.
+    """
+    for key in GROUPS:
+        check_numbers(key, OmegaConf.to_container(cfg[key], resolve=True))
+    for key in cfg:
+        if key not in KEYS:  # given with a plus sign, which adds what the config does not have
+            raise ValueError(f"+{key}: no such key; leave it out, or see python train.py --help")
+    if type(cfg.seed) is not int:
+        raise ValueError(f"seed={cfg.seed}: must be a whole number")
+    check_numbers("seed", cfg.seed)
+    check_numbers("system", OmegaConf.to_container(cfg.system, resolve=True))
+    _check_values("system", cfg.system, SYSTEM)
+    for name in ("task", "model", "regularizer", "sampler", "optimizer"):
+        _check_leaf(name, cfg[name])
+    for name, leaf in cfg.measures.items():
+        _check_leaf(f"measures.{name}", leaf)
+
+
+def check_numbers(key: str, value, name: str | None = None) -> None:
+    """Raises ValueError for nan, inf, and sizes above their limit, at any depth.
+
+    The limit is that of `name`; None: of the last part of the key.
+    """
+    if isinstance(value, dict):
+        for name, item in value.items():
+            check_numbers(f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for item in value:
+            check_numbers(key, item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key}={value}: must be a finite number")
+    elif isinstance(value, (int, float)):
+        other = MOST_WHOLE if isinstance(value, int) else math.inf
+        most = MOST.get(name or key.split(".")[-1], other)
+        if value > most:
+            raise ValueError(f"{key}={value:,}: at most {most:,}")
+
+
+def _check_leaf(name: str, leaf: DictConfig) -> None:
+    if "_target_" not in leaf:
+        raise ValueError(
+            f"{name}._target_ is missing: the file of a part says what to call, e.g. "
+            "_target_: my_module.MyClass"
+        )
+    try:
+        found = list(_constructors(leaf._target_))
+    except ImportError as error:
+        if not isinstance(error.__cause__, (ModuleNotFoundError, AttributeError)):
+            raise  # the module is there and fails: its traceback says where
+        raise ValueError(
+            f"{name}._target_={leaf._target_}: not found ({error.__cause__}); mend the name, or "
+            "put the folder of its module on PYTHONPATH"
+        ) from error
+    hints = {key: hint for part in found for key, hint in part.items()}
+    _check_values(name, leaf, hints)
+
+
+def _check_values(name: str, values: DictConfig, hints: dict) -> None:
+    for key, value in OmegaConf.to_container(values, resolve=True).items():
+        hint = hints.get(key)
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if value == "???" or not set(kinds) <= {*KINDS, NoneType}:
+            continue  # a mandatory value has an error of its own; lists and objects check theirs
+        if not any(_fits(value, kind) for kind in kinds):
+            wanted = " or ".join("null" if k is NoneType else KINDS[k] for k in kinds)
+            raise ValueError(f"{name}.{key}={'null' if value is None else value}: must be {wanted}")
+
+
+def _constructors(path: str) -> Iterator[dict]:
+    """Annotations of all that a leaf's arguments may reach, the nearest last."""
+    target = get_object(path)
+    classes = reversed(target.__mro__) if isinstance(target, type) else ()
+    functions = [vars(base).get("__init__") for base in classes] or [target]
+    for function in functions:
+        if isinstance(function, FunctionType):
+            # names that a module imports for type checkers only are unknown here
+            with contextlib.suppress(NameError):
+                yield get_type_hints(function)
+
+
+def _fits(value, kind: type) -> bool:
+    if isinstance(value, bool):  # to Python also the numbers 0 and 1
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)

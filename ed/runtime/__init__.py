@@ -1,0 +1,1 @@
+"""What runs underneath training: processes, random streams, files, the hub."""

@@ -1,0 +1,185 @@
+"""Files of which a reader never sees half, or notices that they are damaged."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import yaml
+
+YAML_DEPTH, YAML_NODES = 50, 100_000  # at most; our own files have 5 levels and some hundred nodes
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+SEAL = b"sha256 "  # begins the archive comment of a checkpoint; the digest in hex follows
+SEAL_SIZE = len(SEAL) + 64
+PACKAGE = Path(__file__).resolve().parents[1]
+INSTALLED = (PACKAGE / "_app").is_dir()  # from a wheel, not in a clone
+# holds train.py, configs, experiments and scripts
+APP = PACKAGE / "_app" if INSTALLED else PACKAGE.parent
+HOME = Path.cwd() if INSTALLED else APP  # where scripts put runs and reports by default
+LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # seconds
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)  # not the temporary one, and none at all where the disk is full
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def refuse_control(text: str, given: str) -> None:
+    """Raises ValueError for newlines and other control characters, which could end a line."""
+    bad = next((character for character in str(text) if not character.isprintable()), None)
+    if bad is not None:
+        raise ValueError(f"{given}: holds the control character {bad!r}; leave it out")
+
+
+def csv_text(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe."""
+    return f"'{text}" if _like_formula(text) else text
+
+
+def from_csv_text(text: str) -> str:
+    """The inverse of `csv_text`."""
+    return text[1:] if text[:1] == "'" and _like_formula(text[1:]) else text
+
+
+def _like_formula(text: str) -> bool:
+    try:
+        float(text)  # -1 is a number
+    except ValueError:
+        return text.lstrip("'").startswith(FORMULA)
+    return False
+
+
+def sweep(path: Path) -> None:
+    """Removes what killed writers of a file left beside it; a live one's `write_atomic` fails."""
+    for temporary in path.parent.glob(f"{path.name}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value) -> None:
+    write_atomic(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def read_json(path: Path, kind: type = dict):
+    """The JSON value in a file; ValueError, naming the file, where it is none of this kind."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error})") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"{path} does not hold a {kind.__name__}")
+    return value
+
+
+def read_rows(path: Path) -> list[dict]:
+    """One JSON value per line; a last line that a kill cut short is left out."""
+    try:
+        *lines, cut = path.read_text().split("\n") if path.exists() else [""]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text: restore it") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from None
+    with contextlib.suppress(ValueError, RecursionError):
+        rows.append(json.loads(cut))  # of a whole file it is empty
+    return rows
+
+
+def yaml_text(path: Path) -> str:
+    """The text of a YAML file, once it is sure that parsing it ends.
+
+    ValueError, naming the file: not UTF-8, nested deeper than YAML_DEPTH, or more than YAML_NODES
+    values, where every alias counts as what it repeats (a bomb is a few lines of aliases).
+    """
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not YAML: it is not UTF-8 text; restore it") from None
+    try:
+        reason = _too_large(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML ({' '.join(str(error).split())})") from None
+    if reason is not None:
+        raise ValueError(f"{path} is not a file of ed: {reason}")
+    return text
+
+
+def _too_large(text: str) -> str | None:
+    """Why a YAML text must not be parsed; reads its events only, which takes no recursion."""
+    sizes: dict[str, int] = {}  # of anchored nodes
+    open_nodes: list[tuple[str | None, int]] = []  # anchor, and nodes before it
+    count = 0
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            count += sizes.get(event.anchor, 0)  # an alias inside its own anchor: a loop
+            if event.anchor in (anchor for anchor, _ in open_nodes):
+                return f"*{event.anchor} repeats itself without end"
+        elif isinstance(event, yaml.NodeEvent):
+            count += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((event.anchor, count - 1))
+            elif event.anchor is not None:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        if len(open_nodes) > YAML_DEPTH:
+            return f"nested deeper than {YAML_DEPTH} levels"
+        if count > YAML_NODES:
+            return f"more than {YAML_NODES:,} values"
+    return None
+
+
+def lock(file) -> bool:
+    """Takes the lock on an open file, unless another process keeps it.
+
+    A few tries: `launch.py` holds locks for a moment, to see whether they are free. OSError where
+    the file system knows no locks.
+    """
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE)
+    return False
+
+
+def seal(content: memoryview) -> bytes:
+    """The comment to append to a zip archive, which every torch file is: the digest of the rest.
+
+    Changes the last two bytes of `content`, the length of that comment. Zip readers, torch's among
+    them, ignore comments, so a sealed file stays a plain torch file.
+    """
+    content[-2:] = SEAL_SIZE.to_bytes(2, "little")
+    return SEAL + hashlib.sha256(content).hexdigest().encode()
+
+
+def is_sealed(content: bytes) -> bool:
+    return content[-SEAL_SIZE:].startswith(SEAL)
+
+
+def check_seal(content: bytes) -> None:
+    """Raises ValueError unless the contents match the digest at their end."""
+    if not is_sealed(content):
+        raise ValueError("no digest at its end: cut short, or from another version of ed")
+    with memoryview(content) as view:
+        digest = hashlib.sha256(view[:-SEAL_SIZE]).hexdigest().encode()
+    if not content.endswith(digest):
+        raise ValueError("its contents do not match their digest")

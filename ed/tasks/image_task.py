@@ -1,0 +1,166 @@
+"""Classifying small images that stay on the training device, as uint8 until they are used."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ed.core.field import Field
+from ed.datasets.batches import Batch, shuffled_batches
+from ed.datasets.crops import check_crop, croppable, random_crops
+from ed.datasets.images import Images, load_images
+from ed.models import spaces
+from ed.runtime import processes
+from ed.runtime.streams import reseed
+from ed.tasks.base import (
+    Task,
+    check_counts,
+    check_shapes,
+    check_warmup,
+)
+
+EVAL_BATCH = 1000
+
+
+class ImageTask(Task):
+    """Classifies small pictures that stay on the device: those of `data`, unless `load` says else.
+
+    Attributes:
+        mean, std: of the normalisation, per channel.
+    """
+
+    metric = "eval/acc"
+    has_labels = True
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+    def __init__(
+        self,
+        data: str = "uoft-cs/cifar10",
+        *,
+        epochs: int = 300,
+        warmup_epochs: float = 10,
+        batch_size: int = 256,
+        augment: bool = True,
+        crop: str = "resized",
+        crop_area: Sequence[float] = (0.08, 1.0),
+        space: str = "input",
+        eval_every: int = 5,
+        classes: int = 10,
+        image_size: Sequence[int] = (32, 32),
+    ):
+        check_counts(epochs=epochs, batch_size=batch_size, eval_every=eval_every, classes=classes)
+        check_warmup("epochs", warmup_epochs, epochs)
+        _check_size(image_size)
+        check_crop(crop, crop_area)
+        self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
+        self.batch_size, self.augment, self.space = batch_size, augment, space
+        self.crop, self.crop_area = crop, tuple(crop_area)
+        self.eval_every, self.classes, self.image_size = eval_every, classes, tuple(image_size)
+
+    @property
+    def has_noise(self) -> bool:
+        return self.space == "input"
+
+    def load(self, split: str) -> Images:
+        """The pictures of "train" or "test"."""
+        return load_images(self.data, split, classes=self.classes, size=self.image_size)
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        self.train, self.test = (self.load(split).to(device) for split in ("train", "test"))
+        if self.augment:
+            self.croppable = croppable(self.train.pixels, self.crop)
+        self.plan(device, seed, epoch=len(self.train))
+
+    def plan(self, device: torch.device, seed: int, *, epoch: int) -> None:
+        """Constants on the device, and lengths in steps; `epoch`: pictures in one."""
+        self.seed, self.device = seed, device
+        if epoch < self.batch_size:
+            raise ValueError(
+                f"task.batch_size={self.batch_size}: task.data={self.data} has only "
+                f"{epoch} training pictures"
+            )
+        self.shift = torch.tensor(self.mean, device=device).view(3, 1, 1)
+        self.scale = torch.tensor(self.std, device=device).view(3, 1, 1)
+        self.steps_per_epoch = epoch // self.batch_size
+        self.num_examples = len(self.train)
+        self.total_steps = self.epochs * self.steps_per_epoch
+        self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
+        self.eval_steps = self.eval_every * self.steps_per_epoch
+
+    def check_model(self, model: nn.Module) -> None:
+        size = tuple(getattr(model, "image_size", self.image_size))
+        if size != self.image_size:
+            raise ValueError(
+                f"task.image_size={list(self.image_size)}: the model is for pictures of "
+                f"{list(size)}"
+            )
+        if self.space != "input":
+            spaces.split(model, self.space)
+        check_shapes(
+            model,
+            f"task.image_size={list(self.image_size)}, task.classes={self.classes}",
+            inputs=(3, *self.image_size),
+            outputs=self.classes,
+            remedy="the README names models for each task, e.g. task=cifar10 model=vit_tiny",
+        )
+
+    def batches(self, model, start: int) -> Iterator[Batch]:
+        augmentation = torch.Generator(self.device)
+        steps = range(start, self.total_steps)
+        how = {"seed": self.seed, "device": self.device}
+        for step, index in shuffled_batches(len(self.train), self.batch_size, steps, **how):
+            if self.augment:
+                reseed(augmentation, self.seed, "augmentation", step)
+                pixels = random_crops(
+                    self.croppable, index, self.crop, self.crop_area, augmentation
+                )
+            else:
+                pixels = self.train.pixels[index]
+            yield {"x": self.normalise(pixels), "label": self.train.labels[index]}
+
+    def examples(self, index: Tensor) -> Batch:
+        if self.device.type == "cuda":  # from pinned memory a copy does not wait for the device
+            index = index.pin_memory()
+        index = index.to(self.device, non_blocking=True)
+        return {"x": self.normalise(self.train.pixels[index]), "label": self.train.labels[index]}
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        return (pixels.float() / 255 - self.shift) / self.scale
+
+    def field(self, model: nn.Module, batch: Batch) -> Field:
+        if self.space == "input":
+            return Field.of(model, batch["x"])
+        before, after = spaces.split(model, self.space)
+        return Field.of(after, before(batch["x"]), module=model)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        accuracy, loss = self.score(model, self.test)
+        return {"eval/acc": accuracy, "eval/loss": loss}
+
+    def score(self, model: nn.Module, pictures: Images) -> tuple[float, float]:
+        """Accuracy in percent and mean loss; of several processes each scores a part of them."""
+        ours = processes.part(len(pictures))
+        correct, loss = pictures.labels.new_zeros(()), self.shift.new_zeros(())
+        for start in ours[::EVAL_BATCH]:
+            part = slice(start, min(start + EVAL_BATCH, ours.stop))
+            labels = pictures.labels[part]
+            outputs = model(self.normalise(pictures.pixels[part])).float()
+            correct = correct + (outputs.argmax(-1) == labels).sum()
+            loss = loss + F.cross_entropy(outputs, labels, reduction="sum")
+        correct, loss = (float(processes.total(value)) for value in (correct, loss))
+        return 100 * correct / len(pictures), loss / len(pictures)
+
+    def noise_like(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Uniform pixels in [0, 1] before normalisation: the paper's random-pixel ablation."""
+        pixels = torch.rand(x.shape, generator=generator, device=x.device)
+        return (pixels - self.shift) / self.scale
+
+
+def _check_size(image_size: Sequence[int]) -> None:
+    sides = image_size if isinstance(image_size, Sequence) else []
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError(
+            f"task.image_size={image_size}: must be two whole numbers in a list, [32,32]"
+        )

@@ -1,0 +1,98 @@
+"""A task on ImageNet: pictures are read and decoded as training goes, by worker processes."""
+
+import logging
+from collections.abc import Generator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ed.core.field import Field
+from ed.datasets.imagenet.evaluation import EvaluationSet, accuracy
+from ed.datasets.imagenet.loading import evaluation_batches, training_batches
+from ed.datasets.imagenet.sources import Source, open_training
+from ed.datasets.imagenet.views import Views
+from ed.tasks.base import Batch, check_counts
+from ed.tasks.image_task import ImageTask
+
+logger = logging.getLogger("ed")
+
+
+class ImageNetTask(ImageTask):
+    """Classifies ImageNet; a subclass says how it looks at pictures.
+
+    Batches hold bytes, which are normalised where the field begins, on the device.
+
+    Args:
+        views: at any size; that of `image_size` is taken.
+        validation: the split to evaluate on; "train" for data that has no other.
+        repeat: times that each training picture comes in an epoch.
+    """
+
+    yields_share = True
+
+    def __init__(self, data: str, views: Views, *, validation: str, repeat: int, **settings):
+        super().__init__(data, augment=True, **settings)  # which refuses what it does not know
+        if len(set(self.image_size)) != 1:
+            raise ValueError(f"task.image_size={list(self.image_size)}: must be a square")
+        check_counts(repeat=repeat)
+        self.views = replace(views, size=self.image_size[0])
+        self.mean, self.std = views.mean, views.std
+        self.validation, self.repeat = validation, repeat
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        self.train, validation = open_training(self.data, validation=self.validation)
+        highest = max(int(source.labels.max()) for source in (self.train, validation))
+        if highest >= self.classes:
+            raise ValueError(
+                f"task.classes={self.classes}: task.data={self.data} has labels up to {highest}"
+            )
+        self.test = EvaluationSet("val", validation)
+        self.plan(device, seed, epoch=self.repeat * len(self.train))
+
+    def sources(self) -> list[Source]:
+        """All that pictures are read from; a subclass adds its own."""
+        return [self.train, self.test.pictures]
+
+    def remarks(self) -> list[str]:
+        """What is unusual about the pictures, each thing once."""
+        return list(dict.fromkeys(r for source in self.sources() for r in source.remarks))
+
+    def say_remarks(self) -> None:
+        for remark in self.remarks():
+            logger.warning(remark)
+
+    def provenance(self) -> dict[str, str]:
+        return {"data": "; ".join(self.remarks())} if self.remarks() else {}
+
+    def batches(self, model: nn.Module, start: int) -> Generator[Batch]:
+        self.say_remarks()  # now: while data was prepared, no log was open yet
+        return training_batches(
+            self.train,
+            self.views.train,
+            batch_size=self.batch_size,
+            steps=range(start, self.total_steps),
+            seed=self.seed,
+            device=self.device,
+            repeat=self.repeat,
+            workers=self.workers,
+        )
+
+    def examples(self, index: Tensor) -> Batch:
+        how = {"index": index.tolist(), "device": self.device, "workers": self.workers}
+        batches = list(evaluation_batches(self.train, self.views.evaluate, **how))
+        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+    def field(self, model: nn.Module, batch: Batch) -> Field:
+        return super().field(model, batch | {"x": self.normalise(batch["x"])})
+
+    def score(self, model: nn.Module, pictures: EvaluationSet) -> tuple[float, float]:
+        """Accuracy in percent and mean loss."""
+        return accuracy(
+            model,
+            pictures,
+            view=self.views.evaluate,
+            normalise=self.normalise,
+            device=self.device,
+            workers=self.workers,
+        )

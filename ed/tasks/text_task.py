@@ -1,0 +1,198 @@
+"""Classifying sentences, with paths in embedding space: shared by the tasks on text."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ed.core.field import Field
+from ed.datasets.batches import Batch, shuffled_batches
+from ed.models.text import checkpoint_source
+from ed.runtime import processes
+from ed.runtime.hub import hub_or_cache
+from ed.tasks.base import Task, check_counts, check_warmup
+
+PADDINGS = ("fixed", "dynamic")
+EVAL_BATCH = 256
+MULTIPLE = 8  # of tokens, which attention kernels like
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Tokenised sentences: ids, segments and mask (N, L), labels (N,), lengths on the host.
+
+    L is that of the longest sentence, not the most that is allowed: CoLA's longest has 47 tokens.
+    """
+
+    ids: Tensor
+    segments: Tensor
+    mask: Tensor
+    labels: Tensor
+    lengths: Tensor
+
+    def batch(self, index: Tensor, length: int | None) -> Batch:
+        """The rows of `index`, cut to `length` tokens where one is given."""
+        width = slice(length)
+        return {
+            "ids": self.ids[index, width],
+            "segments": self.segments[index, width],
+            "mask": self.mask[index, width],
+            "label": self.labels[index],
+        }
+
+
+class TextTask(Task):
+    """Fine-tunes a text encoder on `load("train")` and evaluates it on `load("validation")`."""
+
+    metric = "eval/acc"
+    has_labels = True
+
+    def __init__(
+        self,
+        data: str,
+        *,
+        tokenizer: str = "bert-base-uncased",
+        epochs: int = 10,
+        warmup_epochs: float = 0,
+        batch_size: int = 32,
+        max_length: int = 128,
+        padding: str = "fixed",
+        eval_every: int = 1,
+        classes: int = 2,
+    ):
+        if padding not in PADDINGS:
+            raise ValueError(f"task.padding={padding}: use {' or '.join(PADDINGS)}")
+        sizes = {"batch_size": batch_size, "max_length": max_length, "classes": classes}
+        check_counts(epochs=epochs, eval_every=eval_every, **sizes)
+        check_warmup("epochs", warmup_epochs, epochs)
+        self.data, self.tokenizer = data, tokenizer
+        self.epochs, self.warmup_epochs, self.batch_size = epochs, warmup_epochs, batch_size
+        self.max_length, self.padding = max_length, padding
+        self.eval_every, self.classes = eval_every, classes
+        self.static_shapes = padding == "fixed"
+
+    def load(self, split: str) -> tuple[list[list[str]], list[int]]:
+        """Texts, one list per column (two for pairs of sentences), and the labels of a split."""
+        raise NotImplementedError
+
+    def check_model(self, model: nn.Module) -> None:
+        longest = getattr(model, "longest", None)
+        if longest is None:
+            raise ValueError(
+                f"{type(self).__name__} needs a text model such as model=bert_base, not "
+                f"{type(model).__name__}"
+            )
+        classes = getattr(model, "classes", self.classes)
+        if classes != self.classes:
+            raise ValueError(
+                f"model.classes={classes}: task.classes={self.classes}, and both must agree"
+            )
+        if self.max_length > longest:
+            raise ValueError(
+                f"task.max_length={self.max_length}: the model has positions for {longest} tokens; "
+                f"use at most {longest}"
+            )
+
+    def prepare(self, device: torch.device, seed: int) -> None:
+        self.seed, self.device = seed, device
+        tokenizer = load_tokenizer(self.tokenizer)
+        self.train, self.validation = (
+            self._tokenise(*self.load(split), tokenizer, device)
+            for split in ("train", "validation")
+        )
+        self.num_examples = len(self.train.labels)
+        if self.num_examples < self.batch_size:
+            raise ValueError(
+                f"task.batch_size={self.batch_size}: task.data={self.data} has only "
+                f"{self.num_examples} training sentences"
+            )
+        self.steps_per_epoch = self.num_examples // self.batch_size
+        self.total_steps = self.epochs * self.steps_per_epoch
+        self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
+        self.eval_steps = self.eval_every * self.steps_per_epoch
+
+    def _tokenise(
+        self, texts: list[list[str]], labels: Sequence[int], tokenizer, device
+    ) -> Sentences:
+        """All sentences padded to one length: a second of work, so nothing is cached."""
+        if not labels:
+            raise ValueError(f"task.data={self.data}: a split has no sentences")
+        if min(labels) < 0 or max(labels) >= self.classes:
+            raise ValueError(
+                f"task.data={self.data}: labels run from {min(labels)} to {max(labels)}, but "
+                f"task.classes={self.classes}"
+            )
+        encoded = tokenizer(
+            *texts, truncation=True, max_length=self.max_length, return_token_type_ids=True
+        )
+        lengths = torch.tensor([len(row) for row in encoded["input_ids"]])
+        width = min(self.max_length, -(-int(lengths.max()) // MULTIPLE) * MULTIPLE)
+        mask = torch.arange(width) < lengths[:, None]
+        ids = _padded(encoded["input_ids"], mask, tokenizer.pad_token_id)
+        segments = _padded(encoded["token_type_ids"], mask, tokenizer.pad_token_type_id)
+        tensors = (ids, segments, mask.long(), torch.tensor(labels))
+        return Sentences(*(tensor.to(device) for tensor in tensors), lengths=lengths)
+
+    def batches(self, model, start: int) -> Iterator[Batch]:
+        steps = range(start, self.total_steps)
+        # with dynamic padding the host must know the lengths, so the order stays there
+        how = {"seed": self.seed, "device": self.device if self.static_shapes else "cpu"}
+        for _, index in shuffled_batches(self.num_examples, self.batch_size, steps, **how):
+            yield self.examples(index)
+
+    def examples(self, index: Tensor) -> Batch:
+        return self.train.batch(index.to(self.device), self._longest(self.train, index))
+
+    def _longest(self, sentences: Sentences, index: Tensor) -> int | None:
+        """Tokens of the longest sentence of a batch; None where all have one length anyway."""
+        return None if self.padding == "fixed" else int(sentences.lengths[index].max())
+
+    def field(self, model: nn.Module, batch: Batch) -> Field:
+        return Field(
+            forward=lambda embeddings, context: model(embeddings, context["mask"]),
+            x=model.embed(batch["ids"], batch["segments"]),
+            context={"mask": batch["mask"]},
+            module=model,
+        )
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        outputs, labels = [], self.validation.labels
+        ours = processes.part(len(labels))
+        for index in torch.arange(ours.start, ours.stop).split(EVAL_BATCH):
+            length = self._longest(self.validation, index)
+            batch = self.validation.batch(index.to(self.device), length)
+            outputs.append(self.field(model, batch)())
+        logits = processes.all_rows(torch.cat(outputs).float(), len(labels))
+        return self.score(logits, labels)
+
+    def score(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
+        """What `evaluate` reports, from all logits (N, C) and labels (N,) of the split."""
+        return {
+            "eval/acc": 100 * (logits.argmax(-1) == labels).float().mean().item(),
+            "eval/loss": F.cross_entropy(logits, labels).item(),
+        }
+
+
+def _padded(rows: list[list[int]], mask: Tensor, value: int) -> Tensor:
+    """Rows of different lengths in the places of `mask` (N, L), `value` behind them."""
+    # many times faster than the tokenizers' own padding, which goes through Python integers
+    table = torch.full(mask.shape, value)
+    table[mask] = torch.tensor(list(chain.from_iterable(rows)))
+    return table
+
+
+def load_tokenizer(name: str):
+    from transformers import AutoTokenizer
+
+    source = checkpoint_source(name)
+    try:
+        with hub_or_cache(source):
+            return AutoTokenizer.from_pretrained(source, use_fast=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"task.tokenizer={name}: no tokenizer could be had ({str(error).splitlines()[0]}). "
+            "Give the name of a hub model, or a folder with its tokenizer files"
+        ) from error

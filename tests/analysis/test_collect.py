@@ -1,0 +1,217 @@
+"""From run folders to rows, on fabricated folders."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import yaml
+
+from ed.analysis.collect import (
+    CollectError,
+    Row,
+    collect,
+    collect_run,
+    read_metrics,
+    seed_differences,
+)
+from ed.analysis.merging import merge
+from ed.analysis.spec import expand
+from tests.helpers.tables import fabricate
+
+
+def test_rows_tell_done_partial_failed_and_pending_runs_apart(table, tmp_path):
+    runs = expand(table, root=tmp_path)
+    fabricate(runs[0])
+    (runs[0].folder / "FAILED").write_text("exit 1: error: before that\n")  # finished by hand
+    tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'  # cut short by a kill
+    fabricate(runs[1], done=False, tail=tail)
+    fabricate(runs[2], done=False)
+    (runs[2].folder / "FAILED").write_text("exit 1: error: too bad\n")
+    done, partial, failed, pending, *_ = (collect_run(run, table) for run in runs)
+    assert (done.status, done.last, done.best) == ("done", {"eval/acc": 80.0}, 81.0)
+    assert (done.steps, done.seconds, done.device, done.torch) == (20, 3.5, "cpu", "2.0")
+    assert (done.commit, done.dirty) == ("abcdef0123", False)
+    session = {"device": "cpu", "commit": "abcdef0123", "dirty": None}  # a copy without history
+    (runs[0].folder / "meta.json").write_text(json.dumps({"sessions": [session]}))
+    copied = collect_run(runs[0], table)
+    assert (copied.dirty, copied.total_steps) == (None, 20)  # as many as its summary says
+    assert copied.torch == ""
+    (runs[0].folder / "meta.json").unlink()
+    assert collect_run(runs[0], table).dirty is None  # nobody knows
+    assert (partial.status, partial.steps, partial.total_steps) == ("partial", 12, 20)
+    assert partial.last == {"eval/acc": 80.0}  # a results file could not be read with a nan in it
+    assert (failed.status, failed.error) == ("failed", "exit 1: error: too bad")
+    assert pending.status == "pending"
+
+
+def test_a_run_that_went_on_elsewhere_names_every_place_and_its_latest_length(table, tmp_path):
+    run = expand(table, root=tmp_path)[0]
+    fabricate(run, done=False)
+    first = {"device": "cpu", "commit": "a", "dirty": True, "steps": 15, "versions": {"torch": "2"}}
+    second = first | {"device": "gpu", "commit": "b", "dirty": False, "steps": 20}
+    (run.folder / "meta.json").write_text(json.dumps({"sessions": [first, second, second]}))
+    row = collect_run(run, table)
+    assert (row.device, row.torch, row.commit) == ("cpu + gpu", "2", "a + b")
+    assert (row.dirty, row.total_steps) == (True, 20)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("hello", "line 2 is not JSON"),
+        ("[1]", "line 2 is not a row of metrics"),
+        ('{"loss": 1}', "line 2 is not a row of metrics"),
+        ('{"step": 9, "loss": "low"}', "line 2 is not a row of metrics"),
+        ('{"step": 2}', "line 2: step 2 after step 5"),
+    ],
+)
+def test_a_foreign_line_is_an_error_with_file_and_line(tmp_path, line, complaint):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 5}}\n{line}\n{{"step": 10}}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl") as error:
+        read_metrics(path)
+    assert complaint in str(error.value)
+
+
+def test_only_a_last_line_without_its_end_counts_as_cut_short(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 5}\n{"step": 1')
+    assert read_metrics(path) == [{"step": 5}]
+    path.write_text('{"step": 5}\n{"step": 5}')  # all of it but the end of the line
+    assert read_metrics(path) == [{"step": 5}, {"step": 5}]
+    path.write_text('{"step": 5}\n{"step": 1\n')
+    with pytest.raises(ValueError, match="line 2"):
+        read_metrics(path)
+
+
+def test_a_folder_with_another_run_is_refused(table, tmp_path):
+    run = expand(table, cells=["ed"], root=tmp_path)[0]
+    fabricate(run)
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 5}))
+    with pytest.raises(CollectError, match="has seed=5, but the table says 0: it is another run"):
+        collect_run(run, table)
+    other = {"regularizer": config["regularizer"] | {"_target_": "ed.regularizers.sam.Sam"}}
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config | other))
+    with pytest.raises(
+        CollectError, match=r"_target_=ed\.regularizers\.sam\.Sam, but the table says"
+    ):
+        collect_run(run, table)
+    config["task"]["epochs"] = 20
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(CollectError, match=r"task\.epochs=20, but the table says 300") as error:
+        collect_run(run, table)
+    assert str(error.value).endswith(f"; move {run.folder} away and launch again")
+    del config["task"]
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(CollectError, match=r"has no task, but the table says cifar10.*; move "):
+        collect_run(run, table)
+
+
+def test_a_run_of_another_choice_that_builds_the_same_class_is_refused(table, tmp_path):
+    run = expand(table, cells=["ed"], root=tmp_path)[0]
+    fabricate(run)
+    meta = {"sessions": [{"command": "train.py task=cifar10_mini task.epochs=300 regularizer=ed"}]}
+    (run.folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(CollectError, match="task=cifar10_mini, but the table says cifar10: it is"):
+        collect_run(run, table)
+
+
+def test_settings_that_change_no_result_are_no_other_run(table, tmp_path):
+    sets = ["system.save_seconds=30", "logger.mode=offline", "measures.ed.pairs=2"]
+    run, other = (expand(table, cells=["ed"], sets=s, root=tmp_path)[0] for s in ([], sets))
+    fabricate(run)
+    assert other.folder == run.folder
+    assert collect_run(other, table).status == "done"
+
+
+def test_seeds_that_were_measured_differently_are_told(table, tmp_path):
+    """Where the measure is a number of the table; bounds on memory change nothing."""
+    runs = expand(table, cells=["ed"], root=tmp_path)
+    for run, pairs, bound in zip(runs, (400, 2), (1, 4), strict=True):
+        fabricate(run)
+        measures = {"measures": {"ed": {"pairs": pairs, "memory_gib": bound}}}
+        with open(run.folder / "config.yaml", "a") as file:
+            file.write(yaml.safe_dump(measures))
+    rows = [collect_run(run, table) for run in runs]
+    assert seed_differences(rows, table) == []
+    measured = dataclasses.replace(table, metrics={"measure/ed": "ED"})
+    told = "mini/ed: seeds differ in measures.ed.pairs: 400 (seed 0), 2 (seed 1)"
+    assert seed_differences(rows, measured) == [told]
+
+
+def test_seeds_that_were_trained_differently_are_told(table, tmp_path):
+    runs = expand(table, cells=["ed"], root=tmp_path)
+    for run in runs:
+        fabricate(run)
+    rows = [collect_run(run, table) for run in runs]
+    assert seed_differences(rows, table) == []
+    path = runs[1].folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    unimportant = {"system": {"device": "cpu"}, "added": "later"}
+    path.write_text(yaml.safe_dump(config | unimportant))
+    assert seed_differences(rows, table) == []
+    config["regularizer"]["pairs"] = 64
+    path.write_text(yaml.safe_dump(config))
+    first = runs[0].folder / "config.yaml"
+    first.write_text(first.read_text().replace("weight:", "pairs: 128\n  weight:"))
+    told = "mini/ed: seeds differ in regularizer.pairs: 128 (seed 0), 64 (seed 1)"
+    assert seed_differences(rows, table) == [told]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("config.yaml", "seed: [", "is not YAML (while parsing"),
+        ("DONE", "", "is not JSON ("),
+        ("DONE", "[]", "does not hold a dict"),
+        ("DONE", '{"last": {}, "best": {}}', "is not the summary of a run ('steps' is missing)"),
+        ("meta.json", "[]", "does not hold a dict"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_in_one_line(table, tmp_path, name, text, complaint):
+    run = expand(table, root=tmp_path)[0]
+    fabricate(run)
+    (run.folder / name).write_text(text)
+    with pytest.raises(CollectError) as error:
+        collect_run(run, table)
+    assert str(error.value).startswith(f"{run.folder / name} {complaint}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("last", "complaint"),
+    [
+        ({"eval/acc": math.nan}, "DONE: eval/acc is nan; move the folder away"),
+        ({"eval/loss": 1.0}, "has none of the table's metrics eval/acc, only eval/loss"),
+    ],
+)
+def test_a_summary_without_the_tables_numbers_is_refused(table, tmp_path, last, complaint):
+    run = expand(table, cells=["ed"], root=tmp_path)[0]
+    fabricate(run)
+    summary = json.loads((run.folder / "DONE").read_text())
+    (run.folder / "DONE").write_text(json.dumps(summary | {"last": last}))
+    with pytest.raises(CollectError, match=complaint):
+        collect_run(run, table)
+
+
+def test_two_runs_claiming_the_same_cell_are_an_error_that_names_both(table, tmp_path):
+    for root, accuracy in (("a", 80.0), ("b", 81.0)):
+        fabricate(expand(table, root=tmp_path / root)[0], accuracy)
+    with pytest.raises(CollectError, match="two runs claiming the same cell") as error:
+        merge(collect(table, [tmp_path / "a", tmp_path / "b"]))
+    assert all(str(tmp_path / root / "mini/baseline/seed0") in str(error.value) for root in "ab")
+
+
+def test_merging_prefers_done_then_the_later_source():
+    def row(status, steps=None, **more):
+        return Row("t", "c", 0, status=status, steps=steps, **more)
+
+    assert merge([row("partial", 5), row("done", 9)]) == [row("done", 9)]
+    assert merge([row("done", 9), row("failed", 3)]) == [row("done", 9)]
+    assert merge([row("partial", 5), row("partial", 7), row("pending")]) == [row("partial", 7)]
+    assert merge([row("done", 9, device="a"), row("done", 9)]) == [row("done", 9, device="a")]
+    for ours, theirs in ({"steps": 9}, {"steps": 8}), ({"best": 1.0}, {"best": 2.0}):
+        with pytest.raises(CollectError):
+            merge([row("done", **ours), row("done", **theirs)])

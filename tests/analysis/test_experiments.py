@@ -1,0 +1,83 @@
+"""Every cell of every experiment file composes, builds, and passes the checks."""
+
+import re
+
+import pytest
+from hydra.utils import instantiate
+
+from ed.analysis.experiments import load_table, table_names
+from ed.analysis.spec import Run, expand, nested, parse_value
+from ed.engine.check import check
+from ed.engine.compose import GROUPS, compose_config
+from ed.engine.main import build_measures
+from ed.engine.settings import check_settings
+from ed.figures.files import drawing
+
+
+def all_cells() -> list[Run]:
+    """One run per cell, the first seed's; cells that are another table's runs come there."""
+    tables = [load_table(name) for name in table_names()]
+    runs = [run for table in tables for run in expand(table, seeds=table.seeds[:1])]
+    return list({run.folder: run for run in runs}.values())
+
+
+@pytest.mark.parametrize("run", all_cells(), ids=lambda run: f"{run.table}/{run.cell}")
+def test_cell_composes_and_passes_check(run):
+    cfg = compose_config(list(run.overrides))
+    for key, text in dict(override.split("=", 1) for override in run.overrides).items():
+        if key not in GROUPS:
+            assert nested(cfg, key) == parse_value(text), f"{key} is not what the cell says"
+    if "sampler" in cfg.regularizer:  # a regularizer that brings its own nodes must not hide these
+        assert cfg.regularizer.sampler == cfg.sampler
+    task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
+    instantiate(cfg.optimizer)
+    check_settings(cfg)
+    check(cfg, task, regularizer, build_measures(cfg).values())
+
+
+def test_every_file_states_command_and_cost():
+    for name in table_names():
+        path = load_table(name).path
+        header = re.match(r"(#.*\n)+", path.read_text())
+        assert header, f"{path} has no header"
+        for needed in (f"python scripts/launch.py {name}", "runs, "):
+            assert needed in header.group(), f"{path}: the header lacks {needed!r}"
+        assert max(map(len, path.read_text().splitlines())) <= 100
+
+
+def test_headers_count_their_runs():
+    for name in table_names():
+        table = load_table(name)
+        count = int(re.search(r"# (\d+) runs", table.path.read_text()).group(1))
+        assert count == len(expand(table)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "row", "steps", "stated"),
+    [
+        ("table1", "ViT-Tiny", "plain, 256", 58_500, "{hours:.2f} h a run for the baseline"),
+        ("table1", "ViT-Tiny", "sam, 256", 58_500, "{hours:.2f} h for SAM"),
+        ("table1", "ViT-Tiny", "jacobian, 256", 58_500, "{hours:.2f} h for the Jacobian"),
+        ("table1_100", "ViT-Tiny", "ED, 256 + 256", 19_500, "{seconds:.0f} s for ED"),
+        ("ablations_100", "ViT-Tiny", "ED, 256 + 256", 19_500, "({seconds:.0f} s a run"),
+        ("ablations_100", "ViT-Tiny", "ED with PCA 3, 256 + 256", 19_500, "PCA {seconds:.0f} s"),
+        ("basis", "ViT-Tiny", "ED, 256 + 256", 58_500, "{hours:.2f} h a run"),
+        ("correlation_vit", "ViT-Tiny", "plain, 512", 19_400, " {seconds:.0f} and "),
+        ("correlation_resnet18", "ResNet18", "plain, 256", 39_000, "({seconds:.0f}, "),
+        ("clip_ood", "ViT-B/32", "ED, 512 + 512", 25_020, "{hours:.2f} h a run"),
+        ("procgen", "Procgen update", "plain, 4096", 36_600, "{hours:.2f} h a run"),
+        ("procgen", "Procgen update", "ED, 4096 + 8192", 36_600, "with ED {hours:.2f} h"),
+    ],
+)
+def test_headers_follow_from_the_benchmark(name, network, row, steps, stated):
+    path = load_table(name).path
+    section = (path.parent / "results" / "benchmark.md").read_text().split(f"## {network}")[1]
+    step = float(re.search(rf"\| {re.escape(row)} \| ([\d.]+)", section).group(1)) / 1000
+    header = " ".join(re.match(r"(#.*\n)+", path.read_text()).group().split("\n# "))
+    assert "computed from benchmark.md" in header
+    assert stated.format(hours=steps * step / 3600, seconds=steps * step) in header
+
+
+@pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).figure])
+def test_figures_can_be_found(name):
+    assert callable(drawing(load_table(name)))

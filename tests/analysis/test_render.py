@@ -1,0 +1,172 @@
+"""From rows to tables: means, verdicts, Markdown, LaTeX."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ed.analysis.collect import Row
+from ed.analysis.render import mean_and_std, signed, table_lines, to_csv, to_latex, to_markdown
+from ed.analysis.spec import Paper
+from ed.analysis.stats import Ours, summarise, tolerance, verdict
+from ed.engine.metrics import check_finite
+from tests.helpers.tables import SPEC, full_rows, write_table
+
+
+def test_mean_and_std_agree_with_numpy():
+    values = list(np.random.default_rng(0).normal(87, 1.2, size=9))
+    ours = summarise(values)
+    assert ours.count == 9
+    assert ours.mean == pytest.approx(np.mean(values), rel=1e-14)
+    assert ours.std == pytest.approx(np.std(values, ddof=1), rel=1e-13)
+    assert summarise([3.0]) == Ours(3.0, None, 1)
+    assert summarise([]) == Ours(None, None, 0)
+
+
+def test_verdict_uses_two_standard_errors_and_judges_nothing_without_the_papers_std():
+    both = tolerance(Ours(0.0, 3.0, 9), Paper(0.0, 2.0), 4)
+    assert both == pytest.approx(2 * np.sqrt(9 / 9 + 4 / 4))
+    assert tolerance(Ours(0.0, None, 1), Paper(0.0, 2.0), 4) == 4.0
+    done = {"paper_count": 4, "done": 9, "planned": 9}
+    for side in (1, -1):  # far better differs, too, and so does far worse
+        near, far = (Paper(10.0 + side * both * part, 2.0) for part in (0.999, 1.001))
+        assert verdict(Ours(10.0, 3.0, 9), near, **done) == "match"
+        assert verdict(Ours(10.0, 3.0, 9), far, **done) == "differs"
+    assert verdict(Ours(10.3, 0.001, 3), Paper(10.0), **done) == "no std: +3 %"
+    assert verdict(Ours(-12.0, None, 1), Paper(-10.0), **done) == "no std: -20 %"
+    assert verdict(Ours(9.96, None, 1), Paper(10.0), **done) == "no std: -0.4 %"
+    assert verdict(Ours(99.98, None, 1), Paper(100.0), **done) == "no std: -0.02 %"
+    assert verdict(Ours(0.5, None, 1), Paper(0.0), **done) == "no std"
+    assert verdict(Ours(1.0, None, 1), Paper(), **done) == "not in paper"
+    assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done, comparable=False) == "reference only"
+    assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done | {"done": 2}) == "pending 2 of 9"
+
+
+def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
+    text = to_markdown(table, full_rows(table))
+    assert r"| baseline | 80.00 ± 1.00 | 79.80 ± 0.42 (2) | -0.20 | match | [^1] |" in text
+    assert r"| ed | 90.00 | 85.05 ± 0.07 (2) | -4.95 | no std: -6 % |  |" in text
+    assert "| sam | - | 6.00 ± 1.41 (2) |  | not in paper | [^2] |" in text
+    assert "[^1]: a | note\n[^2]: rho-0.5: the best of 2 of 2 grid points" in text
+    assert "8 runs are done, 4.00 hours in all" in text
+    latex = to_latex(table, full_rows(table))
+    assert r"baseline & $80.00 \pm 1.00$ & $79.80 \pm 0.42$ & 2 & match \\" in latex
+    assert r"& 2 & no std: -6 \% \\" in latex  # a bare % would swallow the end of the line
+
+
+def test_numbers_have_the_decimals_that_their_file_asks_for(tmp_path):
+    table = write_table(tmp_path, digits=1)
+    text = to_markdown(table, full_rows(table))
+    assert "| baseline | 80.0 ± 1.0 | 79.8 ± 0.4 (2) | -0.2 |" in text
+
+
+def test_several_metrics_begin_with_a_table_of_cells_by_metrics(tmp_path):
+    cells = {
+        "plain": {
+            "overrides": [],
+            "paper": {"eval/acc": {"mean": 80.0}, "eval/ood": {"mean": None}},
+        },
+        "ed": {"overrides": ["regularizer=ed"], "paper": None},
+        "sam": {"overrides": ["regularizer=sam"], "paper": {"mean": 70.0}},  # of the first metric
+    }
+    metrics = {"eval/acc": "accuracy", "eval/ood": "shifted"}
+    how = {"metric": None, "tuning": None, "cells": cells}
+    table = write_table(tmp_path, **how, metrics=metrics)
+    rows = [
+        Row("mini", "plain", seed, status="done", last={"eval/acc": 79.0 + seed, "eval/ood": 8.5})
+        for seed in (0, 1)
+    ]
+    grid, line_by_line = to_markdown(table, rows).split("## Number by number")
+    assert "| ours [paper] | accuracy | shifted |" in grid
+    assert "| plain | 79.50 ± 0.71 [80.00] | 8.50 ± 0.00 |\n| ed | - | - |" in grid
+    assert table.cells["sam"].paper == {"eval/acc": Paper(70.0)}
+    assert "| plain, accuracy | 80.00 | 79.50 ± 0.71 (2) |" in line_by_line
+    assert "Number by number" not in to_markdown(table, [])  # nothing to look at yet
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "shown"),
+    [
+        (87.8, 1.17, "87.80 ± 1.17"),
+        (0.58, 0.114, "0.58 ± 0.11"),
+        (0.0, None, "0.00"),
+        (-0.0, 0.0, "0.00 ± 0.00"),
+        (0.0123, None, "0.012"),
+        (3.04e-4, 1.2e-4, "0.00030 ± 0.00012"),
+        (-0.0996, 0.2, "-0.100 ± 0.200"),
+        (0.6712, 0.0031, "0.671 ± 0.003"),
+        (1.34, 0.0051, "1.34 ± 0.01"),
+        (84.74, 1.4e-14, "84.74 ± 0.00"),  # three equal numbers, whose mean is one bit off
+        (3.04e-8, 1.2e-8, "3.0e-08 ± 1.2e-08"),
+        (math.nan, math.nan, "nan ± nan"),
+    ],
+)
+def test_small_numbers_keep_their_digits_and_others_are_as_ever(mean, std, shown):
+    assert mean_and_std(mean, std, 2) == shown
+
+
+def test_a_difference_has_the_decimals_that_the_paper_prints():
+    assert signed(-3.061, Paper(87.8), 2) == "-3.06"
+    assert signed(0.0021, Paper(0.012), 2) == "+0.002"
+    assert signed(-0.0021, Paper(1.34), 2) == "+0.00"
+
+
+def test_latex_writes_powers_of_ten(table):
+    rows = [replace(r, last={"eval/acc": 1e-10 * r.last["eval/acc"]}) for r in full_rows(table)]
+    assert r"$8.0 \cdot 10^{-9} \pm 4.2 \cdot 10^{-11}$" in to_latex(table, rows)
+
+
+def test_the_best_by_a_loss_is_the_lowest(tmp_path):
+    rho = SPEC["tuning"]["rho"] | {"lower_is_better": True}
+    table = write_table(tmp_path, metric="eval/loss", tuning={"rho": rho})
+    rows = [replace(row, last={"eval/loss": row.last["eval/acc"]}) for row in full_rows(table)]
+    line = table_lines(table, rows)[-1]
+    assert line.ours.mean == 2.0
+    assert line.remarks == ["rho-0.1: the best of 2 of 2 grid points, by the lowest eval/loss"]
+
+
+def test_a_grid_is_pending_until_all_its_points_are_done(table):
+    *rows, last = full_rows(table)
+    for under_way in ([], [replace(last, status="partial")]):  # whatever that has shown so far
+        line = table_lines(table, [*rows, *under_way])[-1]
+        assert line.verdict == "pending 3 of 4"
+        assert line.ours.mean == 2.0
+        assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points"]
+
+
+def test_a_grid_does_not_wait_for_what_diverged(table, tmp_path):
+    *rows, last = full_rows(table)
+    with pytest.raises(FloatingPointError) as error:
+        check_finite({"train/loss": math.nan}, 0, 1, tmp_path)
+    failed = replace(last, status="failed", last={}, error=f"exit 1: error: {error.value}")
+    line = table_lines(table, [*rows, failed])[-1]
+    assert not line.verdict.startswith("pending")
+    assert line.ours.mean == 2.0
+    assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points (rho-0.5 diverged)"]
+    accident = replace(failed, error="exit 1: error: no such folder")
+    assert table_lines(table, [*rows, accident])[-1].verdict == "pending 3 of 4"
+    nothing = [replace(failed, cell=row.cell, seed=row.seed) for row in full_rows(table)[4:]]
+    assert table_lines(table, nothing)[-1].verdict == "pending 0 of 4"
+
+
+def test_reduced_runs_are_shown_apart_and_never_judged(table):
+    rows = [Row(**vars(r) | {"deviations": "task.epochs=2"}) for r in full_rows(table)]
+    text = to_markdown(table, rows)
+    assert "| baseline | 80.00 ± 1.00 | - |  | pending 0 of 2 | [^1] |" in text
+    reduced = text.split("## Reduced: task.epochs=2")[1]
+    assert (
+        "| baseline | 80.00 ± 1.00 | 79.80 ± 0.42 (2) | -0.20 | reference only | [^1] |" in reduced
+    )
+
+
+def test_a_table_of_other_settings_is_never_judged(tmp_path):
+    table = write_table(tmp_path, comparable=False)
+    judged = {line.label: line.verdict for line in table_lines(table, full_rows(table))}
+    assert judged == {"baseline": "reference only", "ed": "reference only", "sam": "not in paper"}
+
+
+def test_the_same_rows_in_any_order_give_the_same_text(table):
+    rows = full_rows(table)
+    assert to_csv(table, rows) == to_csv(table, rows[::-1])
+    assert to_markdown(table, rows) == to_markdown(table, rows[::-1])

@@ -1,0 +1,280 @@
+"""Experiment files: which runs a table has, and what is wrong with a file."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ed.analysis.collect import collect
+from ed.analysis.experiments import load_table
+from ed.analysis.merging import merge
+from ed.analysis.render import grid_lines, table_lines, to_markdown
+from ed.analysis.spec import EXPERIMENTS, SpecError, expand
+from tests.helpers.tables import SPEC, fabricate, write_table
+
+
+def test_expansion_lists_every_cell_seed_and_grid_point(table):
+    runs = expand(table, root=Path("runs"))
+    assert [(run.cell, run.seed) for run in runs] == [
+        (cell, seed) for cell in ("baseline", "ed", "rho-0.1", "rho-0.5") for seed in (0, 1)
+    ]
+    assert runs[2].folder == Path("runs/mini/ed/seed0")
+    assert runs[2].overrides == (
+        "task=cifar10",
+        "task.epochs=300",
+        "regularizer=ed",
+        "regularizer.weight=1e-2",
+        "seed=0",
+    )
+    assert runs[4].overrides[2:4] == ("regularizer=sam", "regularizer.rho=0.1")
+
+
+def test_choosing_cells_and_seeds_keeps_folders_but_settings_move_them(table):
+    whole = {run.folder: run for run in expand(table)}
+    chosen = expand(table, cells=["baseline", "sam", "ed"], seeds=[1])
+    assert [run.cell for run in chosen] == ["baseline", "rho-0.1", "rho-0.5", "ed"]
+    assert all(whole[run.folder] == run for run in chosen)
+    one, other = (expand(table, sets=[f"task.epochs={n}"]) for n in (1, 2))
+    folders = {run.folder for run in [*one, *other, *whole.values()]}
+    assert len(folders) == 3 * len(whole)
+    assert one[0].deviations == ("task.epochs=1",)
+    assert dict(o.split("=") for o in one[0].overrides)["task.epochs"] == "1"  # it comes last
+    assert one[0].folder.parts[1].startswith("mini@")
+    alike = {expand(table, sets=[f"{part}.width=1"])[0].folder for part in ("task", "model")}
+    assert len(alike) == 2
+    several = ["task.epochs=1", "optimizer.lr=1"]
+    assert expand(table, sets=several)[0].folder == expand(table, sets=several[::-1])[0].folder
+    assert expand(table, cells=["ed", "ed"], seeds=[1, 1]) == expand(table, cells=["ed"], seeds=[1])
+
+
+def test_settings_that_cannot_change_a_result_are_no_deviations(table):
+    (run, *_) = expand(table, sets=["system.log_every=5", "logger=wandb"], data=["/else"])
+    assert run.deviations == ()
+    assert run.folder == Path("runs/mini/baseline/seed0")
+    assert {"system.log_every=5", "logger=wandb", "task.data=/else"} <= set(run.overrides)
+
+
+def test_every_set_of_a_table_may_lie_elsewhere_but_none_may_be_another(table):
+    (run, *_) = expand(table, data=["/a=b/cifar10", "task.mnist=/mnist"])
+    assert run.deviations == ()
+    assert {"task.data=/a=b/cifar10", "task.mnist=/mnist"} <= set(run.overrides)
+    with pytest.raises(SpecError, match=r"--data embedded: .* --set task.data=embedded they are"):
+        expand(table, data=["embedded"])
+    with pytest.raises(SpecError, match=r"--data task.epochs=1: use task.data, task.mnist"):
+        expand(table, data=["task.epochs=1"])
+
+
+def test_settings_of_measures_deviate_where_a_measure_is_the_result(table, tmp_path):
+    sets = ["measures.ed.pairs=10"]
+    assert expand(table, sets=sets)[0].deviations == ()
+    metrics = {"eval/acc": "accuracy", "measure/ed": "ED"}
+    pool = write_table(tmp_path, "pool", metric=None, metrics=metrics)
+    assert expand(pool, sets=sets)[0].deviations == tuple(sets)
+
+
+def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
+    write_table(tmp_path)
+    cells = {"same": {"same_as": "mini/ed", "paper": None}}
+    borrower = write_table(tmp_path, "other", cells=cells, tuning={}, fixed=["task=glue"])
+    (run, _) = expand(borrower)
+    assert (run.table, run.cell) == ("mini", "ed")
+    assert run.folder == Path("runs/mini/ed/seed0")
+    assert "task=cifar10" in run.overrides
+
+
+def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
+    pool = {"overrides": [], "grid": {"optimizer.lr": [1, 2]}, "paper": None}
+    write_table(tmp_path, cells={"pool": pool}, tuning={})
+    cells = {"same": {"same_as": "mini/pool", "paper": None}}
+    borrower = write_table(tmp_path, "other", cells=cells, tuning={})
+    assert list(borrower.cells) == ["same-1", "same-2"]
+    runs = expand(borrower, seeds=[0])
+    assert [run.folder for run in runs] == [Path(f"runs/mini/pool-{lr}/seed0") for lr in (1, 2)]
+    assert [run.overrides[-2] for run in runs] == ["optimizer.lr=1", "optimizer.lr=2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"seeds": []}, "seeds"),
+        ({"seeds": [0, 0]}, "seeds"),
+        ({"seeds": [-1]}, "seeds: [-1]; whole numbers from 0 on"),
+        ({"cells": {}}, "cells"),
+        ({"metrics": {"eval/acc": "a"}}, "either metric"),
+        ({"titel": "x"}, "unknown key 'titel'; did you mean title"),
+        ({"cells": {"a": {"paper": None}}}, "cell a: give one of overrides, same_as, best_of"),
+        ({"cells": {"a b": {"overrides": [], "paper": None}}}, "letters, digits"),
+        ({"cells": {"a": {"overrides": ["x"], "paper": None}}}, "key=value is needed, not 'x'"),
+        ({"cells": {"a": {"best_of": "b", "paper": None}}, "tuning": {}}, "; there are none there"),
+        ({"metric": "eval/loss"}, "tuning rho: the best by eval/loss: is that the lowest? Add lo"),
+        (
+            {"tuning": {"rho": SPEC["tuning"]["rho"] | {"lower_is_better": "yes"}}},
+            "tuning rho: lower_is_better: yes; true or false is needed",
+        ),
+        ({"cells": {"a": {"same_as": "no/a", "paper": None}}}, "same_as: no/a"),
+        ({"cells": {"a": {"overrides": [], "paper": {"eval/x": {"mean": 1}}}}}, "paper: eval/x"),
+        (
+            {"cells": {n: {"overrides": ["x=1"], "paper": None} for n in "ab"}},
+            "cells a and b have the same overrides",
+        ),
+        ({"paper_seeds": None}, "paper_seeds: needed"),
+        (
+            {"cells": {n: {"overrides": [f"x={n}"], "label": "same", "paper": None} for n in "ab"}},
+            "two cells have the label 'same' and eval/acc; tell them apart",
+        ),
+        (
+            {
+                "metric": None,
+                "metrics": {"eval/acc": "accuracy", "eval/f1": "F1"},
+                "cells": {
+                    n: {"best_of": "rho", "paper": {f"eval/{n}": {"mean": 1.0}}}
+                    for n in ("acc", "f1")
+                },
+            },
+            "cell acc: best_of: rho, which another cell judges by eval/f1, this one by eval/acc",
+        ),
+        (
+            {"cells": SPEC["cells"] | {"rho-0.1": {"overrides": ["x=1"], "paper": None}}},
+            "rho-0.1 stands twice",
+        ),
+        (
+            {
+                "tuning": {
+                    n: SPEC["tuning"]["rho"] | {"overrides": [f"x={n}"]} for n in ("rho", "ed")
+                }
+            },
+            "ed stands twice",
+        ),
+        (
+            {
+                "cells": {
+                    "a": {"overrides": ["x=1"], "grid": {"y": [2]}, "paper": None},
+                    "a-2": {"overrides": ["x=3"], "paper": None},
+                }
+            },
+            "cell a-2 stands there twice",
+        ),
+        ({"seeds": [[0]]}, "seeds: [[0]]; whole numbers from 0 on are needed"),
+        ({"seeds": [True]}, "seeds: [True]; whole numbers"),
+        ({"fixed": "task=pnn"}, "fixed: a list of key=value is needed, not 'task=pnn'"),
+        ({"metric": ["eval/acc"]}, "metric: ['eval/acc']; text is needed"),
+        ({"metric": None, "metrics": ["eval/acc"]}, "metrics: ['eval/acc']; a mapping is needed"),
+        ({"metric": None, "metrics": {"eval/acc": 3}}, "metrics: 3; text is needed"),
+        ({"digits": "two"}, "digits: two; a whole number is needed"),
+        ({"digits": True}, "digits: True; a whole number is needed"),
+        ({"notes": "a remark"}, "notes: a remark; a list is needed"),
+        ({"notes": [3]}, "notes: 3; text is needed"),
+        ({"comparable": "no"}, "comparable: no; true or false is needed"),
+        ({"tuning": ["rho"]}, "tuning: ['rho']; a mapping is needed"),
+        (
+            {"cells": {"a": {"overrides": [], "paper": None, "label": 3}}},
+            "cell a: label: 3; text is needed",
+        ),
+        ({"cells": {"a": {"best_of": ["b"], "paper": None}}}, "best_of: ['b']; text is needed"),
+        (
+            {"cells": {"a": {"overrides": [], "paper": {"mean": "87,8"}}}},
+            "cell a, paper: mean: 87,8; a number is needed",
+        ),
+        (
+            {"cells": {"a": {"overrides": [], "grid": {"task.data": ["/x/y"]}, "paper": None}}},
+            "cell a: grid: task.data=/x/y: letters, digits",
+        ),
+        (
+            {"cells": {"a": {"overrides": [], "grid": {"task.epochs": []}, "paper": None}}},
+            "cell a: grid: key: [value, ...] is needed",
+        ),
+    ],
+)
+def test_errors_in_experiment_files_name_the_place(tmp_path, changes, complaint):
+    with pytest.raises(SpecError, match=r"mini\.yaml") as error:
+        write_table(tmp_path, **changes)
+    assert complaint in str(error.value)
+
+
+def test_a_file_elsewhere_is_told_to_scripts_as_a_file(table):
+    assert "Made by `python scripts/table.py mini.yaml` from mini.csv" in to_markdown(table, [])
+    for name in ("pnn", os.path.relpath(EXPERIMENTS / "pnn.yaml")):
+        assert "Made by `python scripts/table.py pnn` from" in to_markdown(load_table(name), [])
+
+
+def test_nothing_on_a_grid_is_null_as_hydra_writes_it(tmp_path):
+    cells = {"a": {"overrides": [], "grid": {"regularizer.components": [None, 3]}, "paper": None}}
+    runs = expand(write_table(tmp_path, cells=cells, tuning=None), seeds=[0])
+    assert [run.overrides[-2] for run in runs] == [
+        "regularizer.components=null",
+        "regularizer.components=3",
+    ]
+
+
+def test_a_missing_key_and_a_cell_given_twice_are_errors(tmp_path):
+    path = tmp_path / "t.yaml"
+    text = yaml.safe_dump(SPEC, sort_keys=False)
+    path.write_text(text.replace("title: A table\n", ""))
+    with pytest.raises(SpecError, match="the key 'title' is missing"):
+        load_table(str(path))
+    path.write_text(text.replace("  ed:\n", "  baseline:\n"))
+    with pytest.raises(SpecError, match=r"line 1[0-9]: 'baseline' stands there twice"):
+        load_table(str(path))
+
+
+def test_unknown_names_list_the_nearest(table):
+    with pytest.raises(SpecError, match="did you mean baseline"):
+        expand(table, cells=["basline"])
+    with pytest.raises(SpecError, match="did you mean mini"):
+        load_table("minni", table.path.parent)
+    with pytest.raises(SpecError, match="has seeds 0, 1"):
+        expand(table, seeds=[7])
+    with pytest.raises(SpecError, match="key=value"):
+        expand(table, sets=["task.epochs"])
+    for text in ("seed=1", "system.run_dir=/else"):
+        with pytest.raises(SpecError, match=f"--set {text}: the table decides this"):
+            expand(table, sets=[text])
+    with pytest.raises(SpecError, match="given twice"):
+        expand(table, sets=["task.epochs=1", "task.epochs=2"])
+
+
+def test_a_grid_is_decided_by_the_metric_of_its_cell(tmp_path):
+    """Accuracy is the table's first metric; the cell is judged by Matthews, so this decides."""
+    table = write_table(
+        tmp_path,
+        metric=None,
+        cells={"sam": {"best_of": "rho", "paper": {"eval/matthews": {"mean": None}}}},
+        metrics={"eval/acc": "accuracy", "eval/matthews": "Matthews", "best/matthews": "best"},
+    )
+    runs = expand(table, root=tmp_path)
+    for run, accuracy, matthews in zip(runs, (90, 90, 70, 70), (10, 10, 30, 34), strict=True):
+        fabricate(run, accuracy)
+        done = {"last": {"eval/acc": accuracy, "eval/matthews": matthews}, "steps": 1, "seconds": 1}
+        done["best"] = {"eval/matthews": matthews + 5}
+        (run.folder / "DONE").write_text(json.dumps(done))
+    rows = merge(collect(table, [tmp_path]))
+    (line,) = table_lines(table, rows)
+    assert (line.metric, line.ours.mean) == ("eval/matthews", 32)
+    assert line.remarks == ["rho-0.5: the best of 2 of 2 grid points"]
+    assert [(line.metric, line.ours.mean) for line in grid_lines(table, rows)] == [
+        ("eval/matthews", 10),
+        ("eval/matthews", 32),
+    ]
+    assert rows[0].last["best/matthews"] == 15
+    assert "and beside it the best evaluation" in to_markdown(table, rows)
+
+
+def test_a_file_named_after_the_folder_above_is_refused(tmp_path):
+    (tmp_path / "...yaml").write_text(yaml.safe_dump(SPEC))
+    with pytest.raises(SpecError, match=r"\.\.\.yaml"):
+        load_table(str(tmp_path / "...yaml"))
+
+
+def test_overrides_are_single_lines(tmp_path):
+    cells = SPEC["cells"] | {"evil": {"overrides": ["seed=1\ntouch x"], "paper": None}}
+    (tmp_path / "evil.yaml").write_text(yaml.safe_dump(SPEC | {"cells": cells}))
+    with pytest.raises(SpecError, match=r"cell evil.*control character"):
+        load_table(str(tmp_path / "evil.yaml"))
+
+
+def test_a_table_of_ones_own_needs_neither_place_nor_paper(tmp_path):
+    cells = {"plain": {"overrides": ["regularizer=none"]}, "ed": {"overrides": ["regularizer=ed"]}}
+    table = write_table(tmp_path, place=None, cells=cells, tuning=None)
+    assert "None" not in to_markdown(table, [])

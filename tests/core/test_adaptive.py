@@ -1,0 +1,164 @@
+"""Adaptive resolution: its points, its error estimate, and agreement with the fixed protocol."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import ed
+from ed.core.adaptive import (
+    _interleaved,
+    interpolation,
+    ladder,
+    points_of_second_kind,
+    truncation_error,
+)
+from ed.core.estimator import PROTOCOL
+from tests.core.test_estimator import polynomial_map
+from tests.helpers.core import uniform
+
+
+def test_points_nest_and_interpolate_polynomials_exactly():
+    assert ladder(PROTOCOL) == [10, 20, 40, 80]
+    coarse, fine = points_of_second_kind(10), points_of_second_kind(20)
+    torch.testing.assert_close(coarse, fine[::2], rtol=0, atol=1e-15)
+    torch.testing.assert_close(_interleaved(coarse[:, None], fine[1::2, None])[:, 0], fine)
+    coefficients = uniform(21)
+    values = ed.chebyshev(2 * fine - 1, 20) @ coefficients
+    torch.testing.assert_close(interpolation(20) @ values, coefficients, rtol=0, atol=1e-12)
+
+
+def test_error_of_kinks_and_of_smooth_functions():
+    """|c_k| = k^-2: what is missing between N and K is sum 1/k; geometric decay: almost nothing."""
+    k = torch.arange(21, dtype=torch.float64)
+    kink = k.clamp_min(1) ** -2
+    missing = sum(1 / j for j in range(21, 41))
+    assert truncation_error(kink[None], 40).item() == pytest.approx(missing, rel=0.15)
+    geometric = truncation_error(0.3 ** k[None], 40).item()
+    exact = sum(j * 0.3**j for j in range(21, 41))
+    assert exact <= geometric < 1e-6
+    assert truncation_error(torch.zeros(1, 21, dtype=torch.float64), 40).item() == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"basis": "legendre"}, {"components": 2}, {"weighting": "normalised"},
+     {"weighting": "quadratic"}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("task", [1, 2, 3])
+def test_polynomial_maps_need_few_points(task, settings):
+    """Degree 5 at most, so the result is the fixed protocol's up to rounding and its damping."""
+    x = 4 * uniform(200, 3) - 2
+    how = {"softmax": False, "pairs": 60, **settings}
+    fixed = ed.estimate(polynomial_map(task), x, **how)
+    auto = ed.estimate(polynomial_map(task), x, resolution="auto", **how)
+    torch.testing.assert_close(auto.values, fixed.values, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(auto.spectrum, fixed.spectrum, rtol=1e-5, atol=1e-6)
+    assert torch.equal(auto.ends, fixed.ends)
+    assert auto.passes == 60 * 21
+
+
+def vit():
+    timm = pytest.importorskip("timm")
+    model = timm.models.VisionTransformer(16, 4, embed_dim=24, depth=2, num_heads=2, num_classes=10)
+    return ed.Field.of(model, 2 * torch.randn(80, 3, 16, 16))
+
+
+def resnet18():
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.resnet18(num_classes=10)
+    return ed.Field.of(model, torch.randn(80, 3, 16, 16))
+
+
+def bert():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+        vocab_size=50, num_labels=3, initializer_range=0.5,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config)
+    return ed.Field.from_text(model, {"input_ids": torch.randint(50, (80, 6))})
+
+
+def impala():
+    from ed.models.impala import Impala
+
+    model = Impala(actions=15, channels=[4, 8], hidden=32, image_size=[32, 32])
+    return ed.Field.of(model, torch.rand(80, 3, 32, 32))
+
+
+def relu():
+    layers = [nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
+    model = nn.Sequential(*layers)
+    for layer in model[::2]:
+        nn.init.normal_(layer.weight, std=2 / math.sqrt(layer.in_features))
+    return ed.Field.of(model, torch.randn(80, 20))
+
+
+@pytest.mark.parametrize(
+    ("make", "share"),
+    [(vit, 1 / 5), (resnet18, 81 / 200), (bert, 81 / 200), (impala, 81 / 200), (relu, 81 / 200)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_networks_agree_with_the_fixed_protocol_at_fewer_passes(make, share):
+    """A fifth where networks are smooth; kinks may take all 81 points."""
+    torch.manual_seed(0)
+    field = make()
+    fixed = ed.estimate(field, pairs=24)
+    auto = ed.estimate(field, pairs=24, resolution="auto")
+    assert abs(auto.mean - fixed.mean) <= fixed.standard_error
+    assert auto.passes == auto.points.sum() <= fixed.passes * share
+
+
+def test_rough_paths_get_more_points_than_smooth_ones():
+    """sin(w t) on a path has degree about w / 2: the frequency is the distance between its ends."""
+    x = torch.tensor([[0.0], [1.0], [60.0]], dtype=torch.float64)
+    result = ed.estimate(torch.sin, x, pairs=3, softmax=False, resolution="auto")
+    near = (result.ends < 2).all(0)
+    assert result.points[near].item() == 21
+    assert (result.points[~near] >= 41).all()
+    fixed = ed.estimate(torch.sin, x, pairs=3, softmax=False)
+    torch.testing.assert_close(result.values, fixed.values, rtol=0.02, atol=0)
+
+
+def test_paths_are_added_until_the_error_is_reached():
+    x, how = uniform(300, 3), {"softmax": False, "resolution": "auto", "pairs": 1000}
+    model = polynomial_map(2)
+    whole = ed.estimate(model, x, **how)
+    target = 2 * whole.standard_error
+    some = ed.estimate(model, x, target_se=target, **how)
+    assert some.standard_error <= target
+    assert 50 <= len(some.values) < 1000
+    assert torch.equal(some.values, whole.values[: len(some.values)])
+    with pytest.warns(UserWarning, match="target_se"):
+        ed.estimate(model, x, target_se=1e-9, **how)
+
+
+def test_dense_outputs_and_a_small_budget_change_nothing():
+    def model(p):
+        return torch.stack([p, p.square(), p.sin()], dim=1)  # (N, 3, 4)
+
+    x, how = uniform(20, 4), {"class_dim": 1, "pairs": 9, "resolution": "auto"}
+    whole, pieces = (ed.estimate(model, x, memory_gib=gib, **how) for gib in (1, 5e-5))
+    fixed = ed.estimate(model, x, class_dim=1, pairs=9)
+    for result in (whole, pieces):
+        torch.testing.assert_close(result.values, fixed.values, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"resolution": "auto", "sampler": ed.RandomizedCosine()}, "sampler"),
+        ({"resolution": "auto", "tolerance": 0}, "tolerance=0"),
+        ({"resolution": "auto", "target_se": math.nan}, "target_se=nan"),
+        ({"target_se": 0.1}, "target_se"),
+        ({"tolerance": 0.1}, "tolerance"),
+        ({"resolution": "auto", "memory_gib": 1e-9}, "memory_gib"),
+        ({"resolution": "auto", "weighting": "normalised", "components": 3}, "components=3"),
+    ],
+)
+def test_impossible_settings_are_rejected(settings, key):
+    with pytest.raises(ValueError, match=key):
+        ed.estimate(nn.Identity(), uniform(9, 3), pairs=4, **settings)

@@ -1,0 +1,131 @@
+"""Inputs of every kind, spaces inside a network, and contexts with their merge rule."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ed
+from tests.helpers.core import small_network, uniform
+
+FEW = {"pairs": 6, "resolution": 12, "degree": 5}
+
+
+def test_several_inputs_move_together():
+    """As a tuple and a dict, the value of the model on both side by side."""
+    a, b = uniform(9, 4), uniform(9, 2, 3, seed=1)
+
+    def model(a, b):
+        return torch.cat([a, b.flatten(1).square()], dim=1)
+
+    both = torch.cat([a, b.flatten(1)], dim=1)
+    expected = ed.estimate(lambda x: torch.cat([x[:, :4], x[:, 4:].square()], 1), both, **FEW)
+    for inputs in ((a, b), {"a": a, "b": b}, (a.numpy(), b.numpy())):
+        assert torch.equal(ed.estimate(model, inputs, **FEW).values, expected.values)
+    assert ed.penalty(model, (a, b), torch.arange(9)).isfinite()
+
+
+def test_arrays_and_loaders_give_what_tensors_give():
+    model, x = small_network(), torch.randn(40, 6)
+    expected = ed.estimate(model, x[:12], **FEW).values
+    loader = DataLoader(TensorDataset(x, torch.zeros(40)), batch_size=5)
+    state = torch.get_rng_state()
+    for inputs in (x[:12].double().numpy(), loader, iter([x[:7], x[7:]])):
+        torch.testing.assert_close(ed.estimate(model, inputs, **FEW).values, expected)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((torch.randn(9, 6), torch.randn(8, 6)), "inputs: .*examples"),
+        ((torch.randn(9, 6), torch.ones(9, 6).bool()), "inputs.*context"),
+        (iter([{"pixel_values": torch.randn(9, 6)}]), "inputs: .*dict"),
+        (iter([]), "inputs: .*no batches"),
+    ],
+)
+def test_inputs_that_cannot_be_walked_are_rejected(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        ed.estimate(small_network(), inputs, **FEW)
+
+
+def test_contexts_reach_a_model_as_keyword_arguments():
+    x, mask = uniform(9, 4), torch.ones(9, 4).bool()
+    field = ed.Field.of(lambda x, keep: x * keep, x, context={"keep": mask})
+    assert torch.equal(ed.estimate(field, **FEW).values, ed.estimate(lambda x: x, x, **FEW).values)
+
+
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [
+        ("src_key_padding_mask", torch.zeros(9, 4).bool()),
+        ("position_ids", torch.arange(36).view(9, 4)),
+        ("time", torch.rand(9, 1)),
+    ],
+)
+def test_contexts_without_a_meaningful_maximum_are_rejected(name, context):
+    field = ed.Field(lambda p, c: p, uniform(9, 4), {name: context})
+    for measure in (lambda: ed.estimate(field, **FEW), lambda: ed.penalty(field)):
+        with pytest.raises(ValueError, match=f"context '{name}'"):
+            measure()
+
+
+def test_contexts_that_all_share_pass():
+    field = ed.Field(lambda p, c: p, uniform(9, 4), {"position_ids": torch.arange(4).repeat(9, 1)})
+    assert ed.estimate(field, **FEW).mean > 0
+
+
+def test_a_layer_is_where_the_rest_of_the_network_begins():
+    model, x = small_network().double().train(), uniform(20, 6)
+    found = ed.estimate(ed.Field.at_layer(model, "1", x), **FEW)
+    model.eval()
+    features = model[1](model[0](x)).detach()
+    # hidden features are those of the mode in which the field was made
+    train = small_network().double().train()
+    features = train[1](train[0](x)).detach()
+    expected = ed.estimate(lambda h: model[3](model[2](h)), features, **FEW)
+    torch.testing.assert_close(found.values, expected.values)
+    ed.penalty(ed.Field.at_layer(model, "1", x)).backward()
+    assert model[0].weight.grad.abs().sum() > 0
+
+
+def test_layers_that_do_not_cut_a_network_are_rejected():
+    class Skip(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.again = nn.Linear(6, 6), nn.Tanh()
+
+        def forward(self, x):
+            return self.again(self.again(x + self.layer(x)))
+
+    for layer, message in (("layer", "bypasses"), ("again", "once"), ("layr", "layer")):
+        with pytest.raises(ValueError, match=f"at_layer.*{message}"):
+            ed.Field.at_layer(Skip(), layer, torch.randn(9, 6))
+
+
+def test_text_is_walked_between_embeddings_with_its_masks():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        vocab_size=50, num_labels=3,
+    )  # fmt: skip
+    bert = transformers.BertForSequenceClassification(config).train()
+    ids, mask = torch.randint(50, (12, 7)), (torch.arange(7) < torch.randint(3, 8, (12, 1))).long()
+    field = ed.Field.from_text(bert, {"input_ids": ids, "attention_mask": mask})
+    own = ed.Field(
+        lambda x, context: bert(inputs_embeds=x, attention_mask=context["mask"]),
+        bert.get_input_embeddings()(ids), {"mask": mask}, module=bert,
+    )  # fmt: skip
+    found = ed.estimate(field, **FEW)
+    assert torch.equal(found.values, ed.estimate(own, **FEW).values)
+    inner = ed.Field.at_layer(bert, "bert.embeddings", field)
+    assert ed.estimate(inner, **FEW).mean > 0
+    with pytest.raises(ValueError, match="get_input_embeddings"):
+        ed.Field.from_text(nn.Linear(3, 2), {"input_ids": ids})
+
+
+def test_numpy_scalars_do_not_pass_for_inputs():
+    with pytest.raises(ValueError, match="floating-point"):
+        ed.estimate(small_network(), np.arange(12).reshape(2, 6), pairs=1)

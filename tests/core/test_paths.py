@@ -1,0 +1,245 @@
+"""Paths, anchoring, pairs and representations: the paper's statements about them, in float64."""
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ed
+from ed.core.bases import legendre
+from ed.core.field import Field
+from ed.core.fit import fit
+from ed.core.model_state import evaluating
+from ed.core.pca import principal_scores
+from ed.core.penalty import Paths
+from ed.core.representation import anchor, distinct_pairs, sample_pairs
+from tests.helpers.core import small_network, uniform
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_degree_is_preserved_along_random_paths(dimension, degree, seed):
+    """Lemma (degree preservation): P restricted to a path has P's own degree, almost surely."""
+    generator = torch.Generator().manual_seed(seed)
+    powers = torch.tensor(
+        [p for p in itertools.product(range(degree + 1), repeat=dimension) if sum(p) <= degree]
+    )
+    weights = torch.randn(len(powers), generator=generator, dtype=torch.float64)
+    ends = torch.randn(2, dimension, generator=generator, dtype=torch.float64)
+
+    def forward(x):
+        return ((x[:, None, :] ** powers).prod(-1) @ weights)[:, None]
+
+    nodes = ed.ChebyshevNodes()(uniform(16))
+    along = Field.of(forward, ends).between(torch.tensor([0]), torch.tensor([1]), nodes)
+    c = ed.fit(along().unflatten(0, (1, 16)), nodes, 8, damping=0.0).abs().flatten()
+    scale = c.max()
+    assert c[degree + 1 :].max() < 1e-9 * scale  # nothing above the degree
+    # the leading coefficient is 2 P_D(v) / 4^D; P_D(v) is zero with probability zero
+    top = powers.sum(-1) == degree
+    leading = ((ends[0] - ends[1]) ** powers[top]).prod(-1) @ weights[top]
+    expected = abs(leading) * 2 / 4**degree if degree else abs(leading)
+    torch.testing.assert_close(c[degree], expected, rtol=1e-6, atol=1e-9 * float(scale))
+
+
+def test_paths_run_from_the_second_to_the_first():
+    x = uniform(5, 3, 4, 4)
+    nodes = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
+    first, second = torch.tensor([0, 1]), torch.tensor([2, 3])
+    along = Field.of(lambda p: p, x).between(first, second, nodes).x.unflatten(0, (2, 3))
+    assert torch.equal(along[:, 0], x[second])  # alpha = 0, bitwise
+    assert torch.equal(along[:, 2], x[first])
+    torch.testing.assert_close(along[:, 1], 0.25 * x[first] + 0.75 * x[second])
+
+
+def test_points_between_bf16_features_lie_at_the_nodes_that_are_fitted():
+    """Their own rounding cannot be helped; that of the nodes would come on top."""
+    x, alpha = uniform(2, 50).bfloat16(), uniform(4, seed=1).float()
+    along = Field.of(nn.Identity(), x).between(torch.tensor([0]), torch.tensor([1]), alpha).x
+    exact = torch.lerp(x[1].double(), x[0].double(), alpha.double()[:, None])
+    assert torch.equal(along, exact.bfloat16())
+
+
+def test_context_is_the_union_inside_a_path_and_each_ends_own_there():
+    mask = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]])
+    field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": mask})
+    alpha = torch.tensor([0.0, 0.1, 0.9, 1.0])
+    merged = field.between(torch.tensor([0]), torch.tensor([1]), alpha)()
+    assert merged.tolist() == [[1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 0, 1], [1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_context_needs_a_row_for_every_point(rows):
+    field = Field(lambda p, c: p, uniform(5, 4), {"mask": torch.ones(rows, 4)})
+    for use in (lambda: ed.estimate(field, pairs=2), lambda: ed.penalty(field)):
+        with pytest.raises(ValueError, match=f"context 'mask' has {rows} rows for 5 points"):
+            use()
+
+
+def test_masks_that_are_added_to_scores_are_merged_alike():
+    """-inf where nothing is looked at; and what may be looked at from either end, may inside."""
+    seen = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]]).bool()
+    added = torch.zeros(2, 4).masked_fill(~seen, -torch.inf)
+    field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": added})
+    alpha = torch.tensor([0.0, 0.5, 1.0])
+    merged = field.between(torch.tensor([0]), torch.tensor([1]), alpha)()
+    assert torch.equal(merged == 0, torch.stack([seen[1], seen[0] | seen[1], seen[0]]))
+    assert not merged.isnan().any()
+
+
+def test_joined_field_equals_both_parts():
+    """Each point with its own context, in one pass."""
+    model = nn.Linear(4, 3).double()
+    field = Field(lambda p, c: model(p) * c["size"], uniform(5, 4), {"size": uniform(5, 1, seed=1)})
+    paths = field.between(torch.tensor([0, 1]), torch.tensor([2, 3]), uniform(2, 6))
+    at_batch, on_paths = field.with_paths(paths)
+    torch.testing.assert_close(at_batch, field())
+    torch.testing.assert_close(on_paths, paths())
+    torch.testing.assert_close(field.part(slice(1, 2))(), field()[1:2])
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+@pytest.mark.parametrize("sampler", [ed.RandomizedCosine(), ed.UniformNodes()], ids=repr)
+def test_floor_of_anchored_ed_is_one_over_classes(classes, sampler):
+    """A straight line between two different one-hot labels: |c_1| = 1/2 in two coordinates."""
+    nodes = sampler(uniform(9, 6), anchored=True)
+    t1, t2 = (torch.eye(classes, dtype=torch.float64)[i].expand(9, -1) for i in (0, 1))
+    inner = nodes[:, 1:-1, None] * t1[:, None] + (1 - nodes[:, 1:-1, None]) * t2[:, None]
+    representation = ed.Representation(resolution=6, degree=3, damping=0.0)
+    values = anchor(inner, t1, t2)
+    degrees = representation.degrees(representation.coefficients(values, nodes))
+    torch.testing.assert_close(degrees, torch.full_like(degrees, 1 / classes), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("components", [1, 2, 3])
+def test_floor_of_anchored_ed_with_pca(components):
+    """The same line has one principal direction of length sqrt(2): ED = (sqrt(2) / 2) / m."""
+    nodes = ed.RandomizedCosine()(uniform(9, 4), anchored=True)
+    t1, t2 = (torch.eye(10, dtype=torch.float64)[i].expand(9, -1) for i in (3, 7))
+    inner = nodes[:, 1:-1, None] * t1[:, None] + (1 - nodes[:, 1:-1, None]) * t2[:, None]
+    representation = ed.Representation(components=components, damping=0.0)
+    values = anchor(inner, t1, t2)
+    degrees = representation.degrees(representation.coefficients(values, nodes))
+    expected = torch.full_like(degrees, math.sqrt(2) / 2 / components)
+    torch.testing.assert_close(degrees, expected, rtol=1e-6, atol=0)
+
+
+def test_same_label_and_constant_path_have_degree_zero():
+    nodes = ed.RandomizedCosine()(uniform(3, 4), anchored=True)
+    target = torch.eye(10, dtype=torch.float64)[4].expand(3, -1)
+    representation = ed.Representation(damping=0.0)
+    values = anchor(target[:, None].expand(3, 2, 10), target, target)
+    degrees = representation.degrees(representation.coefficients(values, nodes))
+    assert degrees.abs().max() < 1e-10
+
+
+def test_anchoring_puts_the_labels_in_algorithm_ones_order():
+    values = anchor(torch.zeros(2, 3, 4), torch.full((2, 4), 1.0), torch.full((2, 4), 2.0))
+    assert values[:, 0].unique().tolist() == [2.0]  # y_1 = t2 at alpha = 0
+    assert values[:, -1].unique().tolist() == [1.0]  # y_r = t1 at alpha = 1
+
+
+def test_each_end_of_an_anchored_path_has_the_label_of_its_example():
+    """Outputs on the line between the labels: every path is a line of degree 1, or a constant."""
+    field, draw = Field.of(nn.Identity(), torch.eye(3).double()), torch.Generator().manual_seed(0)
+    representation = ed.Representation(damping=0.0)
+    paths = Paths.draw(field, representation, 9, labels=torch.arange(3), generator=draw)
+    first, second = paths.labels
+    assert (first != second).any()
+    degrees = paths.degrees(paths.field(), softmax=False)
+    torch.testing.assert_close(degrees, (first != second).double() / 3, rtol=1e-9, atol=1e-9)
+
+
+def test_anchored_paths_cost_two_points_less():
+    field, labels = Field.of(nn.Linear(4, 3), torch.randn(8, 4)), torch.randint(3, (8,))
+    assert len(Paths.draw(field, ed.Representation(), 5).field.x) == 5 * 4
+    assert len(Paths.draw(field, ed.Representation(), 5, labels=labels).field.x) == 5 * 2
+
+
+def test_a_field_is_seen_as_its_settings_say():
+    """Named, `aside` and `module` go before what the network itself would suggest."""
+    model, x = small_network().train(), torch.randn(12, 6)
+    field = Field.of(model, x, aside=partial(evaluating, model))
+    assert torch.equal(field.apart(), small_network().eval()(x))
+    assert Field.of(model[0], x, module=model).module is model
+
+
+def test_too_few_nodes_are_warned_of_where_the_damping_decides():
+    with pytest.warns(UserWarning, match="4 nodes do not determine the 5 coefficients"):
+        ed.Representation(resolution=4, degree=4)
+
+
+def test_pairs_are_uniform_draws_within_the_batch():
+    first, second = sample_pairs(50, 2000, generator=torch.Generator().manual_seed(0))
+    for index in (first, second):
+        assert 0 <= index.min() <= index.max() < 50
+        assert index.float().mean().item() == pytest.approx(24.5, abs=1.7)  # 5 standard errors
+    assert (first == second).float().mean().item() == pytest.approx(1 / 50, abs=0.02)
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 1), (5, 10), (30, 400), (1000, 400)])
+def test_distinct_pairs_are_distinct(size, count):
+    first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(0))
+    assert (first != second).all()
+    assert min(first.min(), second.min()) >= 0
+    assert max(first.max(), second.max()) < size
+    unordered = {tuple(sorted(pair)) for pair in zip(first.tolist(), second.tolist(), strict=True)}
+    assert len(unordered) == count
+
+
+@pytest.mark.parametrize(("size", "count"), [(6, 5), (12, 5)], ids=["many", "few"])
+def test_every_distinct_pair_is_as_likely(size, count):
+    """Also at either end: a measure sees all examples alike."""
+    seen, draws = torch.zeros(size, size), 600
+    for seed in range(draws):
+        first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(seed))
+        seen[first, second] += 1
+    share = count / (size * (size - 1))  # of ordered pairs
+    expected = draws * share * (1 - torch.eye(size))
+    assert (seen - expected).abs().max() < 5 * math.sqrt(draws * share)
+
+
+def test_bad_numbers_of_pairs_are_refused():
+    generator = torch.Generator()
+    with pytest.raises(ValueError, match=r"at least 2 examples .* DataLoader\(drop_last=True\)"):
+        sample_pairs(1, 1)
+    for count in (0, 10):
+        with pytest.raises(ValueError, match="asked of 3 examples, which form only 9: use pairs b"):
+            sample_pairs(3, count)
+    with pytest.raises(ValueError, match="4 distinct pairs asked of 3 examples"):
+        distinct_pairs(3, 4, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resolution": 4, "degree": 4, "damping": 0.0}, "without damping"),
+        ({"components": 4}, "components=4: 4 centred points span at most 3"),
+        ({"basis": "fourier"}, "basis must be one of chebyshev, legendre; got 'fourier'"),
+        ({"weighting": "cubic"}, "weighting must be one of"),
+        ({"resolution": 1}, "resolution must be >= 2"),
+        ({"degree": -1}, "degree must be >= 0"),
+        ({"damping": -1.0}, "damping must be >= 0"),
+        ({"sampler": "chebyshev"}, r"e.g. ed.ChebyshevNodes\(\); got 'chebyshev'"),
+        ({"sampler": ed.ChebyshevNodes}, r"e.g. ed.ChebyshevNodes\(\); got <class"),
+    ],
+)
+def test_impossible_representations_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ed.Representation(**settings)
+
+
+def test_a_representation_passes_its_settings_on():
+    nodes, values = ed.RandomizedCosine()(uniform(5, 4)), uniform(5, 4, 6).requires_grad_()
+    settings = {"components": 2, "detach_pca": True, "damping": 0.1, "basis": "legendre"}
+    found = ed.Representation(**settings).coefficients(values, nodes)
+    scores = principal_scores(values, 2, detach=True)
+    expected = fit(scores, nodes, 3, basis=legendre, damping=0.1)
+    assert torch.equal(found, expected)
+    gradients = [torch.autograd.grad(c.square().sum(), values)[0] for c in (found, expected)]
+    assert torch.equal(*gradients)

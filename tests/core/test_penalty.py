@@ -1,0 +1,227 @@
+"""The penalty: its gradient, precisions, compiled, of models of all kinds, and what it refuses."""
+
+import pytest
+import torch
+from torch import nn
+
+import ed
+from ed.core.field import Field
+from ed.core.penalty import Paths
+from tests.helpers.core import small_network, uniform
+
+
+def test_paths_are_half_as_many_as_examples():
+    """The paper's rule, of four nodes each; those of labels cost nothing."""
+    seen = []
+
+    def forward(x):
+        seen.append(len(x))
+        return x
+
+    ed.penalty(forward, torch.randn(12, 3))
+    ed.penalty(forward, torch.randn(12, 3), torch.arange(12) % 3)
+    assert seen == [6 * 4, 6 * 2]
+
+
+def test_penalty_gradient_equals_finite_differences():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    x, labels = uniform(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])
+
+    def value(weight, components):
+        def forward(points):
+            return model[2](torch.tanh(points @ weight.mT))
+
+        generator = torch.Generator().manual_seed(3)
+        return ed.penalty(forward, x, labels, generator=generator, components=components)
+
+    weight = model[0].weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda w: value(w, None), weight)
+    assert torch.autograd.gradcheck(lambda w: value(w, 2), weight)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"components": 2}, {"components": 2, "detach_pca": True}, {"weighting": "normalised"},
+     {"weighting": "quadratic"}],
+    ids=str,
+)  # fmt: skip
+def test_autocast_does_not_reach_the_penalty(settings, dtype, device):
+    """The same logits give the same penalty and gradient; probabilities here fall to 1e-45, which
+    float16 does not know, nor float32 the reciprocal of."""
+    x = (40 * torch.randn(32, 5, generator=torch.Generator().manual_seed(0))).to(device)
+    labels = torch.arange(32, device=device) % 5
+
+    def value_and_gradient():
+        inputs = x.clone().requires_grad_()
+        generator = torch.Generator(device).manual_seed(1)
+        with torch.autocast(device, dtype, enabled=inside):
+            value = ed.penalty(nn.Identity(), inputs, labels, generator=generator, **settings)
+        return value, *torch.autograd.grad(value, inputs)
+
+    inside = False
+    expected = value_and_gradient()
+    inside = True
+    found = value_and_gradient()
+    for one, other in zip(found, expected, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_bf16_logits_have_float32_probabilities():
+    draw = torch.Generator().manual_seed(0)
+    field = Field.of(nn.Identity(), torch.zeros(8, 5))
+    paths = Paths.draw(field, ed.Representation(), 6, generator=draw)
+    logits = torch.randn(6 * 4, 5, generator=draw).bfloat16()
+    assert torch.equal(paths.degrees(logits), paths.degrees(logits.float()))
+
+
+def test_outputs_of_other_points_are_refused():
+    """With shared nodes their number would fit other paths, too."""
+    field = Field.of(nn.Identity(), torch.randn(8, 5))
+    paths = Paths.draw(field, ed.Representation(sampler=ed.ChebyshevNodes()), 6)
+    with pytest.raises(ValueError, match="at the 24 path points are needed, got 32 rows: pass"):
+        paths.degrees(field.join(paths.field)())
+
+
+def test_penalty_compiles_without_a_graph_break():
+    """Random draws come from torch.rand, which traces; generators stay outside."""
+    nodes = ed.RandomizedCosine()(torch.rand(8, 4), anchored=True)
+    values = torch.randn(8, 4, 10, requires_grad=True)
+
+    def degree(values, nodes, representation):
+        return representation.degrees(representation.coefficients(values, nodes)).mean()
+
+    for components in (None, 3):
+        representation = ed.Representation(components=components)
+        explanation = torch._dynamo.explain(degree)(values, nodes, representation)
+        assert explanation.graph_break_count == 0, explanation.break_reasons
+    explanation = torch._dynamo.explain(lambda u: ed.RandomizedCosine()(u, True))(torch.rand(8, 4))
+    assert explanation.graph_break_count == 0, explanation.break_reasons
+
+
+def test_a_compiled_step_takes_batches_of_other_sizes():
+    """The last one of an epoch is smaller, and torch then traces sizes as symbols."""
+    model = nn.Linear(6, 3)
+
+    def loss(x, labels):
+        return model(x).square().mean() + ed.penalty(model, x, labels, components=2)
+
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    for size in (8, 5):
+        x, labels = torch.randn(size, 6), torch.arange(size) % 3
+        torch.manual_seed(0)
+        expected = torch.autograd.grad(loss(x, labels), model.weight)
+        torch.manual_seed(0)
+        torch.testing.assert_close(torch.autograd.grad(compiled(x, labels), model.weight), expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "settings", "message"),
+    [
+        (nn.Linear(6, 3), torch.zeros(4).long(), {}, r"shape \(8,\) .* got \(4,\)"),
+        (nn.Linear(6, 3), torch.zeros(8, 3).long(), {}, r"got \(8, 3\)"),
+        (nn.Linear(6, 3), torch.zeros(8), {}, "got .*float32"),
+        (nn.Linear(6, 3), torch.zeros(8).long(), {"resolution": 2, "degree": 1}, "at both ends"),
+        (nn.Linear(6, 3), [0] * 8, {}, "got list"),
+        (nn.Linear(6, 3), 4, {}, "got int"),
+        (nn.Linear(6, 3), None, {"pairs": 0}, "use pairs between 1 and 64"),
+        (nn.Linear(6, 3), None, {"pairs": 8 / 2}, r"pairs must be a whole number, got 4\.0"),
+        (nn.Linear(6, 1), None, {}, "softmax of one is 1 everywhere"),
+        (
+            nn.Linear(6, 1),
+            torch.arange(8) % 2,
+            {"softmax": False},
+            "one output, and no class to tell by it",
+        ),
+        (lambda x: x.mean(0, keepdim=True), None, {}, "a row for each of"),
+        (lambda x: x.sum(1), None, {}, r"\(N, C\) are needed, the model's are \(16,\)"),
+    ],
+)
+def test_penalty_refuses_what_it_would_misread(model, labels, settings, message):
+    with pytest.raises(ValueError, match=message):
+        ed.penalty(model, torch.randn(8, 6), labels, **settings)
+
+
+def test_penalty_keeps_the_statistics_of_batch_norm():
+    """Points on paths are no data; the batch itself is counted by the pass that makes the loss.
+    They are normalised as data would be."""
+    model, twin, x = small_network().train(), small_network().train(), torch.randn(12, 6)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    labels, draws = torch.randint(5, (12,)), [torch.Generator().manual_seed(0) for _ in range(2)]
+    value = ed.penalty(model, x, labels, generator=draws[0])
+    assert torch.equal(value, ed.penalty(lambda p: twin(p), x, labels, generator=draws[1]))
+    value.backward()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert model[1].track_running_stats
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_penalty_keeps_the_statistics_of_instance_norm():
+    layers = [nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten(), nn.Linear(24, 5)]
+    model, x = nn.Sequential(*layers).train(), torch.randn(12, 4, 6)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ed.penalty(model, x, torch.randint(5, (12,))).backward()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    model(x)
+    assert not torch.equal(model[0].running_mean, before["0.running_mean"])
+
+
+def test_logits_are_found_in_what_a_model_returns():
+    """As a key or an attribute, as transformers has it: the same value as from the bare tensor."""
+    linear, x = nn.Linear(6, 3), torch.randn(12, 6)
+
+    class Returned:
+        def __init__(self, logits):
+            self.logits = logits
+
+    def value(model):
+        return ed.penalty(model, x, generator=torch.Generator().manual_seed(0))
+
+    for wrap in (Returned, lambda logits: {"logits": logits, "loss": None}):
+        assert torch.equal(value(lambda x, wrap=wrap: wrap(linear(x))), value(linear))
+
+
+@pytest.mark.parametrize("labels", [None, torch.tensor([0, 1, 2] * 4)], ids=["free", "anchored"])
+def test_penalty_takes_outputs_as_they_are(labels):
+    """A model with its own softmax: the value, and the gradient, of the one without."""
+    linear, x = nn.Linear(6, 3), torch.randn(12, 6)
+
+    def value_and_gradient(model, **how):
+        generator = torch.Generator().manual_seed(0)
+        value = ed.penalty(model, x, labels, generator=generator, **how)
+        return value, *torch.autograd.grad(value, linear.weight)
+
+    expected = value_and_gradient(linear)
+    found = value_and_gradient(nn.Sequential(linear, nn.Softmax(-1)), softmax=False)
+    torch.testing.assert_close(found, expected)
+
+
+def test_penalty_of_a_regression():
+    """f(x) = x^2 on a path of length d has c_1 = d (x1 + x2) / 2 and c_2 = d^2 / 8, whatever the
+    nodes: written out for all pairs that can be drawn, of which there is one with two ends."""
+    x = torch.tensor([[1.0], [4.0]], dtype=torch.float64)
+    found = {
+        round(ed.penalty(lambda p: p.square(), x, pairs=1, softmax=False, damping=0.0).item(), 9)
+        for _ in range(30)
+    }
+    assert found == {0.0, 3 * 5 / 2 + 2 * 9 / 8}
+
+
+def test_settings_come_one_by_one_or_as_one_object():
+    model, x = small_network().eval(), torch.randn(40, 6)
+    settings = {"resolution": 12, "degree": 5, "basis": "legendre"}
+    whole = ed.Representation(**settings)
+
+    def penalty(**how):
+        return ed.penalty(model, x, generator=torch.Generator().manual_seed(0), **how)
+
+    assert torch.equal(penalty(representation=whole), penalty(**settings))
+    result = ed.estimate(model, x, pairs=20, **settings)
+    assert result.representation == ed.Representation(sampler=ed.ChebyshevNodes(), **settings)
+    with pytest.raises(TypeError, match="resolutoin"):
+        ed.estimate(model, x, resolutoin=12)

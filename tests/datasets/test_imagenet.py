@@ -1,0 +1,271 @@
+"""ImageNet: where pictures come from, their classes, and how sets are scored."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from ed.datasets.imagenet import (
+    EvaluationSet,
+    ImageError,
+    Views,
+    accuracy,
+    classes,
+    evaluation_batches,
+    open_shift,
+    open_split,
+    open_training,
+    restrict,
+    shifts,
+    sources,
+)
+from ed.datasets.imagenet.sources import open_folders
+from ed.runtime.streams import generator
+from tests.helpers.imagenet import InMemory, as_one_of_two, encoded, fill
+
+# ---- classes and their restriction
+
+
+def test_class_lists_are_complete():
+    names = classes.synsets()
+    assert len(names) == len(set(names)) == 1000
+    assert list(names) == sorted(names)
+    assert (names[0], names[999]) == ("n01440764", "n15075141")
+    for name in ("r", "a"):
+        indices = classes.subset(name)
+        assert len(indices) == 200
+        assert list(indices) == sorted(set(indices))
+        assert 0 <= indices[0] <= indices[-1] < 1000
+    known = classes.objectnet()
+    used = [index for indices in known.values() for index in indices]
+    assert len(known) == 113
+    assert len(used) == len(set(used)) == 125
+    assert not known.keys() & set(classes.objectnet_others())
+    assert len(known) + len(classes.objectnet_others()) == 313
+
+
+def test_restriction_is_the_largest_of_each_group():
+    logits = torch.tensor([[0.0, 5.0, 2.0, 9.0], [3.0, -1.0, 1.0, 9.0]])
+    restricted = restrict(logits, ((2,), (0, 1)))
+    assert restricted.tolist() == [[2.0, 5.0], [1.0, 3.0]]
+
+
+@pytest.mark.parametrize("name", ["r", "a", "objectnet"])
+def test_logits_of_other_classes_never_win(name):
+    """Raising every unmapped logit without bound changes nothing."""
+    groups = shifts()[name].groups
+    mapped = torch.tensor([index for group in groups for index in group])
+    logits = torch.randn(50, 1000, generator=generator(0, "logits"))
+    others = torch.ones(1000, dtype=torch.bool)
+    others[mapped] = False
+    louder = logits.clone()
+    louder[:, others] = torch.inf
+    assert others.sum() == 1000 - len(mapped)
+    assert torch.equal(restrict(louder, groups), restrict(logits, groups))
+    assert restrict(logits, groups).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["r", "a", "objectnet"])
+def test_a_model_that_is_perfect_on_the_mapped_classes_scores_all(name):
+    """Each label is answered by each of its indices in turn, below a louder wrong class."""
+    groups = shifts()[name].groups
+    mapped = {index for group in groups for index in group}
+    wrong = max(set(range(1000)) - mapped)  # beyond all labels of the set
+    answers = [(label, index) for label, group in enumerate(groups) for index in group]
+    labels, indices = map(list, zip(*answers, strict=True))
+    source = InMemory(labels)
+    logits = torch.zeros(len(labels), 1000)
+    logits[torch.arange(len(labels)), indices] = 1.0
+    logits[:, wrong] = 2.0
+    place = iter(logits.split(64))
+    how = {"view": Views(size=8).evaluate, "normalise": lambda x: x, "device": "cpu", "workers": 0}
+    score, _ = accuracy(
+        lambda x: next(place), EvaluationSet(name, source, groups), batch_size=64, **how
+    )
+    assert score == 100.0
+    place = iter(logits.split(64))  # without the restriction the loud class wins every time
+    unrestricted, _ = accuracy(
+        lambda x: next(place), EvaluationSet(name, source), batch_size=64, **how
+    )
+    assert unrestricted == 0.0
+
+
+def test_two_processes_score_what_one_scores(monkeypatch):
+    pictures = EvaluationSet("val", InMemory([0, 1, 2, 0, 1]))
+    how = {"view": Views(size=8).evaluate, "normalise": lambda x: x.float() / 255, "device": "cpu"}
+
+    def score():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))
+        return accuracy(model, pictures, **how, batch_size=2, workers=0)
+
+    whole, parts = score(), []
+    monkeypatch.setattr("ed.runtime.processes.total", lambda value: value)
+    for rank in range(2):
+        as_one_of_two(monkeypatch, rank)
+        parts.append(score())
+    assert torch.tensor(parts).sum(0).tolist() == pytest.approx(whole)
+
+
+# ---- folders
+
+
+def test_official_layouts_are_found_and_labelled(tmp_path):
+    """Each set as its authors distribute it, side by side in one collection."""
+    sets = shifts()
+    assert sets.pop("sketch").labels == {name: i for i, name in enumerate(classes.synsets())}
+    for name, shift in sets.items():
+        suffix = ".png" if name == "objectnet" else ".jpg"
+        fill(tmp_path / shift.folders[0], [*shift.labels, *shift.ignored[:2]], suffix=suffix)
+    for name, shift in sets.items():
+        found = open_shift(name, tmp_path)
+        assert found.groups == shift.groups
+        assert sorted(found.pictures.labels) == list(range(len(shift.labels)))
+        said = f"{len(shift.labels):,} pictures instead of the {shift.pictures:,} of {shift.title}"
+        assert [said in remark for remark in found.pictures.remarks] == [True]
+        for index in (0, len(found.pictures) - 1):
+            folder = Path(found.pictures.name(index)).parent.name
+            assert found.pictures.labels[index] == shift.labels[folder]
+    # folder "10" sorts before "2", but is class 10
+    v2 = open_shift("v2", tmp_path / shifts()["v2"].folders[0]).pictures
+    for index in range(len(v2)):
+        assert str(v2.labels[index]) == Path(v2.name(index)).parent.name
+
+
+def test_the_border_of_objectnet_is_cut(tmp_path):
+    shift = shifts()["objectnet"]
+    framed = Image.new("RGB", (20, 14), (255, 0, 0))
+    framed.paste((0, 0, 200), (2, 2, 18, 12))
+    for folder in shift.labels:
+        (tmp_path / "images" / folder).mkdir(parents=True)
+        framed.save(tmp_path / "images" / folder / "a.png")
+    inside = open_shift("objectnet", tmp_path).pictures.picture(0)
+    assert inside.size == (16, 10)
+    assert inside.getcolors() == [(160, (0, 0, 200))]
+
+
+@pytest.fixture
+def few_classes(monkeypatch) -> tuple[str, ...]:
+    """ImageNet as if it had 20 classes: a thousand folders take long to remove again."""
+    few = classes.synsets()[:20]
+    monkeypatch.setattr(sources, "synsets", lambda: few)
+    return few
+
+
+def test_training_folders(tmp_path, few_classes):
+    fill(tmp_path / "train", few_classes, count=2)
+    fill(tmp_path / "val", few_classes)
+    train, validation = open_training(str(tmp_path))
+    assert train.labels.tolist() == [index // 2 for index in range(40)]
+    assert validation.labels.tolist() == list(range(20))
+    assert train.name(3).endswith("train/n01443537/1.JPEG")
+    assert "40 pictures instead of the 1,281,167 of ImageNet (train)" in train.remarks[0]
+
+
+def test_what_is_wrong_in_folders_is_said_with_names_and_counts(tmp_path):
+    labels = {"n1": 0, "n2": 1, "n3": 2, "n4": 3}
+    root = fill(tmp_path / "set", ["n1", "n2", "extra"])
+    (root / "n3").mkdir()
+    (root / "loose.JPEG").write_bytes(encoded())
+    with pytest.raises(ValueError, match=r"^task\.data=here: in ") as error:
+        open_folders(root, labels, what="task.data=here")
+    for phrase in (
+        "1 of 4 class folders are missing (n4)",
+        "1 of 4 class folders hold no pictures (n3)",
+        "1 folders are of no known class (extra)",
+        "1 pictures lie outside class folders",
+    ):
+        assert phrase in str(error.value)
+    with pytest.raises(FileNotFoundError, match=r"task\.data=x: .*nowhere: no such folder"):
+        open_folders(tmp_path / "nowhere", labels, what="task.data=x")
+
+
+def test_files_that_are_no_pictures_are_counted(tmp_path):
+    root = fill(tmp_path, ["n1"], count=2)
+    (root / "n1" / "notes.txt").write_text("")
+    source = open_folders(root, {"n1": 0}, what="x")
+    assert len(source) == 2
+    assert source.remarks == (f"{root}: 1 files that are no pictures are left out",)
+
+
+def test_missing_validation_folder_and_missing_shift(tmp_path, few_classes):
+    fill(tmp_path / "train", few_classes)
+    with pytest.raises(
+        FileNotFoundError, match=r"/val: no such folder; task.validation=validation"
+    ):
+        open_training(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"ImageNet-R: no class folders.*task.shift_names"):
+        open_shift("r", tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"no such folder\. Give a folder with train/"):
+        open_split("./nowhere", "train")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_corrupt_picture_is_named(tmp_path, workers):
+    root = fill(tmp_path, ["n1"], count=3)
+    whole = (root / "n1" / "1.JPEG").read_bytes()
+    (root / "n1" / "1.JPEG").write_bytes(whole[: len(whole) // 2])
+    source = open_folders(root, {"n1": 0}, what="x")
+    how = {"device": "cpu", "workers": workers}
+    with pytest.raises(ImageError) as error:
+        list(evaluation_batches(source, Views(size=8).evaluate, **how))
+    assert str(error.value).startswith(f"{root}/n1/1.JPEG cannot be decoded")
+    assert len(str(error.value).splitlines()) == 1
+    assert not multiprocessing.active_children()  # none is left to wait for
+
+
+# ---- parquet files
+
+
+def write_table(folder: Path, labels, split: str = "train", names=None) -> Path:
+    import datasets
+
+    label = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
+    features = datasets.Features({"image": datasets.Image(), "label": label})
+    rows = {"image": [{"bytes": encoded(), "path": None}] * len(labels), "label": list(labels)}
+    folder.mkdir(exist_ok=True)
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(
+        folder / f"{split}-00000-of-00001.parquet"
+    )
+    return folder
+
+
+def test_parquet_files(tmp_path):
+    write_table(tmp_path, range(1000), "train", list(classes.synsets()))
+    write_table(tmp_path, [999, *range(1000)], "validation", list(classes.synsets()))
+    train, validation = open_training(str(tmp_path))
+    assert train.labels.tolist() == list(range(1000))
+    assert len(validation) == 1001
+    assert train.picture(5).size == (40, 30)
+
+
+def test_parquet_files_in_a_folder_called_train(tmp_path):
+    write_table(tmp_path / "train", range(1000))
+    assert len(open_split(str(tmp_path), "train")) == 1000
+
+
+def test_tables_with_other_classes_are_refused(tmp_path):
+    few = write_table(tmp_path / "few", range(999))
+    with pytest.raises(ValueError, match="pictures of 999 classes, with labels from 0 to 998"):
+        open_split(str(few), "train")
+    swapped = ["n01443537", "n01440764", *classes.synsets()[2:]]
+    other = write_table(tmp_path / "other", range(1000), names=swapped)
+    with pytest.raises(ValueError, match="calls class 0 n01443537, which is usually n01440764"):
+        open_split(str(other), "train")
+    with pytest.raises(ValueError, match="split 'validation' could not be read"):
+        open_split(str(few), "validation")
+
+
+def test_the_real_sample(full_data):
+    """One picture per class, decoded, in the usual order, seen at the true size."""
+    source = open_split(str(full_data / "imagenet_sample"), "train")
+    assert source.labels.tolist() == list(range(1000))
+    batches = list(
+        evaluation_batches(source, Views().evaluate, index=range(0, 1000, 20), device="cpu")
+    )
+    pixels = torch.cat([batch["x"] for batch in batches])
+    assert pixels.shape == (50, 3, 224, 224)
+    assert 90 < pixels.float().mean() < 140  # ImageNet's mean is 116
+    assert torch.cat([batch["label"] for batch in batches]).tolist() == list(range(0, 1000, 20))

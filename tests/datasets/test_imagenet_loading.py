@@ -1,0 +1,112 @@
+"""ImageNet: batches from worker processes, in an order that a run can enter anywhere."""
+
+import multiprocessing
+import os
+import signal
+import time
+from itertools import islice
+
+import pytest
+import torch
+
+from ed.datasets.imagenet import Source, Views, evaluation_batches, loading, training_batches
+from tests.helpers.imagenet import InMemory, as_one_of_two
+
+
+def stream(source: Source, start: int, *, seed: int = 0, workers: int = 0, repeat: int = 1):
+    how = {"seed": seed, "device": "cpu", "workers": workers, "repeat": repeat}
+    steps = range(start, 8)
+    view = Views(size=16, randaugment=2).train
+    return list(training_batches(source, view, batch_size=70, steps=steps, **how))
+
+
+def test_batches_are_the_same_from_any_step_and_with_any_number_of_workers():
+    source = InMemory(range(150))  # 2 batches of 70 an epoch, each in two pieces
+    whole = stream(source, 0)
+    assert len(whole) == 8
+    assert whole[0]["x"].shape == (70, 3, 16, 16)
+    assert whole[0]["x"].dtype == torch.uint8
+    for start, workers in ((3, 0), (4, 2)):
+        for resumed, expected in zip(
+            stream(source, start, workers=workers), whole[start:], strict=True
+        ):
+            assert torch.equal(resumed["x"], expected["x"])
+            assert torch.equal(resumed["label"], expected["label"])
+    assert not torch.equal(stream(source, 7, seed=1)[0]["label"], whole[7]["label"])
+
+
+def test_every_epoch_has_another_order_and_augmentation():
+    source = InMemory(range(70))
+    batches = stream(source, 0)
+    assert all(sorted(batch["label"].tolist()) == list(range(70)) for batch in batches)
+    first, second = (batch["x"][batch["label"].argsort()] for batch in batches[:2])
+    assert not torch.equal(batches[0]["label"], batches[1]["label"])
+    assert (first != second).flatten(1).any(1).float().mean() > 0.9
+
+
+def test_repeated_pictures_come_equally_often_with_other_augmentations():
+    source = InMemory(range(35))
+    (batch, *_) = stream(source, 0, repeat=2)
+    assert sorted(batch["label"].tolist()) == sorted([*range(35), *range(35)])
+    pairs = batch["x"][batch["label"].argsort()].unflatten(0, (35, 2))
+    assert (pairs[:, 0] != pairs[:, 1]).flatten(1).any(1).float().mean() > 0.9
+
+
+def test_two_processes_read_the_rows_of_one(monkeypatch):
+    source = InMemory(range(150))
+    whole, parts = stream(source, 6), []
+    for rank in range(2):
+        as_one_of_two(monkeypatch, rank)
+        parts.append(stream(source, 6))
+    for first, second, both in zip(*parts, whole, strict=True):
+        assert len(first["label"]) == 35
+        for name, value in both.items():
+            assert torch.equal(torch.cat([first[name], second[name]]), value)
+
+
+def test_loading_leaves_the_global_random_stream_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    stream(InMemory(range(70)), 7)
+    list(evaluation_batches(InMemory(range(3)), Views(size=8).evaluate, device="cpu", workers=1))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("late", [0, 1], ids=["both began", "one begins"])
+def test_workers_outlive_a_request_to_stop_and_end_with_their_batches(late, monkeypatch):
+    """A scheduler signals all processes of a job; the run must still finish its step and save."""
+    begin = loading._outlive_requests
+    monkeypatch.setattr(
+        loading, "_outlive_requests", lambda worker: (time.sleep(late * worker), begin(worker))
+    )
+    source, how = InMemory(range(100)), {"seed": 0, "device": "cpu", "workers": 2}
+    view = Views(size=8).train
+    batches = training_batches(source, view, batch_size=10, steps=range(100), **how)
+    next(batches)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for worker in workers:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+            os.kill(worker.pid, number)
+    assert len(list(islice(batches, 50))) == 50
+    assert all(worker.is_alive() for worker in workers)
+    batches.close()
+    for worker in workers:
+        worker.join(10)
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_fewer_than_no_workers_are_refused():
+    how = {"device": "cpu", "workers": -1}
+    with pytest.raises(ValueError, match=r"system.workers=-1: must be at least 0"):
+        next(evaluation_batches(InMemory([0]), Views(size=8).evaluate, **how))
+
+
+def test_chosen_pictures_come_in_the_order_asked_for():
+    source = InMemory(range(9))
+    how = {"device": "cpu", "workers": 0, "batch_size": 2}
+    batches = list(
+        evaluation_batches(source, Views(size=8).evaluate, index=torch.tensor([7, 0, 3]), **how)
+    )
+    assert [batch["label"].tolist() for batch in batches] == [[7, 0], [3]]

@@ -1,0 +1,318 @@
+"""Every damaged side file, impossible setting and bad row of data ends in one line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from ed.analysis.collect import Row
+from ed.analysis.experiments import load_table
+from ed.analysis.render import to_csv, to_markdown
+from ed.analysis.spec import SpecError, expand, parse_value
+from ed.datasets.images import load_images
+from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
+from ed.engine.compose import compose_config
+from ed.engine.errors import explain
+from ed.engine.loop import Interrupted
+from ed.engine.main import choose_device, start_tracker
+from ed.engine.run import RunError, RunFolder
+from ed.engine.settings import check_settings
+from ed.runtime.files import csv_text, from_csv_text
+from scripts import launch, table
+from tests.helpers.small import SMALL_GROKKING, small_config, small_run
+from tests.helpers.tables import fabricate, write_table
+
+WRONG = {"list": b"[1]", "empty": b"{}", "binary": b"\xff\x00\xfe", "deep": b"[" * 100_000}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    small_run(folder, base=SMALL_GROKKING)
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", WRONG)
+@pytest.mark.parametrize("name", ["DONE", "config.yaml"])
+def test_a_damaged_side_file_is_named(name, content, run, capsys):
+    (run / name).write_bytes(WRONG[content])
+    with pytest.raises(
+        (ValueError, RunError), match=f"{name}|holds a run with another config"
+    ) as error:
+        small_run(run, base=SMALL_GROKKING)
+    assert explain(error.value) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", WRONG)
+def test_a_damaged_record_of_sessions_does_not_end_a_run(content, run, capsys):
+    (run / "DONE").unlink()
+    (run / "meta.json").write_bytes(WRONG[content])
+    small_run(run, base=SMALL_GROKKING)
+    assert "the record of earlier sessions is lost" in capsys.readouterr().out
+    assert len(json.loads((run / "meta.json").read_text())["sessions"]) == 1
+
+
+def test_a_foreign_checkpoint_falls_back_to_the_one_before(run, tmp_path, capsys):
+    whole = load_checkpoint(run, print)
+    (run / "DONE").unlink()
+    save_checkpoint(run, {"weights": torch.zeros(3)})  # sealed, but no state of a run
+    small_run(run, base=SMALL_GROKKING)
+    printed = capsys.readouterr().out
+    assert "last.pt is not a checkpoint of this run: it lacks" in printed
+    small_run(tmp_path / "other", "model.width=16", base=SMALL_GROKKING)
+    (run / "DONE").unlink()
+    save_checkpoint(run, whole)
+    save_checkpoint(run, load_checkpoint(tmp_path / "other", print))
+    small_run(run, base=SMALL_GROKKING)
+    assert "another config: model.width is 16 there" in capsys.readouterr().out
+
+
+def test_a_foreign_checkpoint_alone_is_not_overwritten(run, tmp_path):
+    small_run(tmp_path / "other", "model.width=16", base=SMALL_GROKKING)
+    (run / "DONE").unlink()
+    (run / "previous.pt").unlink(missing_ok=True)
+    shutil.copy(tmp_path / "other" / "last.pt", run / "last.pt")
+    before = (run / "last.pt").read_bytes()
+    with pytest.raises(RunError, match=r"model\.width is 16 there, 32 here"):
+        small_run(run, base=SMALL_GROKKING)
+    assert (run / "last.pt").read_bytes() == before
+
+
+def test_a_folder_removed_during_the_run_is_said_to_be_gone(tmp_path):
+    with pytest.raises(SaveError, match="is gone"):
+        save_checkpoint(tmp_path / "removed", {"step": 1})
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "meta.json", "metrics.jsonl"])
+def test_a_full_disk_is_one_line(name, tmp_path, monkeypatch, capsys):
+    import errno
+
+    replace = os.replace
+
+    def full(source, target):
+        if str(target).endswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError) as error:  # noqa: PT011, the message is asserted below
+        small_run(tmp_path, base=SMALL_GROKKING)
+    assert explain(error.value) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {tmp_path / name}: No space left")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu", "hpu", "meta", "tpu", "cpu:x"])
+def test_only_devices_that_are_tested_are_taken(device):
+    with pytest.raises(ValueError, match=rf"system\.device={device}: use auto, cpu or cuda"):
+        choose_device(device)
+
+
+def test_wandb_without_a_key_names_the_remedy(tmp_path, monkeypatch):
+    def init(**_):
+        raise RuntimeError("api_key not configured (no-tty)")
+
+    monkeypatch.setitem(sys.modules, "wandb", type(sys)("wandb"))
+    monkeypatch.setattr(sys.modules["wandb"], "init", init, raising=False)
+    cfg = small_config(tmp_path, "logger=wandb")
+    with pytest.raises(ValueError, match=r"logger=wandb: .*logger\.mode=offline"):
+        start_tracker(cfg, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "optimizer.lr=nan",
+        "optimizer.lr=inf",
+        "regularizer.weight=-inf",
+        "system.save_seconds=nan",
+        "system.max_minutes=inf",
+        "regularizer.degree=100000000",
+        "task.epochs=1e23",
+        "task.epochs=100000000000000000000000",
+        "task.image_size=[32,nan]",
+    ],
+)
+def test_numbers_that_cannot_end_are_refused(setting):
+    cfg = compose_config(["regularizer=ed", setting])
+    key = setting.split("=")[0]
+    with pytest.raises(ValueError, match=key.replace(".", r"\.")):
+        check_settings(cfg)
+
+
+def test_measures_are_checked_again_once_the_data_are_known(tmp_path, monkeypatch):
+    from ed.measures.norm import ParameterNorm
+
+    def check(self, task):
+        if task.num_examples:
+            raise ValueError("measures: too few examples")
+
+    monkeypatch.setattr(ParameterNorm, "check", check)
+    monkeypatch.setattr("ed.engine.main.train_in", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(ValueError, match="measures: too few"):
+        small_run(tmp_path, "measures=norm")
+
+
+def write_images(folder, images, labels):
+    folder.mkdir()
+    table = pa.table({"img": images, "label": labels})
+    pq.write_table(table, folder / "train-00000-of-00001.parquet")
+    return str(folder)
+
+
+def png(side=2):
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((side, side, 3), np.uint8)).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [([0, None], "None"), ([[0], [1]], r"\[0\]"), (["0", "1"], "'0'"), ([0.0, 1.7], "0.0")],
+)
+def test_labels_are_whole_numbers(labels, shown, tmp_path, monkeypatch):
+    monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
+    folder = write_images(tmp_path / "data", [png(), png()], labels)
+    with pytest.raises(ValueError, match=rf"task\.data=.*label of row \d is {shown}"):
+        load_images(folder, "train", classes=2, size=(2, 2))
+
+
+def test_missing_and_exploding_images_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
+    folder = write_images(tmp_path / "null", [png(), None], [0, 1])
+    with pytest.raises(ValueError, match=r"task\.data=.*row 1 holds no image"):
+        load_images(folder, "train", classes=2, size=(2, 2))
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)  # a bomb is what has twice as many
+    folder = write_images(tmp_path / "bomb", [png(2), png(8)], [0, 1])
+    with pytest.raises(ValueError, match=r"task\.data=.*picture 1 cannot be read.*bomb"):
+        load_images(folder, "train", classes=2, size=(2, 2))
+
+
+def test_a_cache_of_another_shape_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
+    folder = write_images(tmp_path / "data", [png(), png()], [0, 1])
+    expected = load_images(folder, "train", classes=2, size=(2, 2))
+    (cached,) = (tmp_path / "cache").glob("*.npz")
+    np.savez(cached, pixels=np.zeros((1, 3, 9, 9), np.uint8), labels=np.zeros(1, np.int64))
+    assert torch.equal(load_images(folder, "train", classes=2, size=(2, 2)).pixels, expected.pixels)
+
+
+@pytest.mark.parametrize(
+    "text", ["010", "0x10", "on", "no", "1e-5", "null", "[1,2]", "a b", "true"]
+)
+def test_overrides_are_read_as_hydra_reads_them(text):
+    assert parse_value(text) == compose_config([f"+own={text}"]).own
+
+
+@pytest.mark.parametrize("value", ["nan", "-inf", "${seed}"])
+def test_values_that_would_block_the_table_are_not_set(value, tmp_path):
+    own = write_table(tmp_path)
+    with pytest.raises(SpecError, match=r"--set optimizer\.lr="):
+        expand(own, sets=[f"optimizer.lr={value}"])
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "DONE", "meta.json", "metrics.jsonl", "slurm.json"]
+)
+@pytest.mark.parametrize("content", WRONG)
+def test_one_damaged_folder_stops_no_other(name, content, tmp_path, capsys):
+    own = write_table(tmp_path)
+    runs = expand(own, root=tmp_path / "runs")
+    for number, each in enumerate(runs):
+        fabricate(each, 80.0 + number)
+    damaged = runs[0].folder / name
+    if name == "slurm.json":
+        (damaged.with_name("DONE")).unlink()
+    damaged.write_bytes(WRONG[content])
+    assert launch.main([str(own.path), "--runs", str(tmp_path / "runs"), "--status"]) in (0, 1)
+    printed, error = capsys.readouterr()
+    assert not error
+    harmless = {"meta.json": "empty", "metrics.jsonl": "deep"}
+    if harmless.get(name) != content:  # nothing that matters is missing, or the last line is cut
+        assert f"{len(runs)} runs: 1 damaged, {len(runs) - 1} done" in printed
+        assert str(damaged) in printed
+    assert table.main([str(own.path), "--runs", str(tmp_path / "runs")]) == 0
+    if name != "slurm.json":
+        assert (str(damaged) in capsys.readouterr().err) == (harmless.get(name) != content)
+
+
+@pytest.mark.parametrize("content", [*WRONG.values(), b"[1, 2]"])
+def test_damaged_deviations_stop_no_table(content, tmp_path, capsys):
+    own = write_table(tmp_path)
+    for each in expand(own, root=tmp_path / "runs"):
+        fabricate(each, 80.0)
+    reduced = tmp_path / "runs" / f"{own.name}@x"
+    reduced.mkdir()
+    (reduced / "deviations.json").write_bytes(content)
+    assert table.main([str(own.path), "--runs", str(tmp_path / "runs")]) == 0
+    assert str(reduced / "deviations.json") in capsys.readouterr().err
+
+
+def test_tables_hold_no_tags_and_no_formulas(tmp_path):
+    own = write_table(tmp_path)
+    (first, *_) = expand(own, root=tmp_path)
+    error = "=HYPERLINK(1) <script>alert(1)</script>"
+    rows = [Row(first.table, first.cell, first.seed, status="failed", error=error)]
+    assert "<script" not in to_markdown(own, rows)
+    assert "'=HYPERLINK" in to_csv(own, rows)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+a", "-a", "@x", "-1", "1e-5", "", "'=1", "a=b", "'"])
+def test_csv_text_is_read_as_it_was_written(text):
+    assert from_csv_text(csv_text(text)) == text
+
+
+HOLD = """
+import sys, time
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from omegaconf import OmegaConf
+from ed.engine.run import RunFolder
+folder = RunFolder(Path({path!r}), OmegaConf.create({{"system": {{"run_dir": "x"}}, "seed": 0}}))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_deleted_lock_file_lets_no_second_process_in(tmp_path):
+    root = str(launch.ROOT)
+    code = HOLD.format(root=root, path=str(tmp_path / "run"))
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            (tmp_path / "run" / ".lock").unlink()
+            with pytest.raises(RunError, match="another process is training"):
+                RunFolder(tmp_path / "run", small_config(tmp_path / "run"))
+        finally:
+            holder.kill()
+
+
+def test_an_interrupted_run_still_resumes_after_all_this(tmp_path):
+    with pytest.raises(Interrupted):
+        small_run(tmp_path, "system.max_minutes=0", base=SMALL_GROKKING)
+    assert small_run(tmp_path, base=SMALL_GROKKING)["steps"] == 10
+
+
+def test_a_table_that_is_a_bomb_is_refused(tmp_path):
+    (tmp_path / "bomb.yaml").write_text("a: " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(SpecError, match=r"bomb\.yaml"):
+        load_table(str(tmp_path / "bomb.yaml"))

@@ -1,0 +1,375 @@
+"""Schedules, streams, models and the parts of a step."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from ed.datasets.batches import shuffled_batches
+from ed.engine import main
+from ed.engine.compose import compose_config, flat_keys
+from ed.engine.main import wants_channels_last
+from ed.engine.metrics import Metrics, brief
+from ed.engine.optimizer import SGD, AdamW
+from ed.engine.run import digest
+from ed.engine.schedule import learning_rate_factor
+from ed.engine.step import TrainStep
+from ed.models.spaces import split
+from ed.regularizers.base import StepState
+from ed.runtime.streams import stream_seed
+from ed.tasks.cifar10 import Cifar10
+from tests.helpers.small import small_run
+
+
+def test_warmup_then_cosine_to_zero():
+    factors = [learning_rate_factor(s, 100, warmup=10) for s in range(100)]
+    assert factors[:10] == pytest.approx([0.1 * (s + 1) for s in range(10)])
+    assert factors[10] == 1
+    assert factors[55] == pytest.approx(0.5)
+    assert factors[-1] == pytest.approx((1 + math.cos(math.pi * 89 / 90)) / 2)
+
+
+def test_other_schedules():
+    def at(step, **settings):
+        return learning_rate_factor(step, 200, **settings)
+
+    steps = [at(s, schedule="multistep", milestones=(0.25, 0.5, 0.75)) for s in (49, 50, 100, 199)]
+    assert steps == pytest.approx([1, 0.1, 0.01, 0.001])
+    assert at(150, schedule="linear") == pytest.approx(0.25)
+    assert at(150, schedule="linear", warmup=100) == pytest.approx(0.5)
+    assert at(150, schedule="constant") == 1
+
+
+def test_recipes_pass_their_settings_on():
+    cpu, weight = torch.device("cpu"), torch.nn.Parameter(torch.ones(2, 2))
+
+    def defaults(recipe):
+        return recipe.build([("weight", weight)], cpu).defaults
+
+    settings = {"lr": 0.1, "weight_decay": 0.2, "betas": (0.5, 0.6), "eps": 0.01}
+    assert settings.items() <= defaults(AdamW(**settings)).items()
+    settings = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.7, "nesterov": True}
+    assert settings.items() <= defaults(SGD(**settings)).items()
+    falling = {"schedule": "multistep", "milestones": (0.5,), "gamma": 0.3}
+    recipe = SGD(lr=0.1, weight_decay=0, **falling)
+    assert recipe.lr_at(60, 100, 10) == pytest.approx(0.1 * 0.3)
+    assert recipe.lr_at(4, 100, 10) == pytest.approx(0.1 * 0.5)
+
+
+@pytest.mark.parametrize(("higher_is_better", "best"), [(True, 5.0), (False, 1.0)])
+def test_a_summary_has_the_last_values_and_the_best_one(higher_is_better, best, tmp_path):
+    metrics = Metrics(tmp_path, total=4, start=0)
+    for step, value in enumerate((3.0, 5.0, 1.0, 2.0), start=1):
+        metrics.log(step, {"train/loss": -value})
+        metrics.log(step, {"eval/mse": value, "eval/loss": 2 * value})
+    metrics.close()
+    summary = metrics.summary("eval/mse", higher_is_better)
+    assert summary == {"last": {"eval/mse": 2.0, "eval/loss": 4.0}, "best": {"eval/mse": best}}
+
+
+def test_pace_and_eta_count_the_steps_of_this_session(tmp_path, monkeypatch):
+    clock = iter((0.0, 20.0, 20.0))
+    monkeypatch.setattr("ed.engine.metrics.time.monotonic", lambda: next(clock))
+    metrics = Metrics(tmp_path, total=110, start=10)
+    metrics.close()
+    assert metrics.pace(20) == 2.0
+    assert metrics.eta(20) == "0:03:00"  # 90 steps to go
+
+
+def test_a_line_for_people_says_how_much_it_leaves_out():
+    assert brief({"a": 1, "b": 0.123456}) == "a 1  b 0.1235"
+    assert brief(dict.fromkeys("abcdefghijklmn", 1)).endswith("l 1  and 2 more")
+
+
+def test_streams_differ_in_seed_name_and_counter():
+    seeds = {
+        stream_seed(seed, name, counter)
+        for seed in range(20)
+        for name in ("init", "order", "regularizer")
+        for counter in range(20)
+    }
+    assert len(seeds) == 20 * 3 * 20
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_batches_are_the_same_wherever_a_run_starts():
+    """Three of three in ten; each epoch in an order of its own, which leaves one out."""
+
+    def indices(start):
+        steps = shuffled_batches(10, 3, range(start, 9), seed=1, device="cpu")
+        return {step: index.tolist() for step, index in steps}
+
+    whole = indices(0)
+    assert list(whole) == list(range(9))
+    for start in range(9):
+        assert indices(start) == {step: whole[step] for step in range(start, 9)}
+    epochs = torch.tensor(list(whole.values())).view(3, 9)
+    assert [len(epoch.unique()) for epoch in epochs] == [9, 9, 9]
+    assert len(epochs.unique(dim=0)) == 3
+
+
+def test_a_seed_is_that_of_weights_batches_dropout_and_regularizer(tmp_path, monkeypatch):
+    seen = []
+
+    def note(folder, cfg, task, model, step, measures):
+        drawn = torch.rand(()).item()  # from the stream of dropout
+        batch = next(iter(task.batches(model, 0)))
+        weights = sum(weight.sum().item() for weight in model.parameters())
+        seen.append((weights, drawn, batch["x"].sum().item(), step.seed))
+        raise InterruptedError
+
+    monkeypatch.setattr("ed.engine.main.train_in", note)
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        with pytest.raises(InterruptedError):
+            small_run(tmp_path / name, f"seed={seed}")
+    first, again, other = seen
+    assert first == again
+    assert all(one != two for one, two in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("vit_tiny", 5.36e6), ("resnet18", 11.17e6), ("vit_micro", 0.214e6)]
+)
+def test_models_have_their_known_sizes(name, parameters):
+    model = instantiate(compose_config([f"model={name}"]).model)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=0.01)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("space", ["embedding", "block1"])
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_a_vit_cut_in_two_is_the_whole(space, pool):
+    model = instantiate(compose_config([f"model.pool={pool}"]).model).eval()
+    before, after = split(model, space)
+    x = torch.randn(3, 3, 32, 32)
+    torch.testing.assert_close(after(before(x)), model(x))
+
+
+def test_the_field_of_an_inner_space_knows_its_network():
+    """Which measures put into eval mode: here dropout would change what they see."""
+    cfg = compose_config(["task.space=block1", "model.dropout=0.5"])
+    task, model = instantiate(cfg.task), instantiate(cfg.model)
+    field = task.field(model, {"x": torch.randn(2, 3, 32, 32)})
+    assert field.module is model
+    assert not torch.equal(field(), field())
+    model.eval()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(task.field(model, {"x": x})(), model(x))
+
+
+def test_only_models_with_inner_spaces_can_be_cut():
+    model = instantiate(compose_config(["model=resnet18"]).model)
+    with pytest.raises(ValueError, match=r"task\.space=block1: ResNet has no inner spaces"):
+        split(model, "block1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=resnet18", "model.classes=20"], "task.classes=10: ResNet has 20 outputs, needed"),
+        (["model=impala"], "Impala takes no inputs of 3 x 32 x 32 .mat1 and mat2 shapes"),
+        (["model=pnn"], "PolynomialNetwork takes no inputs of 3 x 32 x 32"),
+        (["task=pnn", "model=pnn", "model.outputs=1"], "task=pnn: PolynomialNetwork has 1 outputs"),
+        (["task=pnn", "model=pnn", "model.inputs=4"], r"takes no inputs of 3 \(mat1 .*; model=pnn"),
+        (["task=grokking", "model=grokking", "model.length=9"], "needs .*model.length=4"),
+    ],
+)
+def test_a_model_that_does_not_fit_its_task_is_refused(overrides, message):
+    """A loss would broadcast one output over three, or leave ten of twenty idle."""
+    cfg = compose_config(overrides)
+    with pytest.raises(ValueError, match=message):
+        instantiate(cfg.task).check_model(instantiate(cfg.model))
+
+
+def test_checking_a_model_leaves_no_trace_in_it():
+    """Not in the statistics of batch normalisation, to which its input of zeros would count."""
+    cfg = compose_config(["model=resnet18"])
+    model, random = instantiate(cfg.model), torch.get_rng_state()
+    before = copy.deepcopy(model.state_dict())
+    instantiate(cfg.task).check_model(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_resnet18_keeps_small_pictures_large_and_begins_with_torchs_own_weights():
+    torch.manual_seed(0)
+    model = instantiate(compose_config(["model=resnet18"]).model)
+    sizes = []
+    for stage in (model.maxpool, model.layer1, model.layer2, model.layer3, model.layer4):
+        stage.register_forward_hook(lambda _, __, output: sizes.append(output.shape[-1]))
+    model.eval()(torch.zeros(1, 3, 32, 32))
+    assert sizes == [32, 32, 16, 8, 4]
+    for part in model.modules():
+        if isinstance(part, torch.nn.Conv2d):  # uniform up to 1 / sqrt(inputs of a sum)
+            bound = 1 / math.sqrt(part.weight[0].numel())
+            assert 0.98 * bound < part.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize(("shape", "middle"), [("sine", math.sin(math.pi / 4)), ("cosine", 0.5)])
+def test_ramp_rises_from_zero_to_one(shape, middle):
+    overrides = ["regularizer=ed", f"regularizer.ramp_shape={shape}", "regularizer.ramp=0.5"]
+    regularizer = instantiate(compose_config(overrides).regularizer)
+    strengths = [regularizer.strength(torch.tensor(p)).item() for p in (0.0, 0.25, 0.5, 0.9)]
+    assert strengths == pytest.approx([0, middle, 1, 1])
+
+
+def test_no_ramp_is_full_strength_from_the_start():
+    regularizer = instantiate(compose_config(["regularizer=ed", "regularizer.ramp=0"]).regularizer)
+    assert regularizer.strength(torch.tensor(0.0)).item() == 1
+
+
+def make_step(*overrides: str, model=None, **how) -> TrainStep:
+    cfg = compose_config(["debug=tiny", "task.batch_size=40", *overrides])
+    torch.manual_seed(0)
+    task, model = instantiate(cfg.task), model or instantiate(cfg.model)
+    task.prepare(torch.device("cpu"), seed=0)
+    regularizer, recipe = instantiate(cfg.regularizer), instantiate(cfg.optimizer)
+    return TrainStep(task, model, regularizer, recipe, device=torch.device("cpu"), seed=0, **how)
+
+
+def test_a_checkpoint_of_another_device_leaves_the_optimizer_as_this_one_wants_it():
+    """A GPU's updates are fused, and their rate is a tensor there; a CPU's do with neither."""
+    ours, theirs = (make_step("model.depth=1") for _ in range(2))
+    batch = next(iter(theirs.task.batches(theirs.model, 0)))
+    theirs(batch, 0)
+    stored = copy.deepcopy(theirs.state_dict())
+    stored["optimizer"]["param_groups"][0] |= {"fused": True, "lr": torch.tensor(0.5)}
+    ours.load_state_dict(stored)
+    (group,) = ours.optimizer.param_groups
+    assert group["fused"] is None
+    assert not isinstance(group["lr"], torch.Tensor)
+    for step in (ours, theirs):
+        step(batch, 1)
+    for mine, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_step_is_made_as_the_settings_say(monkeypatch):
+    monkeypatch.setattr(main, "TrainStep", lambda *_, **how: how)
+    cfg = compose_config(
+        ["seed=3", "accumulate=2", "precision=bf16", "system.activation_checkpointing=true"]
+    )
+    cpu = torch.device("cpu")
+    how = main.make_step(cfg, instantiate(cfg.task), torch.nn.Linear(2, 2), None, None, cpu)
+    fast = dict.fromkeys(("bf16", "compile_model", "kernels", "capture"), False)  # on a GPU alone
+    assert how == {"device": cpu, "seed": 3, "accumulate": 2, "recompute": True, **fast}
+
+
+def test_path_points_leave_batch_norm_statistics_alone():
+    """One ED step and one plain step see the same batch, so the statistics agree bitwise."""
+    statistics = {}
+    for name in ("none", "ed"):
+        step = make_step("model=resnet18", "task.batch_size=8", f"regularizer={name}")
+        step(next(iter(step.task.batches(step.model, 0))), 0)
+        statistics[name] = {k: v for k, v in step.model.state_dict().items() if "running" in k}
+    for key, value in statistics["none"].items():
+        assert torch.equal(value, statistics["ed"][key]), key
+
+
+def test_optional_compile_gives_the_same_losses():
+    eager, compiled = (make_step("model.depth=1", compile_model=c) for c in (False, True))
+    for number, batch in zip(range(2), eager.task.batches(eager.model, 0), strict=False):
+        eager(batch, number)
+        compiled(batch, number)
+    assert compiled.means()["train/loss"] == pytest.approx(eager.means()["train/loss"], rel=1e-4)
+
+
+def test_only_convolutional_networks_on_a_gpu_lie_channels_last():
+    for name, expected in (("resnet18", True), ("impala", True), ("vit_tiny", False)):
+        model = instantiate(compose_config([f"model={name}"]).model)
+        assert wants_channels_last(model, torch.device("cuda"), "auto") == expected, name
+        assert not wants_channels_last(model, torch.device("cpu"), "auto")
+        assert wants_channels_last(model, torch.device("cpu"), True)
+
+
+def convolutional() -> torch.nn.Module:
+    torch.manual_seed(0)
+    first, second = (torch.nn.Conv2d(*c, 3, stride=2, padding=1) for c in ((3, 8), (8, 4)))
+    return torch.nn.Sequential(
+        first, torch.nn.ReLU(), second, torch.nn.Flatten(), torch.nn.Linear(4 * 8 * 8, 10)
+    )
+
+
+def test_memory_format_changes_no_result():
+    """The same weights after steps with momentum, also when the format changes midway: what a CPU
+    has saved may go on on a GPU."""
+    settings = ["optimizer=sgd", "optimizer.lr=0.1"]
+    plain, last, resumed = (make_step(*settings, model=convolutional()) for _ in range(3))
+    last.model.to(memory_format=torch.channels_last)
+    for number, batch in zip(range(5), plain.task.batches(plain.model, 0), strict=False):
+        if number == 3:
+            resumed.model.to(memory_format=torch.channels_last)
+            resumed.load_state_dict(copy.deepcopy(plain.state_dict()))
+        for step in (plain, last, *([resumed] if number >= 3 else [])):
+            step(batch, number)
+    for step in (last, resumed):
+        torch.testing.assert_close(step.model.state_dict(), plain.model.state_dict())
+        for weight, state in step.optimizer.state.items():
+            assert state["momentum_buffer"].stride() == weight.stride()
+        features = step.model[:3](batch["x"])  # from a batch that lies as it always did
+        assert features.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_clipping_bounds_the_gradient():
+    step = make_step("optimizer.max_grad_norm=1e-3")
+    step(next(iter(step.task.batches(step.model, 0))), 0)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in step.model.parameters()])
+    assert norm.item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_pairs_are_shared_by_the_parts_of_a_batch():
+    regularizer = instantiate(
+        compose_config(["regularizer=ed", "regularizer.pairs=64"]).regularizer
+    )
+    assert regularizer._pairs(100, parts=1) == 64
+    assert regularizer._pairs(50, parts=2) == 32
+    regularizer.pairs = None
+    assert regularizer._pairs(50, parts=2) == 25  # half of what this part has
+    assert StepState(torch.tensor(0.0), torch.Generator()).parts == 1
+
+
+def test_config_stays_within_its_budget_of_keys():
+    """About seventy keys are what a newcomer can still read; adding one needs a reason."""
+    keys = [k for k in flat_keys(compose_config(["regularizer=ed"])) if "_target_" not in k]
+    assert len(keys) <= 75, keys
+
+
+def test_batches_that_end_early_are_no_finished_run(tmp_path, monkeypatch):
+    whole = Cifar10.batches
+    monkeypatch.setattr(
+        Cifar10,
+        "batches",
+        lambda *given: (b for b, _ in zip(whole(*given), range(3), strict=False)),
+    )
+    with pytest.raises(ValueError, match=r"Cifar10\.batches ended after 3 of total_steps=10"):
+        small_run(tmp_path)
+    assert not (tmp_path / "DONE").exists()
+
+
+def test_measures_of_an_earlier_step_are_not_those_of_the_final_model(tmp_path):
+    rows = [{"step": 5, "eval/acc": 1.0, "measure/norm": 3.0}, {"step": 10, "measure/gap": 4.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = Metrics(tmp_path, total=10, start=10)
+    assert metrics.summary("eval/acc", True)["last"] == {"eval/acc": 1.0, "measure/gap": 4.0}
+    metrics.close()
+
+
+def test_a_run_is_known_by_the_values_of_its_settings_that_count():
+    def known(*overrides: str) -> str:
+        return digest(compose_config(list(overrides)))
+
+    assert known("regularizer=ed", "regularizer.weight=7") == known("regularizer=ed")
+    assert known("regularizer=ed", "regularizer.weight=8") != known("regularizer=ed")
+    assert known("regularizer=ed", "sampler=uniform") != known("regularizer=ed")
+    assert known("regularizer=none", "sampler=uniform") == known("regularizer=none")
+
+
+def test_without_biases_there_is_one_group():
+    model = torch.nn.Linear(8, 3, bias=False)
+    recipe = AdamW(lr=0.1, weight_decay=0.1, decay="matrices")
+    optimizer = recipe.build(model.named_parameters(), torch.device("cpu"))
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1]

@@ -1,0 +1,469 @@
+"""A run may be stopped at any moment; the same command goes on as if nothing had happened."""
+
+import contextlib
+import errno
+import fcntl
+import io
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from pickle import UnpicklingError
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from safetensors.torch import load_file
+
+import ed
+from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
+from ed.engine.loop import Interrupted, _stop_requests
+from ed.engine.main import load_run
+from ed.engine.metrics import Metrics
+from ed.engine.run import RunError, RunFolder, changed_files
+from ed.runtime.files import read_rows, seal, write_atomic
+from tests.helpers.small import SMALL, SMALL_GROKKING, small_config, small_run, weights
+
+ROOT = Path(__file__).parents[2]
+REGULARIZERS = ["none", "ed", "mixup", "sam", "asam", "jacobian"]
+
+
+def rows_without_time(folder: Path) -> list[dict]:
+    return [
+        {key: value for key, value in row.items() if not key.startswith("time/")}
+        for row in read_rows(folder / "metrics.jsonl")
+    ]
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    ours, theirs = weights(first), weights(second)
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+    assert rows_without_time(first) == rows_without_time(second)
+
+
+# runs of ten steps; with dropout, which draws from the global stream, or measured on their way
+TEN_STEPS = {name: [*SMALL, f"regularizer={name}", "model.dropout=0.1"] for name in REGULARIZERS}
+TEN_STEPS["ed_without_anchors"] = [*TEN_STEPS["ed"], "regularizer.anchored=false"]
+TEN_STEPS["grokking"] = [*SMALL_GROKKING, "measures=norm", "system.measure_every=2"]
+TEN_STEPS["grokking"] += ["system.log_every=3"]  # a row has the mean over several sessions
+
+
+@pytest.mark.parametrize("kind", TEN_STEPS)
+def test_interrupted_equals_uninterrupted(kind, tmp_path):
+    base = TEN_STEPS[kind]
+    small_run(tmp_path / "whole", base=base)
+    for _ in range(9):  # stops after every single step
+        with pytest.raises(Interrupted, match="stopped and saved at step"):
+            small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
+    summary = small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
+    assert summary["steps"] == 10
+    assert_same_run(tmp_path / "whole", tmp_path / "pieces")
+    steps = [r["step"] for r in rows_without_time(tmp_path / "pieces") if "train/loss" in r]
+    expected = [3, 6, 9, 10] if kind == "grokking" else list(range(1, 11))
+    assert steps == expected  # nothing twice, nothing missing
+
+
+def test_another_regularizer_changes_neither_weights_nor_batches(tmp_path):
+    """Comparisons are paired: with lambda 0 the ED run is the plain run."""
+    small_run(tmp_path / "none", "regularizer=none")
+    small_run(tmp_path / "ed", "regularizer=ed", "regularizer.weight=0")
+    ours, theirs = (rows_without_time(tmp_path / name) for name in ("none", "ed"))
+    for plain, penalised in zip(ours, theirs, strict=True):
+        # one forward over batch and paths rounds differently from one over the batch alone
+        for key in plain:
+            assert penalised[key] == pytest.approx(plain[key], rel=1e-3), key
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, capsys):
+    first = small_run(tmp_path / "run")
+    before = (tmp_path / "run" / "last.pt").stat().st_mtime_ns
+    assert small_run(tmp_path / "run") == first
+    assert "already done" in capsys.readouterr().out
+    assert (tmp_path / "run" / "last.pt").stat().st_mtime_ns == before
+
+
+def test_a_run_whose_rows_are_lost_is_evaluated_before_it_counts_as_done(tmp_path):
+    summary = small_run(tmp_path)
+    (tmp_path / "DONE").write_text("")
+    with pytest.raises(RunError, match=r"DONE is damaged .*: remove it and run the same command"):
+        small_run(tmp_path)
+    for name in ("DONE", "metrics.jsonl"):
+        (tmp_path / name).unlink()
+    assert small_run(tmp_path)["last"] == summary["last"]
+
+
+def test_a_run_killed_before_it_counts_as_done_does_not_log_its_measures_twice(tmp_path):
+    summary = small_run(tmp_path, "measures=norm")
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert "measure/norm" in rows[-1]
+    (tmp_path / "DONE").unlink()  # killed after the last row
+    assert small_run(tmp_path, "measures=norm")["last"] == summary["last"]
+    assert read_rows(tmp_path / "metrics.jsonl") == rows
+
+
+def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
+    """Large sweeps want numbers; the run is as done as any other, and is not trained again."""
+    often = "system.save_seconds=0"  # there is a previous one as well
+    summary = small_run(tmp_path / "run", "system.keep_checkpoint=false", often)
+    assert not [*(tmp_path / "run").glob("*.pt"), *(tmp_path / "run").glob("*.safetensors")]
+    assert small_run(tmp_path / "run") == summary
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint: .*system\.keep_checkpoint=true"):
+        load_run(tmp_path / "run")
+
+
+DYING = """
+import os, runpy, signal
+from ed.engine.metrics import Metrics
+
+log = Metrics.log
+
+def last_words(self, *given):
+    log(self, *given)
+    if len(self.rows) == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Metrics.log = last_words
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def start_training(folder: Path, *extra: str, program=("train.py",)) -> subprocess.Popen:
+    command = [sys.executable, *program, *SMALL, f"system.run_dir={folder}", *extra]
+    threads = str(torch.get_num_threads())  # as many as this process: bitwise equal
+    environment = os.environ | {"OMP_NUM_THREADS": threads}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+
+
+# the seven methods of Table 1
+METHODS = {name: [f"regularizer={name}"] for name in ("none", "mixup", "sam", "asam", "jacobian")}
+METHODS |= {"ed_without_anchors": ["regularizer=ed", "regularizer.anchored=false"]}
+METHODS |= {"ed": ["regularizer=ed"]}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path):
+    folder, extra = tmp_path / "killed", ["task.epochs=4", *METHODS[method]]
+    # by its own hand: another process might be too slow to kill it before it ends
+    process = start_training(folder, *extra, "system.save_seconds=0", program=("-c", DYING))
+    assert process.wait() == -signal.SIGKILL
+    assert not (folder / "DONE").exists()
+    assert load_checkpoint(folder, print)["step"] >= 8  # nine rows: only the ninth may be lost
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 99')  # as if killed in the middle of a line
+    small_run(folder, *extra)
+    small_run(tmp_path / "whole", *extra)
+    assert_same_run(tmp_path / "whole", folder)
+    assert len(json.loads((folder / "meta.json").read_text())["sessions"]) == 2
+
+
+def test_term_signal_saves_and_exits_with_try_again(tmp_path):
+    folder, extra = tmp_path / "stopped", ["task.epochs=200"]
+    process = start_training(folder, *extra)
+    while process.poll() is None and not _lines(folder / "metrics.jsonl"):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 75
+    step = load_checkpoint(folder, print)["step"]
+    assert step == rows_without_time(folder)[-1]["step"]
+
+
+def test_a_request_is_granted_after_its_step_and_named(tmp_path, monkeypatch):
+    """Whoever requeues a run needs to know that it was the time limit that stopped it."""
+    monkeypatch.setattr(Metrics, "advance", lambda *_: signal.raise_signal(signal.SIGUSR2))
+    with pytest.raises(Interrupted, match="stopped and saved at step 1 of 10") as stopped:
+        small_run(tmp_path)
+    assert stopped.value.signals == (signal.SIGUSR2,)
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with _stop_requests() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop == [signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped bit", "empty", "foreign"])
+def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
+    for step in (1, 2):
+        save_checkpoint(tmp_path, {"step": step, "weights": torch.arange(1000)})
+    last = tmp_path / "last.pt"
+    content = bytearray(last.read_bytes())
+    if damage == "truncated":
+        content = content[: len(content) // 2]
+    elif damage == "flipped bit":
+        content[-2000] ^= 1
+    else:
+        content = b"" if damage == "empty" else b"PK not ours"
+    last.write_bytes(content)
+    warnings = []
+    assert load_checkpoint(tmp_path, warnings.append)["step"] == 1
+    assert "last.pt is damaged" in warnings[0]
+
+
+def test_a_kill_between_the_renames_loses_nothing_after_a_damaged_one(tmp_path, monkeypatch):
+    """The damaged last.pt takes the place of the good previous.pt first."""
+    for step in (1, 2):
+        save_checkpoint(tmp_path, {"step": step})
+    (tmp_path / "last.pt").write_bytes(b"damaged")
+    rename = os.replace
+
+    def killed(source, target):
+        if Path(source).suffix == ".tmp":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, {"step": 3})
+    assert load_checkpoint(tmp_path, print) == {"step": 3}
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(tmp_path, monkeypatch):
+    """Going on from an older one, or from the start, would overwrite it."""
+    save_checkpoint(tmp_path, {"step": 1})
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(PermissionError, match=r"last\.pt"):
+        load_checkpoint(tmp_path, lambda _: None)
+
+
+def test_checkpoints_are_plain_torch_files(tmp_path):
+    state = {"step": 3, "weights": torch.arange(1000)}
+    save_checkpoint(tmp_path, state)
+    for mapped in (False, True):
+        opened = torch.load(tmp_path / "last.pt", weights_only=True, mmap=mapped)
+        assert opened["step"] == 3
+        assert torch.equal(opened["weights"], state["weights"])
+
+
+def test_a_run_opens_with_torch_with_safetensors_and_with_load_run(tmp_path):
+    small_run(tmp_path)
+    trained = ed.load_run(tmp_path, "cpu")
+    assert not trained.model.training
+    assert trained.config.task.batch_size == trained.task.batch_size == 200
+    state = torch.load(tmp_path / "last.pt", weights_only=True)["training"]["model"]
+    plain = instantiate(trained.config.model).eval()
+    x = trained.task.examples(torch.arange(4))["x"]
+    expected = trained.model(x)
+    for found in (state, load_file(tmp_path / "model.safetensors")):
+        plain.load_state_dict(found)
+        assert torch.equal(plain(x), expected)
+    (tmp_path / "last.pt").unlink()  # as in a folder that somebody shares
+    shared = ed.load_run(tmp_path, "cpu", data=False)
+    assert torch.equal(shared.model(x), expected)
+    assert not hasattr(shared.task, "train")
+
+
+def test_checkpoints_execute_no_foreign_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("touch should_not_exist",)
+
+    buffer = io.BytesIO()
+    torch.save({"step": Evil()}, buffer)
+    content = buffer.getbuffer()
+    digest = seal(content)
+    (tmp_path / "last.pt").write_bytes(bytes(content) + digest)
+    with pytest.raises(UnpicklingError, match=r"posix\.system"):
+        load_checkpoint(tmp_path, print)
+    assert not Path("should_not_exist").exists()
+
+
+def test_what_could_not_be_loaded_again_is_refused_before_it_is_saved(tmp_path):
+    """It would count as damaged, and the run begin anew over the work of days."""
+    save_checkpoint(tmp_path, {"step": 1})
+    with pytest.raises(SaveError, match=r"can hold numpy\S*scalar: .*float\("):
+        save_checkpoint(tmp_path, {"step": 2, "task": {"mean": np.float64(0.5)}})
+    assert load_checkpoint(tmp_path, print) == {"step": 1}
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, {"step": 1})
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SaveError, match=r"No space left on device.*run the same command again"):
+        save_checkpoint(tmp_path, {"step": 2})
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(tmp_path / "DONE", "{}")
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path, print)["step"] == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["last.pt"]
+
+
+def test_a_folder_with_another_config_is_refused_untouched(tmp_path):
+    small_run(tmp_path / "run")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
+    with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there, 0\.001 here"):
+        small_run(tmp_path / "run", "optimizer.lr=0.001")
+    with pytest.raises(RunError, match="another config: seed is 0 there, 1 here"):
+        small_run(tmp_path / "run", "seed=1")
+    after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
+    assert before == after
+    for name in ("config.yaml", "DONE"):
+        (tmp_path / "run" / name).unlink()
+    with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there, 0\.001 here"):
+        small_run(tmp_path / "run", "optimizer.lr=0.001")  # the checkpoint knows it, too
+
+
+def test_what_cannot_change_a_result_may_change_between_sessions(tmp_path):
+    with pytest.raises(Interrupted):
+        small_run(tmp_path / "run", "system.max_minutes=0")
+    others = ["system.log_every=4", "logger.project=another"]
+    assert small_run(tmp_path / "run", *others)["steps"] == 10
+    rows = [row["step"] for row in rows_without_time(tmp_path / "run") if "train/loss" in row]
+    assert rows == [1, 4, 8, 10]  # the last steps too
+
+
+def test_the_time_of_all_sessions_adds_up(tmp_path):
+    with pytest.raises(Interrupted):
+        small_run(tmp_path, "system.max_minutes=0")
+    state = load_checkpoint(tmp_path, print)
+    save_checkpoint(tmp_path, state | {"seconds": state["seconds"] + 5000})
+    with pytest.raises(Interrupted):
+        small_run(tmp_path, "system.max_minutes=0")
+    assert 5000 < small_run(tmp_path)["seconds"] < 6000
+
+
+def test_checkpoints_and_the_limit_of_time_go_by_the_clock(tmp_path, monkeypatch):
+    """By a clock that goes on by a second whenever it is asked, which each step does once."""
+    clock, saved = itertools.count(), []
+    loop = "ed.engine.loop"
+    monkeypatch.setattr(f"{loop}.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(f"{loop}.save_checkpoint", lambda _, state: saved.append(state["step"]))
+    small_run(tmp_path / "saved", "system.save_seconds=4")
+    assert saved == [4, 8, 10]
+    with pytest.raises(Interrupted, match="at step 6 of 10"):
+        small_run(tmp_path / "stopped", "system.max_minutes=0.1")
+
+
+def test_a_place_that_knows_no_locks_is_named(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunError, match=r"\(Operation not supported: .*\.lock\); give"):
+        RunFolder(tmp_path, small_config(tmp_path))
+
+
+def test_a_locked_folder_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="another process is training in"):
+            small_run(tmp_path / "run")
+
+
+def test_a_folder_that_someone_looks_into_for_a_moment_is_opened(tmp_path, monkeypatch):
+    """As `launch.py --status` does, which tries the lock to see who is at work."""
+    with open(tmp_path / ".lock", "w") as look:
+        fcntl.flock(look, fcntl.LOCK_EX)
+        pause = SimpleNamespace(sleep=lambda _: fcntl.flock(look, fcntl.LOCK_UN))
+        monkeypatch.setattr("ed.runtime.files.time", pause)
+        RunFolder(tmp_path, small_config(tmp_path)).close()
+    assert (tmp_path / "config.yaml").exists()
+
+
+KILLED_WRITER = """
+import os, pathlib, sys
+from ed.runtime import files
+os.replace = lambda *_: os.kill(os.getpid(), 9)
+files.write_atomic(pathlib.Path(sys.argv[1]), "half")
+"""
+
+
+def test_what_killed_writers_left_goes_once_the_folder_is_ours_and_no_others(tmp_path):
+    ours = ["config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id"]
+    for name in (*ours, "FAILED", "slurm.json"):
+        subprocess.run([sys.executable, "-c", KILLED_WRITER, tmp_path / name], cwd=ROOT)
+    before = sorted(tmp_path.glob("*.tmp"))
+    assert len(before) == 7
+    with open(tmp_path / ".lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RunError):
+            RunFolder(tmp_path, small_config(tmp_path))
+        assert sorted(tmp_path.glob("*.tmp")) == before  # it may be writing them
+    RunFolder(tmp_path, small_config(tmp_path)).close()
+    left = {path.name.split(".")[0] for path in tmp_path.glob("*.tmp")}
+    assert left == {"FAILED", "slurm"}  # the launcher's, which holds no lock
+
+
+def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):
+    with pytest.raises(FloatingPointError, match=r"train/loss = nan between steps 1 and \d+"):
+        small_run(tmp_path / "run", "optimizer.lr=1e30", "task.epochs=3", "system.log_every=5")
+    assert not (tmp_path / "run" / "last.pt").exists()
+    with pytest.raises(FloatingPointError, match="between steps 2 and 2 of"):  # the row before was
+        small_run(tmp_path / "rows", "optimizer.lr=1e30")
+
+
+def test_a_checkpoint_between_two_rows_holds_no_ruined_weights(tmp_path):
+    """Losses since the last row are looked at before they are saved, not at the next row."""
+    often = ["optimizer.lr=1e30", "system.log_every=5", "system.save_seconds=0"]
+    with pytest.raises(FloatingPointError, match=r"loss = nan.* between steps 1 and \d+ of"):
+        small_run(tmp_path, *often)
+    state = load_checkpoint(tmp_path, print)
+    assert state["step"] < 5
+    assert all(value.isfinite() for value in state["training"]["sums"].values())
+
+
+def test_weights_that_the_last_step_ruined_are_not_saved_as_done(tmp_path):
+    """No step comes after it whose loss could tell; the evaluation does."""
+    whole = ["task.batch_size=2000", "optimizer=sgd", "optimizer.lr=1e38"]  # a single step
+    with pytest.raises(FloatingPointError, match=r"eval/loss = nan between steps 1 and 1 of .*run"):
+        small_run(tmp_path / "run", *whole)
+    assert not (tmp_path / "run" / "last.pt").exists()
+    assert not (tmp_path / "run" / "DONE").exists()
+
+
+def test_a_run_knows_what_was_changed_since_its_commit(tmp_path, monkeypatch):
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=b"]
+        command = ["git", "-C", tmp_path, *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    code = tmp_path / "code.py"
+    monkeypatch.setattr("ed.engine.run.__file__", str(code))
+    for name in ("ED_COMMIT", "ED_CHANGED"):
+        monkeypatch.delenv(name, raising=False)
+    git("init")
+    for text in ("first", "second"):
+        code.write_text(text)
+        git("add", "code.py")
+        git("commit", "-m", text)
+    assert changed_files() == []
+    monkeypatch.setenv("ED_COMMIT", git("rev-parse", "HEAD~1"))
+    assert changed_files() == ["code.py"]  # it is another commit that was named
+    monkeypatch.setenv("ED_COMMIT", "0123456789abcdef")  # of a history that is not here
+    assert changed_files() is None
+    for listed, files in (("", []), ("a.py b.py", ["a.py", "b.py"])):
+        monkeypatch.setenv("ED_CHANGED", listed)
+        assert changed_files() == files
+
+
+def test_every_session_notes_whether_its_code_was_changed(tmp_path, monkeypatch):
+    with contextlib.closing(RunFolder(tmp_path, small_config(tmp_path))) as folder:
+        for changed in ([], ["code.py"], None):  # None: unknown
+            monkeypatch.setattr("ed.engine.run.changed_files", lambda changed=changed: changed)
+            folder.open_session("cpu", 10, processes=1, provenance={})
+    sessions = json.loads((tmp_path / "meta.json").read_text())["sessions"]
+    noted = [(session["dirty"], session["changed"]) for session in sessions]
+    assert noted == [(False, []), (True, ["code.py"]), (None, None)]

@@ -1,0 +1,79 @@
+"""Metrics survive what weights survive: rows that a resumed run finds damaged are restored."""
+
+import json
+
+import pytest
+import torch
+
+from ed.engine.checkpoint import load_checkpoint, save_checkpoint
+from ed.engine.loop import Interrupted
+from ed.runtime.files import read_rows
+from tests.engine.test_resume import assert_same_run
+from tests.helpers.small import SMALL_GROKKING, small_run
+
+
+def _doubled(lines):
+    return [line for line in lines for _ in range(2)]
+
+
+DAMAGED_ROWS = {
+    "emptied": lambda lines: [],
+    "cut": lambda lines: lines[:3],
+    "without its best": lambda lines: lines[4:],
+    "doubled": _doubled,
+    "changed": lambda lines: [line.replace('"eval/acc": ', '"eval/acc": 9') for line in lines],
+    "shuffled": lambda lines: lines[::-1],
+    "foreign": lambda lines: ["[1]\n", *lines],
+    "no JSON": lambda lines: ["\0\0\n", *lines],
+    "longer": lambda lines: [*lines, *lines[-1:]],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_ROWS)
+def test_damaged_rows_are_restored_from_the_checkpoint(damage, tmp_path):
+    """A wrong row would be a wrong best."""
+    settings = {"base": [*SMALL_GROKKING, "measures=norm", "task.eval_every=2"]}
+    whole = small_run(tmp_path / "whole", **settings)
+    with pytest.raises(Interrupted):
+        small_run(tmp_path / "run", "system.max_minutes=0", **settings)
+    with pytest.raises(Interrupted):  # goes on to the third checkpoint
+        small_run(tmp_path / "run", "system.max_minutes=0", **settings)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text("".join(DAMAGED_ROWS[damage](metrics.read_text().splitlines(True))))
+    resumed = small_run(tmp_path / "run", **settings)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert (resumed["last"], resumed["best"]) == (whole["last"], whole["best"])
+
+
+def test_rows_lost_after_the_end_lose_no_measure(tmp_path):
+    small_run(tmp_path, "measures=norm", base=SMALL_GROKKING)
+    (tmp_path / "metrics.jsonl").write_text("")
+    summary = small_run(tmp_path, "measures=[norm,gap]", base=SMALL_GROKKING)
+    assert {"measure/norm", "measure/gap", "eval/acc"} <= set(summary["last"])
+    assert json.loads((tmp_path / "DONE").read_text()) == summary
+
+
+def test_a_checkpoint_without_rows_resumes_with_those_of_the_file(tmp_path, capsys):
+    """As those from before checkpoints held them."""
+    with pytest.raises(Interrupted):
+        small_run(tmp_path, "system.max_minutes=0", base=SMALL_GROKKING)
+    state = load_checkpoint(tmp_path, print)
+    del state["metrics"], state["threads"]
+    save_checkpoint(tmp_path, state)
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    small_run(tmp_path, base=SMALL_GROKKING)
+    assert read_rows(tmp_path / "metrics.jsonl")[: len(rows)] == rows
+    assert "damaged" not in capsys.readouterr().out
+
+
+def test_another_number_of_threads_is_warned_of(tmp_path, capsys):
+    before = torch.get_num_threads()
+    try:
+        with pytest.raises(Interrupted):
+            small_run(tmp_path, "system.max_minutes=0", "system.threads=1", base=SMALL_GROKKING)
+        small_run(tmp_path, "system.threads=2", base=SMALL_GROKKING)
+    finally:
+        torch.set_num_threads(before)
+    assert "set system.threads=1" in capsys.readouterr().out
+    sessions = json.loads((tmp_path / "meta.json").read_text())["sessions"]
+    assert [session["threads"] for session in sessions] == [1, 2]

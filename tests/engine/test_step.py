@@ -1,0 +1,218 @@
+"""All regularizers in the same training step: draws, parts, rates, means, and going on."""
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch import nn
+
+from ed.core.field import Field
+from ed.engine.optimizer import AdamW
+from ed.regularizers.base import Regularizer
+from ed.runtime import processes
+from ed.runtime.distributed import average_gradients
+from tests.helpers.toy import (
+    BATCH,
+    CLASSES,
+    METHODS,
+    Toy,
+    assert_same_weights,
+    config,
+    convolution,
+    first_batch,
+    run,
+    state,
+    training,
+    two_layers,
+    vit,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled"), [("ed", False), ("jacobian", False), ("jacobian", True)]
+)
+def test_penalties_see_only_the_outputs_that_a_task_names(name, compiled, monkeypatch):
+    """The last output is no logit, like PPO's value: ten times as large, it changes nothing."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+
+    class Named(Toy):
+        penalised = slice(0, 2)
+
+    batch, model, penalties = first_batch(), two_layers(), []
+    points = batch["x"].flatten(1)[:, :5]
+    for factor in (1, 10):
+        changes = {"anchored": False} if name == "ed" else {}
+        method = instantiate(config(name), **changes)
+        if compiled:
+            method.compile(model)
+        size = torch.tensor([1, 1, factor], dtype=torch.float64)
+        field = Field.of(lambda x, size=size: size * model(x), points)
+        penalties.append(method.objective(Named(), field, batch, state())[1]["penalty"])
+    assert torch.equal(*penalties)
+    if compiled:
+        eager = instantiate(config(name)).objective(Named(), field, batch, state())[1]["penalty"]
+        torch.testing.assert_close(penalties[1], eager)
+
+
+class Spy(Regularizer):
+    """Plain training that notes what it is given."""
+
+    def __init__(self):
+        self.seen, self.losses = [], []
+
+    def objective(self, task, field, batch, state):
+        draw = torch.rand((), generator=state.generator).item()
+        self.seen.append((draw, state.parts, len(field.x), state.progress.item()))
+        loss, report = super().objective(task, field, batch, state)
+        self.losses.append(loss.item())
+        return loss, report
+
+
+def test_each_process_draws_for_itself_and_knows_the_parts_of_a_step(monkeypatch):
+    spies = {None: Spy(), 0: Spy(), 1: Spy()}
+    run(training(spies[None], vit()), 0, 1)
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(processes, "mean", list)  # there is no other to ask
+    monkeypatch.setattr(processes, "anyone", lambda *flags: list(flags))
+    for rank in (0, 1):
+        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
+        run(training(spies[rank], vit(), accumulate=2), 0, 1)
+    draws, parts, sizes, _ = zip(*spies[0].seen, *spies[1].seen, strict=True)
+    assert len(set(draws)) == 4
+    assert draws[0] == spies[None].seen[0][0]  # the first as if it were alone
+    assert set(parts) == {4}
+    assert set(sizes) == {BATCH // 4}
+
+
+def test_every_step_of_every_seed_draws_anew():
+    spies = []
+    for seed in (0, 1):
+        spies.append(Spy())
+        step = training(spies[-1], vit())
+        step.seed = seed
+        run(step, 0, 4)
+    assert len({draw for spy in spies for draw, *_ in spy.seen}) == 8
+
+
+def test_a_row_has_the_mean_of_all_parts_of_the_steps_since_the_last():
+    spy = Spy()
+    step = run(training(spy, vit(), accumulate=2), 0, 3)
+    assert step.means()["train/loss"] == pytest.approx(sum(spy.losses) / 6)
+    run(step, 3, 5)
+    assert step.means()["train/loss"] == pytest.approx(sum(spy.losses[6:]) / 4)
+
+
+def test_rate_and_progress_follow_the_step_and_the_tasks_warm_up():
+    spy, recipe = Spy(), AdamW(lr=0.1, weight_decay=0.0, decay="matrices")  # two groups
+    step = training(spy, vit(), recipe=recipe)
+    step.task.warmup_steps = 4
+    rates = []
+    for number, batch in zip((0, 1, 7), Toy().batches(None, 0), strict=False):
+        step(batch, number)
+        rates.append([group["lr"] for group in step.optimizer.param_groups])
+    cosine = (1 + math.cos(math.pi * 3 / 6)) / 2
+    for group in zip(*rates, strict=True):
+        assert group == pytest.approx([0.1 / 4, 0.2 / 4, 0.1 * cosine])
+    assert [progress for *_, progress in spy.seen] == pytest.approx([0, 0.1, 0.7])
+
+
+def test_accumulation_leaves_the_gradient_alone():
+    whole = run(training(Regularizer(), vit()), 0, 1).model
+    parts = run(training(Regularizer(), vit(), accumulate=2), 0, 1).model
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)  # order of sums
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_under_accumulation_and_clipping(name, bf16):
+    recipe = AdamW(lr=0.01, weight_decay=0.1, max_grad_norm=0.1)
+    model, before = vit(torch.float32), vit(torch.float32)
+    step = training(instantiate(config(name)), model, recipe=recipe, accumulate=2, bf16=bf16)
+    run(step, 0, 2, torch.float32)
+    values = step.means()
+    assert values.keys() >= {"train/loss", "train/acc"}
+    assert all(torch.tensor(value).isfinite() for value in values.values())
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    assert norm <= 0.1 * (1 + 1e-4)  # what the optimizer saw was clipped; float32 rounding
+    for (key, now), then in zip(model.named_parameters(), before.parameters(), strict=True):
+        assert now.isfinite().all(), key
+        assert not torch.equal(now, then), key
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_resumed_training_is_bitwise_the_same(name):
+    recipe = AdamW(lr=0.01, weight_decay=0.1)
+    whole = run(training(instantiate(config(name)), vit(), recipe=recipe), 0, 4)
+    first = run(training(instantiate(config(name)), vit(), recipe=recipe), 0, 2)
+    again = training(instantiate(config(name)), vit(), recipe=recipe)
+    again.load_state_dict(copy.deepcopy(first.state_dict()))
+    run(again, 2, 4)
+    assert_same_weights(again.model, whole.model)
+    assert again.peek() == whole.peek()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_batch_norm_sees_each_example_once(name):
+    """Paths, projections and perturbed weights leave the running statistics alone."""
+    model = convolution()
+    run(training(instantiate(config(name)), model), 0, 1)
+    assert int(model[1].num_batches_tracked) == 1
+    if name != "mixup":  # it replaces the batch
+        reference = convolution()
+        reference(first_batch()["x"])
+        assert torch.equal(model[1].running_mean, reference[1].running_mean)
+
+
+def test_a_weight_that_one_process_did_not_use_is_averaged_as_zero(monkeypatch):
+    """Blocks left out at random: all must average the same list, in the same order."""
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    weights[0].grad = torch.full((2,), 4.0)
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    monkeypatch.setattr(processes, "anyone", lambda *flags: [True, True, False])  # who used it
+    monkeypatch.setattr(processes, "mean", lambda values: [v / 2 for v in values])
+    average_gradients([*weights, nn.Parameter(torch.ones(2), requires_grad=False)])
+    assert [w.grad if w.grad is None else w.grad[0].item() for w in weights] == [2.0, 0.0, None]
+
+
+def test_names_that_come_and_go_in_reports_are_refused():
+    class Rare(Regularizer):
+        seen = 0
+
+        def objective(self, task, field, batch, state):
+            loss, report = super().objective(task, field, batch, state)
+            self.seen += 1
+            return loss, report | ({"rare": loss.detach()} if self.seen == 3 else {})
+
+    for how in ({}, {"accumulate": 2}):
+        with pytest.raises(ValueError, match=r"Rare reports .*rare.* after .*the same names"):
+            run(training(Rare(), vit(), **how), 0, 4)
+
+
+def test_a_ruined_weight_shows_before_the_next_loss():
+    step = training(Regularizer(), vit())
+    largest = max(weight.abs().max().item() for weight in step.model.parameters())
+    assert step.largest_weight() == {"largest weight": largest}
+    for value in (-math.inf, math.nan):
+        with torch.no_grad():
+            next(step.model.parameters()).view(-1)[0] = value
+        assert not math.isfinite(step.largest_weight()["largest weight"])
+
+
+def test_paths_may_go_without_dropout():
+    """In eval mode, and in a pass of their own: the batch keeps its dropout."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES)).double()
+    overrides = {"ramp": 0.0, "weight": 1.0, "anchored": False}
+    penalties = {}
+    for choice in (True, False):
+        method = instantiate(config("ed"), **overrides, path_dropout=choice)
+        batch = first_batch()
+        reports = [
+            method.objective(Toy(), Toy().field(model, batch), batch, state())[1] for _ in range(2)
+        ]
+        penalties[choice] = {report["penalty"].item() for report in reports}
+    assert {choice: len(found) for choice, found in penalties.items()} == {True: 2, False: 1}
+    assert all(module.training for module in model.modules())

@@ -1,0 +1,134 @@
+"""Run folders of others: nothing in them runs as code, and none of their files takes forever."""
+
+import re
+import shutil
+import time
+
+import pytest
+from omegaconf import OmegaConf
+
+import scripts.measure as measure
+import scripts.play as play
+from ed.engine.compose import CONFIGS
+from ed.engine.errors import explain
+from ed.engine.main import load_run
+from ed.engine.trust import UntrustedConfig, read_config, shipped_targets, stored_config
+from ed.runtime.files import yaml_text
+from tests.helpers.hostile import hostile_leaves, plant
+from tests.helpers.small import small_run
+
+HOW = ("numpy", "torch", "hub", "os", "nested", "argument", "re-exported", "positional")
+HOW += ("interpolated",)
+ENTRY_POINTS = {
+    "measure.py --run": lambda run: measure.main(["--run", str(run), "--device", "cpu"]),
+    "play.py RUN": lambda run: play.main([str(run), "--device", "cpu"]),
+    "load_run": lambda run: load_run(run, "cpu"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    small_run(folder, "measures=[norm]", "system.device=cpu")
+    return folder
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+@pytest.mark.parametrize("key", ["task", "model"])
+@pytest.mark.parametrize("entry", ENTRY_POINTS)
+def test_no_entry_point_builds_what_a_foreign_folder_names(entry, key, copy, tmp_path, capsys):
+    marker = tmp_path / "marker"
+    plant(copy, key, hostile_leaves(tmp_path, marker)["numpy"])
+    with pytest.raises(UntrustedConfig, match=rf"config\.yaml: {key}\._target_=") as error:
+        ENTRY_POINTS[entry](copy)
+    assert not marker.exists()
+    assert explain(error.value) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_every_way_to_name_foreign_code_is_refused(how, copy, tmp_path):
+    marker = tmp_path / "marker"
+    plant(copy, "model", hostile_leaves(tmp_path, marker)[how])
+    with pytest.raises(ValueError, match=r"config\.yaml"):
+        load_run(copy, "cpu")
+    assert not marker.exists()
+
+
+def test_with_trust_the_folder_may_build_anything(copy, tmp_path):
+    marker = tmp_path / "marker"
+    plant(copy, "task", hostile_leaves(tmp_path, marker)["numpy"])
+    with pytest.raises(AttributeError):  # what it built is no task
+        load_run(copy, "cpu", trust=True)
+    assert marker.exists()
+
+
+def test_training_on_in_a_finished_folder_builds_no_foreign_measure(copy, tmp_path):
+    marker = tmp_path / "marker"
+    plant(copy, "measures.norm", hostile_leaves(tmp_path, marker)["numpy"])
+    settings = ["measures=[norm]", "system.device=cpu"]
+    with pytest.raises(UntrustedConfig, match=r"measures\.norm\._target_="):
+        small_run(copy, *settings)
+    assert not marker.exists()
+    small_run(copy, *settings, "system.trust=true")
+    assert marker.exists()
+
+
+def test_measures_that_nobody_asks_for_now_are_not_built(copy, tmp_path):
+    plant(copy, "measures.own", {"_target_": "own_parts.Count"})
+    assert small_run(copy, "measures=[norm]", "system.device=cpu")["steps"] == 10
+
+
+def test_shipped_parts_are_all_ours_and_every_committed_run_has_no_others():
+    assert all(target.startswith("ed.") for target in shipped_targets())
+    folders = sorted((CONFIGS.parent / "experiments" / "results" / "runs").glob("*/*/seed0"))
+    for folder in folders[:: max(1, len(folders) // 20)]:
+        stored_config(folder)
+
+
+def flow(depth: int) -> str:
+    return "a: " + "[" * depth + "]" * depth
+
+
+BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+WRONG = {
+    "bomb": BOMB,
+    "merge bomb": "a: &a {x: 1}\n" + "".join(f"k{i}: *a\n" for i in range(50_001)),
+    "loop": "a: &a [*a]\n",
+    "deep flow": flow(5000),
+    "deep block": "- " * 5000,
+    "list": "- 1\n- 2\n",
+    "nothing": "",
+    "number": "3\n",
+    "binary": b"\xff\xfe\x00\x01",
+    "null bytes": b"a: \x00\n",
+    "broken": "a: [1, 2\n",
+    "part": "task: 3\n",
+    "environment": "task: {_target_: a, data: '${oc.env:HOME}'}\n",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_config_that_is_none_is_refused_at_once(kind, tmp_path):
+    path = tmp_path / "config.yaml"
+    text = WRONG[kind]
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=re.escape(str(path))) as error:
+        stored_config(tmp_path)
+    assert "\n" not in str(error.value)
+    assert time.monotonic() - began < 30  # a bomb takes hours
+
+
+def test_repeating_a_value_is_no_bomb(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("a: &a [1, 2]\nb: *a\n")
+    assert yaml_text(path) == path.read_text()
+    assert OmegaConf.to_container(read_config(path)) == {"a": [1, 2], "b": [1, 2]}

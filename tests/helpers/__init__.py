@@ -1,0 +1,1 @@
+"""Toys, small runs and fixtures that several tests share."""

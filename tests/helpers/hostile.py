@@ -1,0 +1,59 @@
+"""Files that try to run code: each would create a folder of a given name, and so be noticed."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+
+
+class Payload:
+    """Creates the folder `marker` when it is unpickled as code."""
+
+    def __init__(self, marker: Path):
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return os.mkdir, (self.marker,)
+
+
+def hostile_leaves(folder: Path, marker: Path) -> dict[str, dict]:
+    """Config leaves that create `marker` when they are built, by their way to do it."""
+    np.save(folder / "payload.npy", np.array([Payload(marker)], dtype=object), allow_pickle=True)
+    torch.save(Payload(marker), folder / "payload.pt")
+    (folder / "hubconf.py").write_text(f"import os\nos.mkdir({str(marker)!r})\ndef go(): pass\n")
+    call = {"_target_": "os.mkdir", "path": str(marker)}
+    vit = "ed.models.vit.ViT"
+    return {
+        "numpy": {
+            "_target_": "numpy.load",
+            "file": f"{folder}/payload.npy",
+            "allow_pickle": True,
+        },
+        "torch": {"_target_": "torch.load", "f": f"{folder}/payload.pt", "weights_only": False},
+        "hub": {
+            "_target_": "torch.hub.load",
+            "repo_or_dir": str(folder),
+            "model": "go",
+            "source": "local",
+        },
+        "os": call,
+        "nested": {"_target_": vit, "image_size": [[call]]},
+        "argument": {"_target_": vit, "width": call},
+        "re-exported": {"_target_": "ed.runtime.files.os.mkdir", "path": str(marker)},
+        "positional": {"_target_": vit, "_args_": [call]},
+        "interpolated": {"_target_": "${seed}", "path": str(marker)},
+    }
+
+
+def plant(run: Path, key: str, leaf: dict) -> None:
+    """Replaces the leaf at a dotted key of a run folder's config."""
+    path = run / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    *parents, last = key.split(".")
+    inner = config
+    for name in parents:
+        inner = inner[name]
+    inner[last] = leaf
+    path.write_text(yaml.safe_dump(config))

@@ -1,0 +1,166 @@
+"""What test_distributed.py runs under torchrun: every process records what it saw."""
+
+import hashlib
+import json
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from hydra.utils import instantiate
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ed
+from ed.datasets.images import Images
+from ed.engine import main
+from ed.engine.optimizer import SGD
+from ed.engine.step import TrainStep
+from ed.runtime import processes
+from tests.helpers.small import small_run
+from tests.helpers.toy import Toy, config, convolution, training, vit
+from tests.helpers.toy import run as train
+
+METHODS = ("none", "mixup", "sam", "asam", "jacobian", "ed")
+PLAIN = ["optimizer=sgd", "task.augment=true"]  # SGD: rounding stays as small as it is
+LONG = ["regularizer=ed", "model.dropout=0.1", "task.epochs=4"]
+UNEVEN = 499  # pictures
+
+
+def fingerprint(step) -> str:
+    """Of weights, statistics and optimizer state."""
+    optimizer = step.optimizer.state_dict()["state"].values()
+    tensors = [*step.model.state_dict().values(), *(v for s in optimizer for v in s.values())]
+    content = b"".join(torch.as_tensor(tensor).numpy().tobytes() for tensor in tensors)
+    return hashlib.sha256(content).hexdigest()
+
+
+def failure(folder: Path, *overrides: str) -> str:
+    try:
+        small_run(folder, *overrides)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def stopped_by_one(folder: Path) -> str:
+    """How the long run ends where one process alone hears a signal, in step 36."""
+    original = TrainStep.__call__
+
+    def call(step, batch, number):
+        original(step, batch, number)
+        if processes.rank() == 1 and number == 35:
+            signal.raise_signal(signal.SIGTERM)
+
+    TrainStep.__call__ = call
+    try:
+        return failure(folder, *LONG)
+    finally:
+        TrainStep.__call__ = original
+
+
+def watch_writes(folder: Path) -> list[str]:
+    """Files below `folder` that this process opens for writing, makes or renames, from now on."""
+    written: list[str] = []
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event not in ("open", "os.mkdir", "os.rename", "os.remove"):
+            return
+        path, mode, *flags = arguments
+        reads = event == "open" and (mode in ("r", "rb") or (mode is None and not flags[0] & 3))
+        if not reads and str(path).startswith(str(folder)):
+            written.append(f"{event} {path}")
+
+    sys.addaudithook(hook)
+    return written
+
+
+def trained_fingerprints(folder: Path) -> dict[str, str]:
+    """Of every method after a whole run, and of a model with batch norm after a few steps."""
+    original, seen = main.train_in, {}
+
+    def remember(run_folder, cfg, task, model, step, measures=None):
+        summary = original(run_folder, cfg, task, model, step, measures)
+        seen[run_folder.path.name] = fingerprint(step)
+        return summary
+
+    main.train_in = remember
+    for name in METHODS:
+        small_run(folder / name, f"regularizer={name}", "model.dropout=0.1")
+    main.train_in = original
+    for name in METHODS:
+        step = train(training(instantiate(config(name)), convolution()), 0, 2)
+        seen[f"{name} with batch norm"] = fingerprint(step)
+    return seen
+
+
+def scores(folder: Path) -> dict[str, float]:
+    """Of a number of pictures that the processes cannot share evenly."""
+    trained = main.load_run(folder, "cpu")
+    task, model = trained.task, trained.model
+    pictures = Images(task.test.pixels[:UNEVEN], task.test.labels[:UNEVEN])
+    with torch.no_grad():
+        accuracy, loss = task.score(model, pictures)
+        rows = processes.part(UNEVEN)
+        ours = model(task.normalise(pictures.pixels[rows.start : rows.stop]))
+        exact = processes.all_rows(ours, UNEVEN)
+    return {"rows": len(ours), "acc": accuracy, "loss": loss, "logits": exact.double().sum().item()}
+
+
+def float64_training():
+    recipe = SGD(lr=0.1, weight_decay=0.01, momentum=0.9, max_grad_norm=0.5)
+    return training(instantiate(config("none")), vit(), recipe=recipe, accumulate=2)
+
+
+def float64_weights() -> dict[str, torch.Tensor]:
+    return train(float64_training(), 0, 4).model.state_dict()
+
+
+class Sharing(Toy):
+    """Makes only the rows of this process, as a task does whose examples cost much."""
+
+    yields_share = True
+
+
+def weights_from_shares() -> dict[str, torch.Tensor]:
+    step = float64_training()
+    step.task = Sharing()
+    for number, batch in zip(range(4), Toy().batches(step.model, 0), strict=False):
+        step(processes.share(batch), number)
+    return step.model.state_dict()
+
+
+def gradients_in_a_loop_of_ones_own(rank: int, wrap=lambda model: model) -> list[torch.Tensor]:
+    """Of a penalised loss on the half of `rank`, by a network with batch norm in training mode."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+    x, labels = (values.chunk(2)[rank] for values in (torch.randn(16, 6), torch.arange(16) % 3))
+    network, generator = wrap(model), torch.Generator().manual_seed(rank)
+    loss = nn.functional.cross_entropy(network(x), labels)
+    (loss + 7 * ed.penalty(network, x, labels, generator=generator)).backward()
+    return [weight.grad for weight in model.parameters()]
+
+
+if __name__ == "__main__":
+    here = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    main.join()
+    written = watch_writes(here)
+    small_run(here / "plain", *PLAIN)
+    draw = torch.rand(()).item()  # without dropout nobody else has drawn from this stream
+    seen = {"fingerprints": trained_fingerprints(here), "scores": scores(here / "plain")}
+    small_run(here / "whole", *LONG)
+    seen["stopped"] = stopped_by_one(here / "killed")  # goes on where it was killed
+    small_run(here / "killed", *LONG)
+    seen["late"] = failure(here / "late", *LONG, "system.max_minutes=0")
+    wild = ["optimizer.lr=1e30", "system.log_every=5"]
+    seen["wild"] = failure(here / "wild", *wild)
+    seen["draw"] = draw
+    seen["rank"], seen["written"] = processes.rank(), written[:10]
+    ours, shares = float64_weights(), weights_from_shares()
+    seen["shares"] = all(torch.equal(ours[name], shares[name]) for name in ours)
+    found = gradients_in_a_loop_of_ones_own(processes.rank(), DistributedDataParallel)
+    seen["ddp"] = [gradient.tolist() for gradient in found]
+    if processes.rank() == 0:
+        torch.save(ours, here / "float64.pt")
+    (here.parent / f"seen{processes.rank()}.json").write_text(json.dumps(seen))

@@ -1,0 +1,211 @@
+"""The kernels for few channels against PyTorch's: on a GPU as they run, else interpreted."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ed.kernels import convolution
+from ed.models.impala import Impala
+
+pytest.importorskip("triton")
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
+def test_interpreted():
+    """All of this file where Triton is an interpreter, which it asks when it is imported."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "30 passed" in done.stdout
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """The kernels in float32 on any device (TF32 on a GPU), in small blocks that end unevenly."""
+    if not (CUDA or INTERPRETED):
+        pytest.skip("neither a GPU nor an interpreter: see test_interpreted")
+    monkeypatch.setattr(convolution, "_applies", lambda *_: True)
+    small = {"BLOCK": 32, "num_warps": 1}
+    for kernel, by_channels in convolution.LAUNCH.items():
+        smaller = {channels: launch | small for channels, launch in by_channels.items()}
+        monkeypatch.setitem(convolution.LAUNCH, kernel, smaller)
+    monkeypatch.setattr(convolution, "POOL", small)
+    monkeypatch.setattr(convolution, "PARTS", 3)
+
+
+@pytest.fixture
+def compiled_for_hopper():
+    if INTERPRETED:
+        pytest.skip("Triton is an interpreter here")
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kinds = {"": "*bf16", "f": "*fp32", "i": "*i8"}
+
+    def compiled(kernel, pointers: str, constants: dict, integers: str) -> None:
+        pairs = (pointer.partition(":") for pointer in pointers.split())
+        types = {name: kinds[kind] for name, _, kind in pairs} | dict.fromkeys(
+            integers.split(), "i32"
+        )
+        signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+        sizes = {name: size for name, size in constants.items() if name in signature}
+        source, warps = ASTSource(kernel, signature, constexprs=sizes), constants["num_warps"]
+        made = triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}
+        )
+        assert "ptx" in made.asm
+
+    return compiled
+
+
+CLOSE = {"rtol": 2e-2, "atol": 2e-2} if CUDA else {"rtol": 1e-4, "atol": 1e-4}
+SHAPES = [(16, 16, 8, 8), (16, 32, 2, 16), (32, 16, 5, 8), (3, 16, 8, 8), (3, 32, 4, 16)]
+
+
+def plain(x, layer, *, relu=False, residual=0):
+    return layer(x.relu() if relu else x) + residual
+
+
+def plain_pool(x):
+    return F.max_pool2d(x, 3, stride=2, padding=1)
+
+
+@pytest.mark.parametrize("parts", [1, 3], ids=["many", "few"])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs", "height", "width"), SHAPES)
+def test_convolution_and_its_gradients(
+    everywhere, monkeypatch, inputs, outputs, height, width, relu, parts
+):
+    monkeypatch.setattr(convolution, "PARTS", parts)
+    torch.manual_seed(0)
+    layer = nn.Conv2d(inputs, outputs, 3, padding=1).to(DEVICE)
+    x = torch.randn(3, inputs, height, width, device=DEVICE, requires_grad=True)
+    residual = torch.randn(3, outputs, height, width, device=DEVICE, requires_grad=True)
+    upstream = torch.randn(3, outputs, height, width, device=DEVICE)
+    seen = []
+    for convolve in (convolution.convolve, plain):
+        y = convolve(x, layer, relu=relu, residual=residual)
+        wanted = [x, layer.weight, layer.bias, residual]
+        seen.append([y, *torch.autograd.grad(y, wanted, upstream)])
+    for ours, theirs in zip(*seen, strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@pytest.mark.parametrize(("channels", "height", "width"), [(16, 8, 8), (16, 5, 7), (32, 6, 5)])
+def test_pooling_and_its_gradient(everywhere, channels, height, width):
+    torch.manual_seed(0)
+    x = torch.randn(3, channels, height, width, device=DEVICE).round(decimals=1).requires_grad_()
+    upstream = torch.randn_like(plain_pool(x))
+    assert len(x.unique()) < x.numel() / 3  # so that windows hold equals
+    ours, theirs = convolution.pool(x), plain_pool(x)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    gradients = [torch.autograd.grad(y, x, upstream)[0] for y in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
+
+
+def test_not_a_number_passes_through_pooling(everywhere):
+    x = torch.zeros(1, 16, 4, 4, device=DEVICE)
+    x[0, 2, 1, 1] = torch.nan
+    assert convolution.pool(x).isnan().sum() == 4  # the windows that hold it
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 32), (3, 16)])
+def test_second_derivatives(everywhere, inputs, outputs, relu):
+    """As the Jacobian regularizer takes them: of a gradient, with respect to the weights."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(inputs, outputs, 3, padding=1).to(DEVICE)
+    x = torch.randn(2, inputs, 6, 8, device=DEVICE, requires_grad=True)
+    upstream = torch.randn(2, outputs, 3, 4, device=DEVICE)
+    seen = []
+    for convolve, pool in ((convolution.convolve, convolution.pool), (plain, plain_pool)):
+        y = pool(convolve(x, layer, relu=relu).square())
+        (slope,) = torch.autograd.grad(y, x, upstream, create_graph=True)
+        wanted = [x, layer.weight, layer.bias]
+        seen.append(torch.autograd.grad(slope.square().sum(), wanted))
+    for ours, theirs in zip(*seen, strict=True):
+        scale = theirs.abs().max()
+        torch.testing.assert_close(ours / scale, theirs / scale, **CLOSE)
+
+
+def test_operators_say_what_they_do(everywhere):
+    """Shapes, strides and derivatives as torch.compile will believe them."""
+    x = torch.randn(2, 16, 6, 6, device=DEVICE, requires_grad=True)
+    layer, check = nn.Conv2d(16, 16, 3, padding=1).to(DEVICE), torch.library.opcheck
+    close = {"rtol": CLOSE["rtol"], "atol": CLOSE["atol"]}
+    given = (x, layer.weight, layer.bias, None, x.detach(), True, False)
+    check(torch.ops.ed.convolve.default, given, **close)
+    check(torch.ops.ed.weight_gradient.default, (x, torch.randn_like(x), True), **close)
+    check(torch.ops.ed.pool.default, (x,))
+
+
+def test_kernels_compile_for_a_gpu(compiled_for_hopper):
+    """Without one: the interpreter lets pass what the compiler refuses."""
+    from ed.kernels import convolution_kernels as kernels
+
+    both = {"RELU": True}
+    for inputs in (4, 16, 32):
+        x = torch.empty(2, inputs, 8, 8)
+        flags = both | {"BIAS": True, "MASK": True, "RESIDUAL": True}
+        shape, _ = convolution._shape(x, 16, "convolve")
+        pointers = "x bands bias:f mask residual y"
+        compiled_for_hopper(kernels.convolve, pointers, shape | flags, "number")
+        shape, _ = convolution._shape(x, 16, "convolve_few")
+        compiled_for_hopper(kernels.convolve_few, pointers, shape | flags, "number")
+        shape, _ = convolution._shape(x, 16, "weight_gradient")
+        pointers = "x gradient bands:f biases:f"
+        compiled_for_hopper(kernels.weight_gradient, pointers, shape | both, "number blocks")
+    sizes = convolution.POOL | {"H": 8, "W": 8, "C": 16}
+    compiled_for_hopper(kernels.pool, "x y taps:i", sizes, "pixels")
+    compiled_for_hopper(kernels.pool_gradient, "gradient taps:i x", sizes, "number")
+
+
+def test_float32_and_other_widths_are_left_to_pytorch():
+    x = torch.randn(2, 16, 8, 8)
+    assert not convolution._applies(x, torch.bfloat16, 16, 16)  # on a CPU
+    if CUDA:
+        assert convolution._applies(x.cuda(), torch.bfloat16, 16, 16)
+        assert not convolution._applies(x.cuda(), torch.float32, 16, 16)
+        assert not convolution._applies(x.cuda(), torch.bfloat16, 16, 24)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_impala_in_bf16_is_as_near_to_float32_as_with_cudnn(monkeypatch, compiled):
+    """The whole network at its true shapes, outputs and gradients, relative errors."""
+    torch.manual_seed(0)
+    model = Impala(actions=15, channels=[16, 32, 32], hidden=256, image_size=[64, 64]).cuda()
+    for layer in (model.actor, model.critic):
+        nn.init.orthogonal_(layer.weight)
+    model.to(memory_format=torch.channels_last)
+    x = torch.rand(64, 3, 64, 64, device="cuda")
+    upstream = torch.randn(64, 16, device="cuda")
+
+    def gradients(bf16: bool, compiled: bool = False) -> list[torch.Tensor]:
+        run = torch.compile(model) if compiled else model
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+            y = run(x)
+        return [y.float(), *torch.autograd.grad((y.float() * upstream).sum(), model.parameters())]
+
+    def errors(found: list[torch.Tensor]) -> torch.Tensor:
+        pairs = zip(found, exact, strict=True)
+        return torch.stack([(ours - theirs).norm() / theirs.norm() for ours, theirs in pairs])
+
+    exact = gradients(False)
+    ours = errors(gradients(True, compiled))
+    monkeypatch.setattr(convolution, "_applies", lambda *_: False)
+    cudnn = errors(gradients(True))
+    assert ours.mean() < 1.2 * cudnn.mean()
+    assert (ours < 2 * cudnn + 1e-3).all()

@@ -1,0 +1,113 @@
+"""The callbacks and the trainer with the real packages, and every example as it is."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ed
+from ed.integrations import QUICK, track
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = {"plain_loop": None, "timm_features": None}
+EXAMPLES |= {"huggingface_trainer": "accelerate", "lightning_module": "lightning"}
+FEW = {"pairs": 5, "resolution": 8, "degree": 4}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name):
+    if EXAMPLES[name]:
+        pytest.importorskip(EXAMPLES[name])
+    run = subprocess.run(
+        [sys.executable, f"examples/{name}.py"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"ED \d", run.stdout), run.stdout
+
+
+def test_every_example_is_short_and_run():
+    files = {path.stem: path for path in (ROOT / "examples").glob("*.py")}
+    assert files.keys() == EXAMPLES.keys()
+    for path in [*files.values(), *(ROOT / "ed" / "integrations").glob("*.py")]:
+        most = 40 if path.stem in files else 60
+        assert len(path.read_text().splitlines()) < most, path
+
+
+def test_tracked_values_are_those_of_estimate():
+    model, x = nn.Linear(4, 3), torch.randn(20, 4)
+    expected = ed.estimate(model, x, **QUICK | FEW).mean
+    assert track(model, x, **FEW) == expected
+    assert track(model, lambda m: ed.Field.of(m, x), **FEW) == expected
+
+
+def test_lightning_logs_ed_every_second_epoch():
+    pl = pytest.importorskip("lightning.pytorch")
+    from ed.integrations.lightning import TrackED
+    from examples.lightning_module import Classifier
+
+    class Noting(TrackED):
+        def on_train_epoch_end(self, trainer, pl_module):
+            super().on_train_epoch_end(trainer, pl_module)
+            seen.append(float(trainer.callback_metrics.get("degree", math.nan)))
+
+    seen, x = [], torch.randn(16, 8)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(x, torch.randint(3, (16,))), batch_size=8
+    )
+    module = Classifier()
+    off = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    callback = Noting(x, every=2, name="degree", **FEW)
+    trainer = pl.Trainer(max_epochs=2, callbacks=[callback], accelerator="cpu", **off)
+    trainer.fit(module, loader)
+    assert math.isnan(seen[0])
+    assert float(trainer.callback_metrics["degree"]) == pytest.approx(
+        ed.estimate(module, x, **FEW).mean,
+        rel=1e-5,  # logged as float32
+    )
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_trainer_adds_the_penalty_to_the_loss(tmp_path, accumulate):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+
+    from ed.integrations.transformers import EDTrainer, TrackED
+
+    class Penalised(EDTrainer, Trainer):
+        ed_weight = 0.0
+
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    size |= {"image_size": 8, "patch_size": 4, "num_labels": 3, "intermediate_size": 16}
+    data = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 3} for i in range(16)]
+    pixels = torch.stack([row["pixel_values"] for row in data])
+    weights = {}
+    for kind, weight in ((Trainer, None), (Penalised, 0.0), (Penalised, 5.0)):
+        torch.manual_seed(0)
+        model = ViTForImageClassification(ViTConfig(**size, hidden_dropout_prob=0.0))
+        arguments = TrainingArguments(
+            tmp_path, num_train_epochs=2, per_device_train_batch_size=4, report_to="none",
+            gradient_accumulation_steps=accumulate, save_strategy="no", use_cpu=True,
+            learning_rate=1e-2, max_grad_norm=0.0, optim="sgd",
+        )  # fmt: skip
+        trainer = kind(model, arguments, train_dataset=data)
+        trainer.ed_weight = weight
+        trainer.add_callback(TrackED(trainer, pixels, every=2, **FEW))
+        trainer.train()
+        tracked = [row["ed"] for row in trainer.state.log_history if "ed" in row]
+        assert tracked == [pytest.approx(ed.estimate(model, pixels, **FEW).mean)]
+        weights[weight] = model.classifier.weight.detach()
+    torch.testing.assert_close(weights[0.0], weights[None])
+    assert not torch.allclose(weights[5.0], weights[0.0], rtol=1e-3)
+
+
+def test_a_wrong_number_of_epochs_is_named():
+    pytest.importorskip("lightning")
+    from ed.integrations.lightning import TrackED
+
+    with pytest.raises(ValueError, match=r"^every=0"):
+        TrackED(torch.zeros(2, 3), every=0)

@@ -1,0 +1,91 @@
+"""The import direction of the architecture, and that nothing heavy loads before it is needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ed
+
+ROOT = Path(__file__).parents[2]
+ALLOWED = {
+    "core": (),
+    "runtime": (),
+    "kernels": (),
+    "datasets": ("runtime",),
+    "models": ("core", "kernels", "runtime"),
+    "regularizers": ("core", "runtime"),
+    "measures": ("core", "runtime"),
+    "figures": ("core", "analysis"),
+    "envs": (),
+    "tasks": ("core", "runtime", "datasets", "models", "envs"),
+    "engine": ("core", "runtime", "tasks.base", "regularizers.base", "measures.base"),
+    "analysis": ("runtime",),
+    "integrations": ("core",),
+}
+SHARED_TASK_MODULES = {"base", "image_task", "imagenet_task", "text_task"}
+
+
+def imported_modules(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "ed").glob("*/**/*.py")), ids=lambda p: f"{p.parent.name}/{p.name}"
+)
+def test_layers_import_only_what_lies_below(path):
+    layer = path.relative_to(ROOT / "ed").parts[0]
+    for name in imported_modules(path):
+        if name.startswith("ed.") and not name.startswith(f"ed.{layer}."):
+            below = tuple(f"ed.{module}." for module in ALLOWED[layer])
+            assert f"{name}.".startswith(below), f"{path} may not import {name}"
+
+
+def test_core_imports_torch_alone():
+    standard = set(sys.stdlib_module_names)
+    for path in (ROOT / "ed" / "core").glob("*.py"):
+        roots = {name.split(".")[0] for name in imported_modules(path)} - standard
+        optional = {"tqdm", "matplotlib"}  # progress bar and plots, imported on use
+        assert roots <= {"torch", "ed"} | optional, path
+
+
+def test_no_concrete_task_imports_another():
+    for path in (ROOT / "ed" / "tasks").glob("**/*.py"):
+        others = {n.split(".")[2] for n in imported_modules(path) if n.startswith("ed.tasks.")}
+        assert others <= SHARED_TASK_MODULES, path
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ed",
+        "ed.analysis.spec",
+        "ed.analysis.report.page",
+        "ed.engine.errors",
+        "ed.figures.accuracy",
+        "ed.figures.correlation",
+        "ed.figures.ensembling",
+        "ed.figures.grokking",
+        "ed.figures.learning_curves",
+    ],
+)
+def test_light_modules_load_neither_torch_nor_hydra(module):
+    code = f"import sys, {module}; sys.exit(bool({{'torch', 'hydra'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_type_checkers_see_every_public_name():
+    """At run time names are resolved on first use, which no type checker follows."""
+    tree = ast.parse((ROOT / "ed" / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    static = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert static == ed._EXPORTS
+    assert (ROOT / "ed" / "py.typed").exists()

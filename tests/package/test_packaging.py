@@ -1,0 +1,103 @@
+"""The wheel: what it carries, what it forces on users, and that it works in a fresh environment."""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ("train", "measure", "launch", "table", "report")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, as builds leave files beside the sources."""
+    folder = tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    for name in listed:
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "experiments/results/")):
+            target = folder / "source" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((ROOT / name).read_bytes())
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    run = subprocess.run(
+        [*build, "--no-index", "--wheel-dir", folder, folder / "source"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def fresh(wheel, tmp_path_factory):
+    """A new environment with the wheel alone; our other packages are linked, not downloaded."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    target = ["--prefix", folder / "venv", "--ignore-installed"]
+    subprocess.run([*install, *target, wheel], check=True, capture_output=True)
+    # editable installs of ours work by .pth files, which are not read in a folder added like this
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    return folder
+
+
+def run_in(fresh: Path, *words: str) -> subprocess.CompletedProcess:
+    """Python there; console scripts go by their files, whose first line names another Python."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1", "ED_CACHE": str(fresh / "cache")}
+    command = [fresh / "venv" / "bin" / "python", *words]
+    return subprocess.run(command, cwd=fresh, capture_output=True, text=True, env=environment)
+
+
+def test_the_wheel_carries_what_its_commands_need(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        entry = next(name for name in names if name.endswith("entry_points.txt"))
+        points = archive.read(entry).decode()
+    for name in (path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")):
+        assert f"ed/_app/{name}" in names
+    for name in ("train.py", "scripts/table.py", "experiments/table1.yaml"):
+        assert f"ed/_app/{name}" in names
+    assert "ed/py.typed" in names
+    assert not [name for name in names if "/results/" in name or name.startswith("tests")]
+    for script in SCRIPTS:
+        assert f"ed-{script} = ed.cli:{script}" in points
+
+
+def test_torch_is_all_that_the_library_forces_on_anybody(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        needed = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist")
+    assert [re.match(r"[\w-]+", line)[0] for line in needed if "extra ==" not in line] == ["torch"]
+
+
+def test_the_readme_example_runs_from_the_wheel_with_torch_alone(fresh):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    absent = "hydra omegaconf yaml timm torchvision datasets huggingface_hub PIL safetensors tqdm"
+    absent += " matplotlib numpy transformers"
+    hide = f"import sys; sys.modules.update(dict.fromkeys({absent.split()}))"  # None: ImportError
+    run = run_in(fresh, "-c", f"{hide}\n{code}\nprint(ed.__file__)")
+    assert run.returncode == 0, run.stderr
+    assert str(fresh) in run.stdout.splitlines()[-1]
+
+
+def test_commands_work_from_any_folder(fresh):
+    small = ["debug=tiny", "task.batch_size=500", "model.depth=1", "model.width=32"]
+    run = run_in(fresh, "venv/bin/ed-train", *small)
+    assert run.returncode == 0, run.stderr
+    assert list(fresh.glob("runs/adhoc/*/seed0/model.safetensors"))
+    printed = run_in(fresh, "venv/bin/ed-launch", "table1", "--where", "print")
+    assert printed.returncode == 0, printed.stderr
+    for script in ("measure", "table", "report"):
+        assert run_in(fresh, f"venv/bin/ed-{script}", "--help").returncode == 0, script

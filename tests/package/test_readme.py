@@ -1,0 +1,67 @@
+"""What the README says must be true: its code runs, its commands are accepted."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.small import SMALL, small_run
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, flags=re.DOTALL)
+COMMANDS = [
+    line.split("#")[0].strip()
+    for language, block in BLOCKS
+    if language == "bash"
+    for line in block.splitlines()
+    if line.startswith(".venv/bin/")
+]
+
+
+def test_the_first_block_is_the_two_commands():
+    language, block = BLOCKS[0]
+    assert language == "bash"
+    assert [line.split("#")[0].strip() for line in block.splitlines()] == ["make demo", "make test"]
+
+
+def test_the_library_example_runs():
+    (code,) = [block for language, block in BLOCKS if language == "python"]
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() in code  # the printed estimate is the one in the comment
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command, tmp_path):
+    """As printed, but for the sizes: every key and every choice must be known."""
+    program, *words = shlex.split(command)
+    launcher = ["-m", "torch.distributed.run"] if program.endswith("torchrun") else []
+    words = [sys.executable, *launcher, *words]
+    if "train.py" in command:
+        words += [*SMALL, f"system.runs={tmp_path}"]
+    elif "measure.py" in command:
+        words += ["--pairs", "3", "--resolution", "8", "--degree", "4"]
+        words += ["--out", str(tmp_path / "paths.png")]
+    elif "theory.py" in command:
+        words += ["--paths", "500", "--out", str(tmp_path / "theory.png")]
+    elif "runs.py" in command:
+        small_run(tmp_path / "run")
+        words += [str(tmp_path)]
+    elif "launch.py" in command:
+        words += ["--runs", str(tmp_path)]
+    else:
+        words += ["--check"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=environment)
+    expected = (0, 75) if "--status" in command else (0,)  # 75: not all done yet
+    assert run.returncode in expected, run.stderr
+
+
+def test_relative_links_exist():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", TEXT):
+        assert (ROOT / target).exists(), target

@@ -1,0 +1,312 @@
+"""SAM, ASAM, mixup and the penalty of effective degree against their defining identities."""
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch import nn
+from torch.nn import functional as F
+
+from ed.core.field import Field
+from ed.core.nodes import ChebyshevNodes, RandomizedCosine, UniformNodes
+from ed.core.representation import Representation
+from ed.engine.compose import compose_config
+from ed.engine.optimizer import SGD, AdamW
+from ed.regularizers.base import Regularizer, StepState
+from ed.regularizers.jacobian import Jacobian
+from ed.regularizers.mixup import Mixup
+from ed.regularizers.sam import Asam, Sam
+from ed.tasks.base import Task
+from tests.helpers.toy import (
+    BATCH,
+    CLASSES,
+    Toy,
+    assert_same_weights,
+    config,
+    convolution,
+    first_batch,
+    run,
+    state,
+    training,
+    vit,
+)
+
+# --- SAM and ASAM
+
+
+@pytest.mark.parametrize(
+    "method", [Sam(0.0), Asam(0.0, eta=0.01, scope="weights"), Asam(0.0, eta=0.0, scope="all")]
+)
+@pytest.mark.parametrize("recipe", [SGD, AdamW])
+def test_zero_radius_is_the_plain_step(method, recipe):
+    recipe = recipe(lr=0.01, weight_decay=0.1)
+    plain = run(training(Regularizer(), vit(), recipe=recipe), 0, 3)
+    aware = run(training(method, vit(), recipe=recipe), 0, 3)
+    assert_same_weights(aware.model, plain.model)  # w + 0 is w: not even rounding differs
+
+
+class Quadratic(nn.Module):
+    """L = theta' A theta / 2 with theta = (weight, bias), so the gradient is A theta."""
+
+    A = torch.tensor([[3.0, 1.0, 0.5], [1.0, 2.0, -0.4], [0.5, -0.4, 1.5]], dtype=torch.float64)
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.7, -1.2], dtype=torch.float64))
+        self.bias = nn.Parameter(torch.tensor([0.4], dtype=torch.float64))
+
+    def theta(self):
+        return torch.cat([self.weight, self.bias])
+
+    def forward(self):
+        return self.theta() @ self.A @ self.theta() / 2
+
+
+@pytest.mark.parametrize(
+    ("method", "scale"),
+    [
+        (Sam(0.3), [1, 1, 1]),
+        (Asam(0.3, eta=0.05, scope="weights"), [0.7 + 0.05, 1.2 + 0.05, 1]),
+        (Asam(0.3, eta=0.05, scope="all"), [0.7, 1.2, 0.4]),
+    ],
+    ids=["sam", "asam-weights", "asam-all"],
+)
+def test_step_on_a_quadratic_equals_the_formula(method, scale):
+    model, learning_rate = Quadratic(), 0.1
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=learning_rate)
+    theta, scale = model.theta().detach(), torch.tensor(scale, dtype=torch.float64)
+    gradient = model.A @ theta
+    perturbation = 0.3 * scale**2 * gradient / torch.linalg.vector_norm(scale * gradient)
+    expected = theta - learning_rate * model.A @ (theta + perturbation)
+
+    passes = []
+
+    def closure(sync=True, update_statistics=True):
+        passes.append((sync, update_statistics))
+        optimizer.zero_grad()
+        model().backward()
+        return {}
+
+    method.step(optimizer, closure)
+    # each process climbs by its own examples, and all descend together
+    assert passes == [(False, True), (True, False)]
+    # a dozen float64 operations on numbers near 1; TINY beside a norm near 3 is below rounding x 10
+    torch.testing.assert_close(model.theta().detach(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [Sam(0.5), Asam(0.5, eta=0.01, scope="weights")])
+def test_clipping_leaves_the_ascent_alone(method):
+    model = Quadratic()
+    model().backward()
+    named = dict(model.named_parameters())
+    with torch.no_grad():
+        free = method.ascent(named)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        clipped = method.ascent(named)
+    torch.testing.assert_close(clipped, free, rtol=1e-9, atol=0)  # TINY beside a norm of 0.01
+
+
+def test_perturbed_weights_come_back_exactly():
+    model = vit()
+    before = copy.deepcopy(model)
+    still = SGD(lr=1e-300, weight_decay=0.0)  # too small to move a float64 weight
+    run(training(Sam(0.7), model, recipe=still), 0, 1)
+    for (name, now), then in zip(model.named_parameters(), before.parameters(), strict=True):
+        # zero-initialised weights do move, by 1e-300; `w + e - e` misses by 1e-17
+        torch.testing.assert_close(now, then, rtol=0, atol=1e-200, msg=name)
+
+
+def test_second_pass_sees_the_perturbed_weights_under_autocast():
+    """Autocast keeps bf16 copies of the weights; they must not outlive the first pass."""
+    gradients = []
+    for radius in (0.0, 1.0):
+        step = training(Sam(radius), vit(torch.float32), bf16=True)
+        run(step, 0, 1, torch.float32)
+        gradients.append(step.model.head.weight.grad)
+    change = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
+    assert change > 0.1  # bf16 rounds at 0.004; the same weights would give exactly 0
+
+
+def test_sam_updates_batch_norm_statistics_once_at_the_unperturbed_weights():
+    model = convolution()
+    reference = copy.deepcopy(model)
+    run(training(Sam(0.5), model), 0, 1)
+    reference(first_batch()["x"])
+    assert int(model[1].num_batches_tracked) == 1
+    assert torch.equal(model[1].running_mean, reference[1].running_mean)
+    assert torch.equal(model[1].running_var, reference[1].running_var)
+
+
+def test_asam_knows_the_names_of_the_parameters_in_training():
+    """Weights-only and everywhere differ in the biases' and tokens' perturbation alone."""
+    seen = {}
+
+    class Spy(Asam):
+        def scale(self, name, weight):
+            seen[name] = super().scale(name, weight)
+            return seen[name]
+
+    model = vit()
+    run(training(Spy(0.5, eta=0.01, scope="weights"), model), 0, 1)
+    assert seen.keys() == {name for name, _ in model.named_parameters()}
+    plain = {name for name, scale in seen.items() if torch.equal(scale, torch.ones_like(scale))}
+    assert {"cls_token", "pos_embed", "head.bias"} <= plain
+    assert not any("weight" in name for name in plain)
+
+
+# --- mixup
+
+
+@pytest.mark.parametrize("per_example", [False, True])
+@pytest.mark.parametrize("alpha", [1.0, 0.4])
+def test_mixup_equals_soft_label_cross_entropy(alpha, per_example):
+    model, batch = convolution(), first_batch()
+    method = Mixup(alpha, per_example=per_example)
+    loss, report = method.objective(Toy(), Toy().field(model, batch), batch, state())
+    draw = state().generator
+    partner = torch.randperm(BATCH, generator=draw)
+    lam = method.draw(BATCH if per_example else 1, batch["x"], draw).expand(BATCH)
+    assert len(lam.unique()) == (BATCH if per_example else 1)
+    assert not torch.equal(partner, torch.arange(BATCH))
+    picture = lam.view(-1, 1, 1, 1)
+    x = picture * batch["x"] + (1 - picture) * batch["x"][partner]
+    target = F.one_hot(batch["label"], CLASSES).double()
+    target = lam[:, None] * target + (1 - lam)[:, None] * target[partner]
+    torch.testing.assert_close(loss, F.cross_entropy(model(x), target))
+    assert report.keys() == {"loss", "acc"}
+    torch.testing.assert_close(report["loss"], loss.detach())
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.3, 2.0])
+def test_lambda_follows_the_beta_distribution(alpha):
+    count = 40_000
+    like = torch.zeros((), dtype=torch.float64)
+    lam = Mixup(alpha, per_example=True).draw(count, like, state().generator)
+    variance = 1 / (4 * (2 * alpha + 1))
+    assert lam.min() >= 0
+    assert lam.max() <= 1
+    assert abs(lam.mean() - 0.5) < 5 * (variance / count) ** 0.5
+    # (lam - 1/2)^2 lies in [0, 1/4], so its own variance is at most 1/64
+    assert abs((lam - 0.5).square().mean() - variance) < 5 * (1 / 64 / count) ** 0.5
+
+
+def test_mixup_needs_labels():
+    with pytest.raises(ValueError, match=r"regularizer=mixup: Task has no labels"):
+        Mixup(1.0, per_example=False).check(Task())
+
+
+def test_mixup_needs_two_examples_in_every_part_of_a_batch():
+    """An example mixed with itself is the example: nothing would be left of mixup."""
+    Mixup(1.0, per_example=False).check(Toy(), parts=BATCH // 2)
+    message = (
+        rf"task\.batch_size={BATCH} cut into {BATCH} parts .*: mixing needs at least 2 examples"
+    )
+    with pytest.raises(ValueError, match=message):
+        Mixup(1.0, per_example=False).check(Toy(), parts=BATCH)
+
+
+# --- effective degree
+
+
+@pytest.mark.parametrize(("endpoints", "moves"), [("noise", False), ("batch", True)])
+def test_random_pixel_paths_use_no_picture_of_the_batch(endpoints, moves):
+    method = instantiate(config("ed"), endpoints=endpoints)
+    model, batch = vit(), first_batch()
+
+    def penalty(x):
+        return method.objective(Toy(), Field.of(model, x), batch, state())[1]["penalty"]
+
+    one, other = penalty(batch["x"]), penalty(5 - 3 * batch["x"])
+    # the batch shares the forward pass with the paths, row by row: rounding at most
+    assert bool((one - other).abs() > 1e-12 * one) == moves
+
+    x = batch["x"].clone().requires_grad_()
+    total, _ = method.objective(Toy(), Field.of(model, x), batch, state())
+    plain, _ = Toy().loss(model(x), batch)
+    (pull,) = torch.autograd.grad(total - plain, x)
+    assert bool(pull.abs().max() > 1e-12) == moves  # gradients here are about 1e-2
+
+
+@pytest.mark.parametrize(("space", "same"), [("embedding", True), ("block1", False)])
+def test_paths_between_embeddings_are_those_between_pictures(space, same):
+    """The embedding is affine, and weights of a path add up to 1: the class token and positions
+    stay, patches blend. So it takes straight paths to straight paths; a block does not."""
+    model, batch, method = vit(), first_batch(), instantiate(config("ed"))
+    features = model.to_space(batch["x"], space)
+    inner = Field.of(functools.partial(model.from_space, space=space), features)
+    found = []
+    for field in (Field.of(model, batch["x"]), inner):
+        loss, _ = method.objective(Toy(), field, batch, state())
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        found.append([loss.detach(), *gradients])
+    gaps = [float((one - other).abs().max()) for one, other in zip(*found, strict=True)]
+    assert (max(gaps) < 1e-10) == same  # float64 rounding, of gradients up to 1
+
+
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.25, 0.5), (1.0, 1.0)])
+def test_lambda_rises_over_its_ramp(progress, share):
+    method = instantiate(config("ed"), weight=3.0, ramp=0.5, ramp_shape="cosine")
+    batch, when = first_batch(), StepState(torch.tensor(progress), torch.Generator().manual_seed(0))
+    total, report = method.objective(Toy(), Field.of(vit(), batch["x"]), batch, when)
+    torch.testing.assert_close(
+        total.detach(), report["loss"] + 3.0 * share * report["penalty"], rtol=1e-6, atol=0
+    )
+
+
+def test_a_penalty_has_the_settings_that_it_is_given():
+    settings = {
+        "resolution": 9, "degree": 4, "basis": "legendre", "components": 2,
+        "weighting": "quadratic", "damping": 0.1, "detach_pca": True,
+    }  # fmt: skip
+    method = instantiate(config("ed"), **settings)
+    assert method.representation == Representation(**settings)
+
+
+def test_efficiency_configuration_is_the_papers():
+    method = instantiate(config("ed"))
+    paper = {"resolution": 4, "degree": 3, "sampler": RandomizedCosine(), "damping": 1e-6}
+    assert method.representation == Representation(**paper) == Representation()
+    assert (method.weight, method.pairs, method.anchored) == (7.0, None, True)
+    assert (method.ramp, method.ramp_shape) == (pytest.approx(1 / 3), "sine")
+
+
+def test_performance_configuration_brings_its_fixed_nodes():
+    method = instantiate(compose_config(["regularizer=ed_performance"]).regularizer)
+    assert method.representation.sampler == ChebyshevNodes()
+    assert (method.representation.resolution, method.representation.degree) == (15, 7)
+    assert (method.weight, method.pairs, method.anchored) == (2.0, 256, True)
+
+
+@pytest.mark.parametrize("leaf", ["ed", "ed_performance"])
+def test_nodes_on_the_command_line_are_those_that_train(leaf):
+    method = instantiate(compose_config([f"regularizer={leaf}", "sampler=uniform"]).regularizer)
+    assert method.representation.sampler == UniformNodes()
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Mixup(0.0, per_example=False), r"regularizer.alpha=0.0"),
+        (lambda: Mixup(math.inf, per_example=False), r"regularizer.alpha=inf: .* finite"),
+        (lambda: Sam(-1.0), r"regularizer.rho=-1.0"),
+        (lambda: Asam(0.5, eta=-1.0, scope="all"), r"regularizer.eta=-1.0"),
+        (lambda: Asam(0.5, eta=0.0, scope="bias"), r"regularizer.scope=bias: use weights or all"),
+        (lambda: Jacobian(-0.1, projections=1), r"regularizer.weight=-0.1"),
+        (lambda: Jacobian(0.1, projections=0), r"regularizer.projections=0"),
+        (lambda: Jacobian(0.1, projections=1.5), r"regularizer.projections=1.5: must be a whole"),
+        (lambda: SGD(lr=0.1, weight_decay=0, momentum=1), r"optimizer.momentum=1: must lie in"),
+        (
+            lambda: SGD(lr=0.1, weight_decay=0, momentum=0, nesterov=True),
+            r"optimizer.nesterov=true: needs a positive optimizer.momentum",
+        ),
+    ],
+)
+def test_impossible_settings_name_their_key(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

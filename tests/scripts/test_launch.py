@@ -1,0 +1,366 @@
+"""The launcher: a table killed in the middle ends like an undisturbed one; nothing runs twice."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ed.analysis.experiments import load_table
+from ed.analysis.spec import expand
+from scripts import launch
+from tests.helpers.launching import (
+    fake,
+    finishing,
+    logged,
+    one_run,
+    rendered,
+    stand_in,
+    steps_of,
+    wait_for,
+    write_table,
+)
+
+ROOT = Path(__file__).parents[2]
+STEPS = 20
+
+
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def train_undisturbed(runs) -> None:
+    from ed.engine.compose import compose_config
+    from ed.engine.main import run as train
+
+    for run in runs:
+        train(compose_config([*run.overrides, f"system.run_dir={run.folder}"]), ["six"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
+def test_killed_launcher_and_runs_end_like_undisturbed_ones(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the same sums in the same order
+    path, root = write_table(tmp_path, seeds=[0, 1]), tmp_path / "runs"
+    table = load_table(path)
+    runs = expand(table, root=root)
+    arguments = [path, "--runs", str(root), "--jobs", "2"]
+    first = subprocess.Popen([sys.executable, "scripts/launch.py", *arguments], cwd=ROOT)
+    active = wait_for(lambda: c if len(c := children(first.pid)) == 2 else None, "two runs")
+    first.kill()
+    first.wait()
+    # the two go on without their launcher, and are not started again, though they hold no lock of
+    # the engine's yet
+    assert launch.main([path, "--runs", str(root), "--status"]) == 75
+    assert "4 runs: 2 running, 2 pending" in capsys.readouterr().out
+    wait_for(lambda: any(steps_of(run) >= 2 for run in runs), "a run in the middle")
+    for pid in active:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(launch.is_locked(run, launch.CLAIM) for run in runs), "their end")
+    assert not all(map(launch.is_done, runs[:2])), "killed too late to show anything"
+
+    second = subprocess.run(
+        [sys.executable, "scripts/launch.py", *arguments], cwd=ROOT, check=False
+    )
+    assert second.returncode == 0
+    capsys.readouterr()
+    assert launch.main(arguments) == 0  # a third time there is nothing to do
+    output = capsys.readouterr().out
+    assert "4 runs: 4 done" in output
+    assert "start" not in output
+    for index, run in enumerate(runs):
+        sessions = json.loads((run.folder / "meta.json").read_text())["sessions"]
+        assert len(sessions) <= (2 if index < 2 else 1)
+        assert logged(run.folder) == list(range(1, STEPS + 1))  # none missing, none twice
+
+    train_undisturbed(expand(table, root=tmp_path / "undisturbed"))
+    assert rendered(table, root) == rendered(table, tmp_path / "undisturbed")
+
+
+# --- with stand-ins for the training, so that the launcher alone is tested
+
+
+def test_failures_keep_their_last_line_and_run_again_only_when_asked(tmp_path, capsys, monkeypatch):
+    arguments = one_run(tmp_path)
+    code = "import os, sys; sys.exit('error: too bad in ' + os.getcwd())"
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    monkeypatch.chdir(tmp_path)  # where train.py is not
+    assert launch.main(arguments) == 1
+    assert f"seed 0  failed   exit 1: error: too bad in {ROOT}" in capsys.readouterr().out
+    monkeypatch.setattr(launch, "command", finishing)
+    assert launch.main(arguments) == 1
+    output = capsys.readouterr().out
+    assert "start" not in output
+    assert "--rerun-failed runs them again" in output
+    assert launch.main([*arguments, "--rerun-failed"]) == 0
+    assert "ed  seed 0  done     1\n" in capsys.readouterr().out  # its accuracy
+    assert not (tmp_path / "six/ed/seed0/FAILED").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import os; os._exit(3)", "exit 3: no output"),
+        ("import os; os.write(1, b'\\xff bad\\n \\n'); os._exit(1)", "exit 1: \ufffd bad"),
+    ],
+)
+def test_failures_are_told_whatever_the_run_has_said(tmp_path, monkeypatch, code, told):
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    assert launch.main(one_run(tmp_path)) == 1
+    assert (tmp_path / "six/ed/seed0/FAILED").read_text() == f"{told}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("raise SystemExit(75)", "pending"),
+        ("import os; os.kill(os.getpid(), 9)", "pending"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", "pending"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGUSR2)", "pending"),
+        (
+            "import sys; open(sys.argv[1] + '/metrics.jsonl', 'w').write('{\"step\": 3}\\n')\n"
+            "raise SystemExit(75)",
+            "partial",
+        ),
+    ],
+)
+def test_interrupted_runs_are_not_failures(tmp_path, capsys, monkeypatch, code, status):
+    arguments = one_run(tmp_path)
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    for _ in range(2):  # and are started again by the same command
+        assert launch.main(arguments) == 75
+        output = capsys.readouterr().out
+        assert "start   six/ed/seed0" in output
+        assert ("3 of ? steps" in output) == (status == "partial")
+        assert f"1 runs: 1 {status}" in output
+
+
+def test_a_run_is_claimed_until_it_has_ended(tmp_path, monkeypatch):
+    """From the start, before it has a lock of its own, and by itself: launchers may be killed."""
+    monkeypatch.setattr(launch, "command", stand_in("import time; time.sleep(60)"))
+    (run, *_) = expand(load_table(write_table(tmp_path)), root=tmp_path)
+    run.folder.mkdir(parents=True)
+    with launch.claimed(run, rerun_failed=False) as claim:
+        process = launch.start(run, None, claim)
+    assert launch.is_busy(run)
+    assert launch.claimed(run, rerun_failed=False) is None
+    process.kill()
+    process.wait()
+    assert not launch.is_busy(run)
+
+
+def test_a_run_that_failed_under_another_launcher_meanwhile_is_not_run_again(
+    tmp_path, capsys, monkeypatch
+):
+    arguments = one_run(tmp_path)
+    folder = tmp_path / "six/ed/seed0"
+    freeze = launch.freeze
+
+    def frozen_while_another_ran(*given):
+        freeze(*given)
+        (folder / "FAILED").write_text("exit 1: error: too bad\n")
+
+    monkeypatch.setattr(launch, "freeze", frozen_while_another_ran)
+    monkeypatch.setattr(launch, "command", finishing)
+    assert launch.main(arguments) == 1
+    output = capsys.readouterr().out
+    assert "start" not in output
+    assert "seed 0  failed   exit 1: error: too bad" in output
+    assert launch.main([*arguments, "--rerun-failed"]) == 0
+
+
+def test_a_run_stays_claimed_until_its_failure_is_written_down(tmp_path, monkeypatch):
+    """Else another launcher could take it between its end and the mark."""
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: too bad')"))
+    finish, seen = launch.finish, []
+
+    def finish_late(run, code):
+        seen.append(launch.is_busy(run))
+        finish(run, code)
+
+    monkeypatch.setattr(launch, "finish", finish_late)
+    arguments = one_run(tmp_path)
+    assert launch.main(arguments) == 1
+    assert seen == [True]
+    (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
+    assert not launch.is_busy(run)
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch, asked):
+    code = (
+        "import signal, sys, time, pathlib\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "pathlib.Path(sys.argv[1], 'ready').touch()\n"
+        "try: time.sleep(60)\n"
+        "finally: pathlib.Path(sys.argv[1], 'saved').touch()"
+    )
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    ready = tmp_path / "six/ed/seed0/ready"
+
+    def stop():
+        wait_for(ready.exists, "the run")
+        os.kill(os.getpid(), asked)
+
+    threading.Thread(target=stop).start()
+    code = None
+    # a shell's script lets what it starts in the background ignore SIGINT: these tests, perhaps
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):  # which would end all tests
+        code = launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"])
+    signal.signal(signal.SIGINT, before)
+    assert code == 75
+    output = capsys.readouterr().out
+    assert "stopped six/ed/seed0" in output
+    assert ready.with_name("saved").exists()
+    assert output.count("start") == 1
+    assert "6 runs: 6 pending" in output
+
+
+def test_one_gpu_each_where_there_are_several(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    code = (
+        "import os, sys; open(sys.argv[1] + '/gpu', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    monkeypatch.setattr(launch, "command", stand_in(code + "; import time; time.sleep(0.5)"))
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed"]
+    launch.main([*arguments, "--seeds", "0", "1"])
+    assert [(tmp_path / f"six/ed/seed{k}/gpu").read_text() for k in (0, 1)] == ["3", "5"]
+
+
+def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, monkeypatch):
+    """Each waits until all three are there, which only runs at the same time can see."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    code = (
+        "import os, pathlib, sys, time\n"
+        "own = pathlib.Path(sys.argv[1])\n"
+        "(own / 'gpu').write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "end = time.monotonic() + 30\n"
+        "while len(list(own.parent.glob('*/gpu'))) < 3 and time.monotonic() < end:\n"
+        "    time.sleep(0.02)\n"
+        "(own / 'saw').write_text(str(len(list(own.parent.glob('*/gpu')))))"
+    )
+    monkeypatch.setattr(launch, "command", stand_in(code))
+    launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--jobs", "3"])
+    folders = [tmp_path / f"six/ed/seed{k}" for k in (0, 1, 2)]
+    assert [(folder / "gpu").read_text() for folder in folders] == ["3"] * 3
+    assert [(folder / "saw").read_text() for folder in folders] == ["3"] * 3
+    frozen = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in folders]
+    assert [config["seed"] for config in frozen] == [0, 1, 2]  # composed once, each its own
+    assert [config["system"]["run_dir"] for config in frozen] == [str(f) for f in folders]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "gpus", "has_mps", "told"),
+    [
+        (3, 1, False, "3 runs share 1 GPU; nvidia-cuda-mps-control -d"),
+        (8, 2, False, "8 runs share 2 GPUs; nvidia-cuda-mps-control -d"),
+        (3, 1, True, None),
+        (2, 2, False, None),
+        (3, 0, False, None),  # no GPU: they share cores
+    ],
+)
+def test_runs_that_share_a_gpu_get_a_hint_of_mps(jobs, gpus, has_mps, told):
+    hint = launch.sharing_hint(jobs, gpus, has_mps=has_mps)
+    assert hint is None if told is None else told in hint
+
+
+def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--jobs", "8"]
+    launch.main(arguments)
+    (hint,) = capsys.readouterr().err.splitlines()
+    assert hint.startswith("hint: 3 runs share 1 GPU; ")
+    launch.main([*arguments, "--seeds", "0"])
+    assert capsys.readouterr().err == ""
+    (tmp_path / "mps").mkdir()
+    (tmp_path / "mps/control").touch()
+    launch.main(arguments)
+    assert capsys.readouterr().err == ""
+
+
+def test_gpus_are_those_of_the_environment_or_all_of_the_machine(tmp_path, monkeypatch):
+    fake(tmp_path, "nvidia-smi", "printf 'GPU 0: A100\\n  MIG 1g.5gb\\nGPU 1: A100\\n'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for given, seen in (("3,5", ["3", "5"]), ("", []), (None, ["0", "1"])):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if given is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        assert launch.visible_gpus() == seen
+    fake(tmp_path, "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
+    assert launch.visible_gpus() == []
+    monkeypatch.setenv("PATH", "")
+    assert launch.visible_gpus() == []
+
+
+def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
+    tmp_path, capsys, monkeypatch
+):
+    arguments = one_run(tmp_path)
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    monkeypatch.setattr(launch, "is_due", lambda *_: True)  # what it was a moment before
+    launch.main(arguments)
+    capsys.readouterr()
+    folder = tmp_path / "six/ed/seed0"
+    with open(folder / launch.CLAIM) as claim, open(folder / ".lock") as engine:
+        assert launch.lock(claim)
+        assert launch.lock(engine)
+        assert launch.main(arguments) == 75
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "start" not in output.out
+    assert "1 runs: 1 running" in output.out
+    with open(folder / ".lock") as engine:  # begun by train.py alone
+        assert launch.lock(engine)
+        assert launch.main([*arguments, "--status"]) == 75
+    assert "1 runs: 1 running" in capsys.readouterr().out
+    (folder / "DONE").touch()  # or ended meanwhile
+    (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
+    assert launch.claimed(run, rerun_failed=False) is None
+
+
+def test_an_interrupted_run_does_not_look_running_on_nfs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = one_run(tmp_path)
+    launch.main(arguments)
+    plain = fcntl.flock
+
+    def flock(file, operation):
+        """There an exclusive lock is one of all bytes, for which the file must be writable."""
+        if operation & fcntl.LOCK_EX and not file.writable():
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        plain(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    capsys.readouterr()
+    assert launch.main([*arguments, "--status"]) == 75
+    assert "1 runs: 1 pending" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOLCK])
+def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(tmp_path, capsys, monkeypatch, number):
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = one_run(tmp_path)
+    launch.main(arguments)
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    capsys.readouterr()
+    assert launch.main([*arguments, "--status"]) == 1
+    path = tmp_path / "six/ed/seed0" / launch.CLAIM
+    assert capsys.readouterr().err == (
+        f"error: {path}: {os.strerror(number)}, so whether this run is running is unknown\n"
+    )

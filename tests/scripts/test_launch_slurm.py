@@ -1,0 +1,239 @@
+"""The launcher with SLURM's commands replaced by small scripts; the real one has its own test."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from scripts import launch
+from tests.helpers.launching import fake, stand_in, write_table
+
+
+def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(tmp_path, capsys, monkeypatch):
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    monkeypatch.setenv("PATH", f"{binaries}:{os.environ['PATH']}")
+    fake(binaries, "sinfo", "echo ci")
+    fake(binaries, "sbatch", "echo '42;cluster'")  # as where there are several
+    fake(binaries, "squeue", "printf '42_%s\\n' {0..5}")
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
+    assert launch.main([*arguments, "--jobs", "3", "--partition", "ci"]) == 0
+    assert "job 42: 6 runs" in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs/.slurm").iterdir()
+    script = (folder / "array.sh").read_text()
+    assert "--array=0-5%3" in script
+    assert "#SBATCH --partition=ci" in script
+    assert len(json.loads((folder / "jobs.json").read_text())) == 6
+    assert launch.main(arguments) == 0  # all are queued: nothing is submitted again
+    assert "nothing to submit" in capsys.readouterr().out
+    assert launch.main([*arguments[:3], "--status"]) == 75
+    assert "6 runs: 6 queued" in capsys.readouterr().out
+
+    fake(binaries, "srun", 'exec "$@"')
+    fake(binaries, "scontrol", f'echo "$@" > {tmp_path}/requeued')
+    task = os.environ | {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "43"}
+    assert subprocess.run(["bash", folder / "array.sh"], env=task, check=False).returncode == 75
+    assert (tmp_path / "requeued").read_text() == "requeue 43\n"
+    (tmp_path / "requeued").unlink()
+    mark = tmp_path / "runs/six/ed/seed1/FAILED"
+    fake(binaries, "srun", "exit 140")  # USR2 while Python was importing
+    for restarts, requeued in (("9", True), ("10", False)):
+        early = task | {"SLURM_RESTART_COUNT": restarts}
+        assert (
+            subprocess.run(["bash", folder / "array.sh"], env=early, check=False).returncode == 140
+        )
+        assert (tmp_path / "requeued").exists() == requeued == (not mark.exists())
+        (tmp_path / "requeued").unlink(missing_ok=True)
+    assert mark.read_text() == "exit 140 (USR2): no output\n"
+    fake(binaries, "srun", 'exec "$@"')
+    jobs = folder / "jobs.json"
+    jobs.write_text(jobs.read_text().replace("SystemExit(75)", "SystemExit('error: x')"))
+    assert subprocess.run(["bash", folder / "array.sh"], env=task, check=False).returncode == 1
+    assert mark.read_text() == "exit 1: error: x\n"
+
+
+@pytest.mark.parametrize(
+    ("srun", "code", "mark"),
+    [
+        ("echo step 7; exit 139", 139, "exit 139 (SEGV): step 7\n"),
+        ("echo step 7; exit 137", 137, "exit 137 (KILL): step 7\n"),  # as for memory
+        ("exit 143", 143, None),  # TERM while Python was importing
+        (
+            # one of two processes fails, and the other, which srun ends, has the higher code
+            "printf 'error: x\\nframe #0: main\\n\\n'; "
+            "echo srun: error: n1: task 0: Exited with exit code 1 >&2; exit 143",
+            1,
+            "exit 1: error: x\n",
+        ),
+        ("echo srun: error: n1: tasks 0-1: Exited with exit code 75 >&2; exit 75", 75, None),
+        (
+            # one is told to stop before it can save, and the other loses its partner
+            "echo srun: error: n1: task 0: User defined signal 2 >&2; "
+            "echo srun: error: n1: task 1: Exited with exit code 1 >&2; exit 140",
+            140,
+            None,
+        ),
+    ],
+)
+def test_a_task_that_crashes_is_marked_and_not_requeued(tmp_path, monkeypatch, srun, code, mark):
+    from scripts.slurm import submit
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sbatch", "echo 42")
+    fake(tmp_path, "scontrol", f"touch {tmp_path}/requeued")
+    fake(tmp_path, "srun", srun)
+    run = tmp_path / "a run"
+    run.mkdir()
+    earlier = "error: y\nsrun: error: n1: task 0: Exited with exit code 2\n"
+    (run / "output.log").write_text(earlier)
+    (run / "FAILED").write_text("exit 2: error: y\n")
+    submit(tmp_path, "six", {run: ["true"]}, root=tmp_path, parallel=1, settings={})
+    (script,) = tmp_path.glob(".slurm/*/array.sh")
+    environment = os.environ | {"SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "43"}
+    task = subprocess.run(["bash", script], env=environment, check=False)
+    assert task.returncode == code
+    assert ((run / "FAILED").read_text() if (run / "FAILED").exists() else None) == mark
+    assert (tmp_path / "requeued").exists() == (mark is None)
+
+
+def test_an_unknown_partition_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sinfo", "printf 'ci\\nlong\\n'")
+    fake(tmp_path, "sbatch", f"touch {tmp_path}/submitted")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
+    assert launch.main([*arguments, "--partition", "gpu"]) == 1
+    error = capsys.readouterr().err
+    assert error == "error: --partition gpu: no such partition; there are ci, long\n"
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "submitted").exists()
+
+
+@pytest.mark.parametrize("gres", ["gpu:4", "gpu:h100:4"])
+def test_several_gpus_are_a_process_each(tmp_path, capsys, monkeypatch, gres):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, answer in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "")):
+        fake(tmp_path, name, f"echo {answer}")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs")]
+    asked = ["--where", "slurm", "--gpus", "4", "--nodes", "2", "--cpus", "16"]
+    asked += ["--time", "02:00:00"]
+    asked += [] if gres == "gpu:4" else ["--gres", gres]
+    assert launch.main([*arguments, *asked]) == 0
+    (folder,) = (tmp_path / "runs/.slurm").iterdir()
+    lines = (folder / "array.sh").read_text().splitlines()
+    assert "#SBATCH --array=0-5%8" in lines  # unless --jobs says otherwise
+    wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", f"#SBATCH --gres={gres}"]
+    wanted += ["#SBATCH --cpus-per-task=16", "#SBATCH --time=02:00:00"]
+    assert set(wanted) <= set(lines)
+    for option in ("--gpus", "--jobs"):
+        with pytest.raises(SystemExit):
+            launch.main([*arguments, "--where", "slurm", option, "0"])
+        assert f"{option} 0: at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", [[], ["--where", "local"], ["--where", "print"], ["--status"]])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "--partition long",
+        "--time 02:00:00",
+        "--gres gpu:1",
+        "--gpus 4",
+        "--nodes 2",
+        "--cpus 8",
+    ],
+)
+def test_what_only_slurm_heeds_is_refused_elsewhere(setting, where, capsys):
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["table1", *where, *setting.split()])
+    assert ended.value.code == 2
+    assert f"error: {setting}: only with --where slurm" in capsys.readouterr().err
+
+
+def test_what_slurm_says_is_shown_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sinfo", "echo ci")
+    fake(
+        tmp_path,
+        "sbatch",
+        "printf 'sbatch: error: too long\\nsbatch: error: failed\\n' >&2; exit 1",
+    )
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
+    assert launch.main([*arguments, "--partition", "ci"]) == 1
+    assert capsys.readouterr().err == "error: sbatch: too long; failed\n"
+    assert not list((tmp_path / "runs/.slurm").iterdir())
+
+
+def test_a_run_counts_as_free_only_if_slurm_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--status", "--cells", "ed"]
+    folder = tmp_path / "six/ed/seed0"
+    folder.mkdir(parents=True)
+    (folder / "slurm.json").write_text('{"job": "42", "task": 0}')
+    fake(tmp_path, "squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert launch.main(arguments) == 75
+    assert "3 runs: 3 pending" in capsys.readouterr().out
+    fake(tmp_path, "squeue", "echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1")
+    assert launch.main(arguments) == 1
+    assert capsys.readouterr().err == "error: squeue: slurm_load_jobs error: Unable to contact\n"
+
+
+def test_slurm_is_asked_once_for_all_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--status", "--cells", "ed"]
+    fake(tmp_path, "squeue", f"echo \"$@\" >> {tmp_path}/asked; printf '42_1\\n42_12\\n43_0\\n'")
+    assert launch.main(arguments) == 75
+    assert not (tmp_path / "asked").exists()  # nothing was ever submitted
+    for seed, (job, task) in enumerate([("42", 1), ("42", 2), ("43", 0)]):
+        folder = tmp_path / f"six/ed/seed{seed}"
+        folder.mkdir(parents=True)
+        (folder / "slurm.json").write_text(json.dumps({"job": job, "task": task}))
+    capsys.readouterr()
+    assert launch.main(arguments) == 75
+    assert "3 runs: 2 queued, 1 pending" in capsys.readouterr().out
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked.endswith("--jobs=42,43")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--time", "--gres", "--partition", "--set", "--data", "--runs", "--cells"],
+)
+def test_no_option_brings_a_line_into_the_script(option, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sinfo", "echo ci")
+    fake(tmp_path, "sbatch", f"touch {tmp_path}/submitted")
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
+    assert launch.main([*arguments, option, f"task.data=1\ntouch {tmp_path}/ran"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {option} ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "submitted").exists()
+
+
+def test_the_words_of_a_command_reach_srun_as_they_are(tmp_path, monkeypatch):
+    from scripts.slurm import submit
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sbatch", "echo 42")
+    fake(tmp_path, "srun", """printf '%s\\0' "$@" > "$(dirname "$0")/given" """)
+    words = [f"$(touch {tmp_path}/ran)", f"`touch {tmp_path}/ran`", "a'b\"c", "", " ; *", "\\n"]
+    runs = [tmp_path / "first", tmp_path / "$(second) '"]
+    for run in runs:
+        run.mkdir()
+    settings = {"time": "1' ; x", "gres": None}
+    submit(tmp_path, "six", {runs[0]: ["true"], runs[1]: words}, root=tmp_path, parallel=1,
+           settings=settings)  # fmt: skip
+    (script,) = tmp_path.glob(".slurm/*/array.sh")
+    environment = os.environ | {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "43"}
+    assert subprocess.run(["bash", script], env=environment, check=False).returncode == 0
+    assert (tmp_path / "given").read_text().split("\0")[:-1] == words
+    assert (runs[1] / "output.log").exists()
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(ValueError, match="control character"):
+        submit(tmp_path, "six", {runs[0]: ["a\nb"]}, root=tmp_path, parallel=1, settings={})
+    with pytest.raises(ValueError, match="--account"):
+        submit(tmp_path, "six", {runs[0]: ["a"]}, root=tmp_path, parallel=1,
+               settings={"account": "a\ntouch x"})  # fmt: skip
+    assert len(list(tmp_path.glob(".slurm/*"))) == 1

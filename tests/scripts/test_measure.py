@@ -1,0 +1,404 @@
+"""scripts/measure.py and scripts/theory.py: what they print, what they draw, what they refuse."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ed.tasks.pnn import uniform_inputs
+from scripts import measure, theory
+from tests.helpers.small import small_run
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["--pairs", "6", "--resolution", "20", "--degree", "6", "--device", "cpu"]
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for index in range(5):
+        pixels = draw.integers(0, 255, (40, 50, 3), dtype=np.uint8)
+        kind = "L" if index == 0 else "RGB"  # one of them is grey
+        Image.fromarray(pixels).convert(kind).save(folder / f"{index}.png")
+    return folder
+
+
+def printed(capsys) -> tuple[float, float, float, list[str]]:
+    """ED, both ends of its interval, and the lines of the spectrum."""
+    text = capsys.readouterr().out
+    number = r"([-\d.e]+)"
+    found = re.search(rf"ED\w* {number}, 95 % confidence interval \[{number}, {number}\]", text)
+    return *map(float, found.groups()), re.findall(
+        r"^ +\d+  \S+(?:  #+)?$", text, flags=re.MULTILINE
+    )
+
+
+def test_the_command_on_the_embedded_pictures(tmp_path):
+    """ImageNet-style: 1000 classes, the paper's r and K, fewer pairs, within its memory budget."""
+    code = (
+        "import resource, runpy, sys, timm, datasets, matplotlib.pyplot, torch\n"
+        "torch.set_num_threads(1)\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20\n"
+        "before = peak()\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "print('GiB', peak() - before)\n"
+    )
+    out = tmp_path / "paths.png"
+    arguments = ["--timm", "test_vit", "--random-weights", "--data", "embedded", "--pairs", "2"]
+    arguments += ["--memory-gib", "0.25", "--out", str(out)]
+    code = f"import sys; sys.argv = ['scripts/measure.py', *{arguments!r}]\n{code}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    assert "test_vit (random weights), r = 200, K = 40" in result.stdout
+    assert len(re.findall(r"^ +\d+  \S+(?:  #+)?$", result.stdout, flags=re.MULTILINE)) == 41
+    assert float(result.stdout.split("GiB")[1]) < 0.75  # the chunk, the paths, the model
+    assert Image.open(out).size[0] > 1000
+
+
+def test_a_folder_of_pictures_and_weights_of_ones_own(tmp_path, pictures, capsys):
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", pretrained=False)
+    with torch.no_grad():
+        model.head.weight.mul_(100)
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "own.pt")
+    shared = ["--timm", "test_vit", "--data", str(pictures), *QUICK]
+    shared += ["--out", str(tmp_path / "a.png")]
+    measure.main([*shared, "--weights", str(tmp_path / "own.pt")])
+    own, low, high, lines = printed(capsys)
+    assert low < own < high
+    assert len(lines) == 7
+    measure.main([*shared, "--random-weights"])
+    assert printed(capsys)[0] < own / 3
+    measure.main([*shared, "--random-weights", "--components", "2", "--normalised"])
+    assert "ED_norm" in capsys.readouterr().out
+
+
+def test_a_bar_loses_a_fifth_of_its_length_for_every_factor_of_ten():
+    lines = measure.bars(torch.tensor([0.5, 5.0, 0.0]))
+    assert [line.count("#") for line in lines] == [32, 40, 0]
+
+
+def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
+    settings = ["measures=ed", "measures.ed.pairs=6", "measures.ed.resolution=20"]
+    summary = small_run(tmp_path / "run", *settings, "measures.ed.degree=6")
+    capsys.readouterr()
+    measure.main(["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")])
+    mean, low, high, _ = printed(capsys)
+    assert mean == pytest.approx(summary["last"]["measure/ed"], rel=1e-3)
+    error = summary["last"]["measure/ed_se"]
+    assert [mean - low, high - mean] == pytest.approx([1.96 * error] * 2, rel=1e-2)
+    with pytest.raises(FileNotFoundError, match=rf"did you mean {tmp_path}/run\?"):
+        measure.main(["--run", str(tmp_path), *QUICK])
+
+
+def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
+    """As train.py has it: a softmax of what a regression says would be a number without meaning."""
+    base = ["task=pnn", "task.steps=2", "task.warmup_steps=0", "task.examples=20", "model=pnn"]
+    base += ["measures=ed", "measures.ed.pairs=6", "measures.ed.resolution=20", "seed=1"]
+    base += ["measures.ed.degree=6", "measures.ed.outputs=raw", "model.width=4"]
+    last = small_run(tmp_path / "run", "system.device=cpu", base=base)["last"]
+    words = ["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")]
+    with pytest.raises(ValueError, match=r"PolynomialMaps learns values, not logits; add --raw-ou"):
+        measure.main(words)
+    capsys.readouterr()
+    measure.main([*words, "--raw-outputs"])
+    assert printed(capsys)[0] == pytest.approx(last["measure/ed"], rel=1e-3)
+    model = measure.load_run(tmp_path / "run", "cpu").model
+    assert not model.training
+    torch.save({name: 2 * value for name, value in model.state_dict().items()}, tmp_path / "2.pt")
+    measure.main([*words, "--raw-outputs", "--weights", str(tmp_path / "2.pt")])
+    assert printed(capsys)[0] > 2 * last["measure/ed"]
+
+
+def test_what_is_asked_for_is_what_is_estimated(pictures, monkeypatch):
+    asked = []
+
+    def note(field, **how):
+        asked.append((field, how))
+        raise InterruptedError
+
+    monkeypatch.setattr(measure, "estimate", note)
+    words = ["--timm", "test_vit", "--random-weights", "--data", str(pictures), *QUICK]
+    own = ["--basis", "legendre", "--components", "2", "--seed", "3", "--pairs", "2"]
+    own += ["--memory-gib", "0.25"]
+    for more in (own, [*own, "--raw-outputs"], [*own, "--normalised"]):
+        with pytest.raises(InterruptedError):
+            measure.main([*words, *more])
+        field, how = asked[-1]
+        assert len(field.x) == 4  # as many examples as two paths have ends
+        assert (how["pairs"], how["seed"], how["memory_gib"]) == (2, 3, 0.25)
+        found = how["representation"]
+        assert (found.resolution, found.degree, found.basis, found.components) == (
+            *(20, 6),
+            *("legendre", 2),
+        )
+    assert [how["softmax"] for _, how in asked] == [True, False, False]
+    weightings = [how["representation"].weighting for _, how in asked]
+    assert weightings == ["raw", "raw", "normalised"]
+
+
+def test_pictures_that_are_shown_are_those_between_which_paths_run(tmp_path, pictures):
+    """Of a run, whose inputs are standardised, and of a model by its name."""
+    small_run(tmp_path / "run")
+    protocol = measure.EffectiveDegree(pairs=6, resolution=20, degree=6, seed=5)
+    options = measure.parse(["--run", str(tmp_path / "run"), *QUICK])
+    subject = measure.of_run(options, protocol, "cpu")
+    mean = torch.tensor([0.4914, 0.4822, 0.4465])[:, None, None]
+    std = torch.tensor([0.2023, 0.1994, 0.2010])[:, None, None]
+    for index, x in enumerate(subject.field.x):
+        torch.testing.assert_close(subject.picture(index), (x * std + mean).clamp(0, 1))
+    words = ["--timm", "test_vit", "--random-weights", "--data", str(pictures)]
+    subject = measure.of_name(measure.parse([*words, *QUICK]), "cpu")
+    for index, x in enumerate(subject.field.x):  # test_vit asks for mean and std 0.5
+        torch.testing.assert_close(subject.picture(index), (x + 1) / 2)
+    again = measure.of_name(measure.parse([*words, *QUICK]), "cpu").field.module
+    assert torch.equal(again.head.weight, subject.field.module.head.weight)  # random by the seed
+    one = [[*words, *QUICK, "--pairs", "1", "--seed", seed] for seed in "012"]
+    titles = [measure.of_name(measure.parse(words), "cpu").titles for words in one]
+    assert len({tuple(pair) for pair in titles}) > 1  # the seed chooses two of five
+
+
+def save_transformer(kind: str, folder: Path) -> None:
+    """A tiny ViT of transformers with random weights, as its users save theirs."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=32, patch_size=16, num_labels=7,
+    )  # fmt: skip
+    getattr(transformers, kind)(config).save_pretrained(folder)
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(folder)
+
+
+def test_the_picture_shows_paths_that_were_measured(tmp_path, pictures, monkeypatch):
+    """Not the first pictures of the folder, which may all be of one class."""
+    drawn = []
+    monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append((given, how)))
+    named = ["--timm", "test_vit", "--random-weights", "--data", str(pictures)]
+    measure.main([*named, *QUICK, "--out", str(tmp_path / "a.png")])
+    ((_, (portrait,)), how) = drawn[0]
+    own = portrait.estimate.representation.degrees(portrait.coefficients)
+    torch.testing.assert_close(own, portrait.estimate.values[: len(own)])
+    left, right = portrait.estimate.ends.T[0].flip(0).tolist()  # x2 stands on the left
+    assert [title for _, title in how["ends"]][:2] == [f"picture {left}", f"picture {right}"]
+    for more in (["--components", "2"], ["--raw-outputs"]):
+        measure.main([*named, *QUICK, *more, "--out", str(tmp_path / "a.png")])
+    assert [how["name"](2) for _, how in drawn] == ["class 2", "component 2", "output 2"]
+
+
+def test_a_run_on_imagenets_pictures_shows_them(tmp_path, monkeypatch):
+    settings = ["task=imagenet", "task.data=embedded", "task.classes=10", "task.image_size=[32,32]"]
+    settings += [
+        "task.batch_size=500",
+        "task.epochs=1",
+        "task.warmup_epochs=0",
+        "task.eval_every=1",
+    ]
+    settings += ["model=vit_micro", "system.workers=0", "system.device=cpu"]
+    small_run(tmp_path / "run", *settings, base=[])
+    drawn = []
+    monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append(how["ends"]))
+    measure.main(["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")])
+    for picture, _ in drawn[0]:
+        assert picture.std() > 0.01  # neither white nor black
+        assert 0 <= picture.min() < picture.max() <= 1
+
+
+def test_pictures_without_classes_are_shown_by_their_numbers(tmp_path, monkeypatch):
+    pytest.importorskip("open_clip")
+    settings = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "debug=tiny"]
+    settings += ["task.batch_size=200", "task.part=0.1", "model.architecture.embed_dim=16"]
+    small = {"vision_cfg": ("patch_size=16", "width=32", "layers=1", "head_width=16")}
+    small["text_cfg"] = ("width=16", "layers=1")
+    settings += [f"model.architecture.{key}.{s}" for key, words in small.items() for s in words]
+    small_run(tmp_path / "run", *settings, base=[])
+    drawn = []
+    monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append(how["ends"]))
+    measure.main(["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")])
+    assert all(re.fullmatch(r"example \d+", title) for _, title in drawn[0])
+
+
+def test_a_transformers_classifier(tmp_path, pictures, capsys):
+    save_transformer("ViTForImageClassification", tmp_path / "model")
+    shared = ["--data", str(pictures), *QUICK, "--out", str(tmp_path / "a.png")]
+    measure.main(["--transformers", str(tmp_path / "model"), *shared])
+    assert "its own weights" in capsys.readouterr().out
+    other = ["--random-weights", "--classes", "4"]
+    measure.main(["--transformers", str(tmp_path / "model"), *other, *shared])
+    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--timm", "resnet5o", "--data", "embedded"], "no such model; did you mean resnet50"),
+        (["--timm", "resnet50"], "--data: give pictures"),
+        (["--timm", "resnet50", "--data", "/no/folder"], "--data /no/folder: no such folder"),
+        (["--timm", "resnet50", "--data", "EMPTY"], "0 pictures there"),
+        (["--timm", "resnet50", "--data", "embedded", "--split", "dev"], "split 'dev' could not"),
+        (["--run", "EMPTY"], "no run folder"),
+        (["--run", "RUN", "--data", "embedded"], "^--data: a run is measured on its own training"),
+        (["--run", "RUN", "--split", "train"], "^--split: a run is measured on its own training"),
+        (["--timm", "vit_tiny_patch16_224_none", "--data", "embedded"], "no such model"),
+        (["--timm", "vovnet39a", "--data", "embedded"], "timm has no weights for it; give --we"),
+        (["--timm", "test_vit", "--weights", "w.pt", "--data", "embedded"], "no such file"),
+        (
+            ["--timm", "test_vit", "--device", "gpu", "--data", "embedded"],
+            "^--device gpu: use",
+        ),
+    ],
+)
+def test_mistakes_end_in_one_line(arguments, message, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    places = {"EMPTY": str(tmp_path / "empty"), "RUN": str(tmp_path / "run")}
+    (tmp_path / "empty").mkdir()
+    arguments = [places.get(word, word) for word in arguments]
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        measure.main([*QUICK, *arguments])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--random-weights", "--weights", "w.pt"], "--random-weights: not with --weights"),
+        (["--classes", "4"], "--classes: for a model by name with --weights or --random-weights"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(more, message, capsys):
+    with pytest.raises(SystemExit):
+        measure.parse(["--timm", "test_vit", "--data", "embedded", *more])
+    assert message in capsys.readouterr().err
+
+
+def test_weights_in_half_precision_are_measured_in_single(tmp_path, pictures, capsys):
+    """As hubs keep them; transformers loads them as they are, and rounding would be roughness."""
+    save_transformer("ViTForImageClassification", tmp_path / "model")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "model").bfloat16()
+    model.save_pretrained(tmp_path / "model")  # the same numbers in both
+    torch.save(model.float().state_dict(), tmp_path / "single.pt")
+    words = ["--transformers", str(tmp_path / "model"), "--data", str(pictures), *QUICK]
+    words += ["--out", str(tmp_path / "a.png")]
+    measure.main(words)
+    half = capsys.readouterr().out
+    measure.main([*words, "--weights", str(tmp_path / "single.pt")])
+    single = capsys.readouterr().out.replace("(single.pt)", "(its own weights)")
+    assert half == single
+
+
+def test_weights_of_a_compiled_model_that_several_gpus_shared(tmp_path):
+    model, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    wrapped = torch.nn.DataParallel(torch.compile(model))
+    torch.save({"model": wrapped.state_dict()}, tmp_path / "own.pt")
+    measure.read_into(other, tmp_path / "own.pt")
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_a_whole_model_in_a_file_is_refused_with_the_remedy(tmp_path):
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "own.pt")
+    with pytest.raises(ValueError, match=r"holds a torch\.nn.*Linear, .*\bmodel\.state_dict\(\)"):
+        measure.read_into(torch.nn.Linear(2, 3), tmp_path / "own.pt")
+
+
+def test_a_model_without_a_head_is_refused(tmp_path, pictures):
+    """transformers would give it a random one, and ED would be said to be of its own weights."""
+    save_transformer("ViTModel", tmp_path / "model")
+    shared = ["--data", str(pictures), *QUICK, "--out", str(tmp_path / "a.png")]
+    with pytest.raises(ValueError, match=r"lack classifier\.bias, classifier\.weight, so it is no"):
+        measure.main(["--transformers", str(tmp_path / "model"), *shared])
+
+
+def test_weights_with_another_number_of_classes(tmp_path, pictures, capsys):
+    import timm
+
+    model = timm.create_model("test_vit", num_classes=4)
+    torch.save(model.state_dict(), tmp_path / "four.pt")
+    words = ["--timm", "test_vit", "--weights", str(tmp_path / "four.pt"), "--data", str(pictures)]
+    words += [*QUICK, "--out", str(tmp_path / "a.png")]
+    with pytest.raises(ValueError, match="--classes N for another number of classes"):
+        measure.main(words)
+    measure.main([*words, "--classes", "4"])
+    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path, pictures):
+    """As `measure.py | head -1` does: no traceback."""
+    words = ["--timm", "test_vit", "--random-weights", "--data", str(pictures), *QUICK]
+    words = [sys.executable, ROOT / "scripts/measure.py", *words, "--out", tmp_path / "a.png"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    result = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, env=environment)
+    os.close(writer)
+    assert b"Broken" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("out", "message"), [("nowhere/a.png", "nowhere; make it first"), ("a.txt", "ends in .png")]
+)
+def test_a_picture_that_cannot_be_written_is_noticed_at_once(out, message, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        measure.main(["--timm", "test_vit", "--data", "embedded", "--out", str(tmp_path / out)])
+    assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        theory.main(["--paths", "100", "--out", str(tmp_path / out)])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keep", [8, 1000], ids=["no picture", "cut off"])
+def test_a_broken_picture_is_named(pictures, tmp_path, keep):
+    whole = (pictures / "0.png").read_bytes()
+    (pictures / "broken.png").write_bytes(whole[:keep])
+    arguments = ["--timm", "test_vit", "--random-weights", "--data", str(pictures), *QUICK]
+    with pytest.raises(ValueError, match=r"--data: .*broken\.png.*; take it out"):
+        measure.main([*arguments, "--out", str(tmp_path / "a.png")])
+
+
+def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
+    """Random weights come only when asked for, whatever goes wrong on the way to the others."""
+    import timm
+
+    def offline(name, pretrained, num_classes):
+        assert pretrained
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the hub is not asked
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(ValueError, match=r"no route to the hub.*--random-weights"):
+        measure.main(["--timm", "test_vit", "--data", "embedded", *QUICK])
+
+
+def test_theory_draws_its_picture(tmp_path, capsys):
+    theory.main(["--paths", "1000", "--out", str(tmp_path / "theory.png")])
+    printed = capsys.readouterr().out
+    degrees = [float(value) for value in re.findall(r"ED ([\d.]+)", printed)]
+    assert degrees == pytest.approx([0.667, 1.187, 2.972], rel=0.15)
+    error = float(re.search(r"degree 1: .* \+- ([\d.]+)", printed)[1])
+    # of the mean of three |v| / 2, where v is the difference of two uniform numbers
+    assert error == pytest.approx((2 / 27 / 1000) ** 0.5, rel=0.1)
+    assert Image.open(tmp_path / "theory.png").size[0] > 1000
+
+
+def test_theory_fits_what_its_lemma_says():
+    """On every path: the leading coefficient of each output, and nothing above its degree."""
+    inputs = uniform_inputs(40, torch.Generator().manual_seed(0))
+    for number, leading in theory.leading_parts(inputs).items():
+        found = theory.on_paths(number, inputs).abs()
+        for output, degree in enumerate(theory.DEGREES[number]):
+            torch.testing.assert_close(found[:, output, degree], leading[:, output])
+            assert found[:, output, degree + 1 :].max() < 1e-12

@@ -1,0 +1,349 @@
+"""scripts/table.py: results from folders and committed files, and figures."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ed.analysis.collect import Row, read_results
+from ed.analysis.merging import committed, merge
+from ed.analysis.render import to_csv
+from ed.analysis.spec import Table, expand
+from scripts import table as script
+from tests.helpers.tables import fabricate, full_rows, write_table
+
+
+def main(arguments: list[str]) -> int:
+    return script.main([*arguments, "--commit"])
+
+
+def test_committed_files_stay_unless_asked(table, tmp_path, capsys):
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    assert script.main(here) == 0
+    assert "79.00 (1)" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()
+    assert script.main([*here, "--out", str(tmp_path / "mine")]) == 0
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"mini.csv", "mini.md"}
+    assert not (tmp_path / "results").exists()
+
+
+def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, capsys):
+    runs, results = expand(table, root=tmp_path / "runs"), tmp_path / "results"
+    fabricate(runs[0], 79.0)
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    assert main(here) == 0
+    assert main([*here, "--check"]) == 0
+    # the folder is gone, another run has come: both stay in the table
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    fabricate(runs[1], 81.0)
+    assert main(here) == 0
+    assert main([*here, "--check"]) == 0
+    text = (results / "mini.md").read_text()
+    assert "80.00 ± 1.41 (2)" in text
+    before = (results / "mini.csv").read_bytes(), text
+    assert main([*here, str(tmp_path / "elsewhere")]) == 0
+    assert before == ((results / "mini.csv").read_bytes(), (results / "mini.md").read_text())
+    # the same cell with other numbers in two folders: refused, nothing written
+    fabricate(runs[0], 70.0)
+    assert main([*here, str(tmp_path / "elsewhere")]) == 1
+    assert "two runs claiming the same cell mini/baseline/seed0" in capsys.readouterr().err
+    assert before == ((results / "mini.csv").read_bytes(), (results / "mini.md").read_text())
+
+
+def test_a_fresh_run_takes_the_place_of_a_committed_one_and_says_so(table, tmp_path, capsys):
+    """Whoever reproduces a table has other numbers than we, and the committed records stay."""
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    results, records = tmp_path / "results", tmp_path / "results" / "runs"
+    fabricate(expand(table, root=records)[0], 79.0)
+    assert main(here) == 0
+    assert "79.00 (1)" in (results / "mini.md").read_text()
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0 * (1 + 1e-14))  # another machine
+    assert main(here) == 0
+    assert "takes the place" not in capsys.readouterr().err
+    fabricate(expand(table, root=tmp_path / "runs")[0], 70.0)
+    for _ in range(2):  # once written, the file disagrees with the record: no matter
+        assert main(here) == 0
+        assert "70.00 (1)" in (results / "mini.md").read_text()
+        (row,) = [row for row in committed(table) if row.status == "done"]
+        assert row.last == {"eval/acc": 70.0}
+    told = f"{tmp_path}/runs/mini/baseline/seed0 (70.0) takes the place of {results}"
+    assert told in capsys.readouterr().err
+    assert main([*here, "--check"]) == 1  # what a maintainer commits must agree
+
+
+def test_metrics_that_only_one_source_knows_are_joined():
+    row = Row("t", "c", 0, status="done", steps=9, last={"eval/acc": 1.0}, best=2.0)
+    more = replace(row, last={"eval/acc": 1.0, "measure/norm": 3.0}, best=None, folder=Path("a"))
+    for rows in ((row, more), (more, row)):
+        (merged,) = merge(rows)
+        assert (merged.last, merged.best, merged.folder) == (more.last, 2.0, Path("a"))
+
+
+def test_reduced_runs_are_found_by_what_the_launcher_noted(table, tmp_path, capsys):
+    run = expand(table, sets=["task.epochs=2"], root=tmp_path / "runs")[0]
+    fabricate(run, 60.0)
+    (run.folder.parents[2] / "deviations.json").write_text('["task.epochs=2"]')
+    assert main([str(table.path), "--runs", str(tmp_path / "runs")]) == 0
+    assert "mini.md: 1 of 9 runs done" in capsys.readouterr().out  # 8, and the one that was begun
+    text = (tmp_path / "results" / "mini.md").read_text()
+    assert "## Reduced: task.epochs=2" in text
+    assert "60.00 (1)" in text
+    assert "| ed |" not in text.split("## Reduced")[1]  # only what was begun
+
+
+def test_rows_of_another_tables_file_are_shown_with_the_metrics_of_this_one(tmp_path):
+    """Its own seeds alone, none that were reduced, and no best of what another table looks at."""
+    metrics = {"eval/acc": "accuracy", "eval/loss": "loss"}
+    home = write_table(tmp_path, metric=None, metrics=metrics)
+    rows = [
+        replace(row, last=row.last | {"eval/loss": 0.5}, best=99.0)
+        for row in full_rows(home)
+        if row.cell in ("baseline", "ed")
+    ]
+    rows += [replace(row, deviations="task.epochs=2") for row in rows]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mini.csv").write_text(to_csv(home, rows))
+    shown = {"cells": {"same": {"same_as": "mini/ed", "paper": None}}, "tuning": None, "seeds": [1]}
+    (row,) = committed(write_table(tmp_path, "one", **shown))
+    assert (row.home, row.seed, row.deviations) == (("mini", "ed"), 1, "")
+    assert (row.last, row.best) == ({"eval/acc": 85.1}, 99.0)
+    (row,) = committed(write_table(tmp_path, "two", **shown, metric="eval/loss"))
+    assert (row.last, row.best) == ({"eval/loss": 0.5}, None)
+
+
+def test_a_results_file_holds_all_that_is_known_of_a_run(table, tmp_path):
+    about = {"device": "cpu", "torch": "2.0", "commit": "abc"}
+    score = {"last": {"eval/acc": 79.5}, "best": 80.25, "seconds": 3.5}
+    rows = [
+        Row("mini", "baseline", 0, "", "done", 20, 20, **score, **about, dirty=False),
+        Row("mini", "baseline", 1, "", "failed", 5, 20, **about, dirty=True, error="exit 1: a, b"),
+        Row("mini", "ed", 0, "task.epochs=2", "partial", 5),
+    ]
+    (tmp_path / "mini.csv").write_text(to_csv(table, rows))
+    assert read_results(tmp_path / "mini.csv", table) == rows
+
+
+def test_lines_of_another_file_are_added(table, tmp_path):
+    fabricate(expand(table, root=tmp_path / "far")[0], 79.0)
+    main([str(table.path), "--runs", str(tmp_path / "far")])
+    far = tmp_path / "far.csv"
+    (tmp_path / "results" / "mini.csv").rename(far)
+    assert main([str(table.path), "--runs", str(tmp_path / "none"), "--add", str(far)]) == 0
+    assert (tmp_path / "results" / "mini.csv").read_text() == far.read_text()
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda text: text[:-4], "line 2"),
+        (lambda text: text[:-1], "line 2: cut short"),
+        (lambda text: text + "hello\n", "line 3: 1 fields"),
+        (lambda text: text.replace("mini,baseline", "mini,foreign"), "no cell mini/foreign"),
+        (
+            lambda text: text.replace("mini,baseline,0", "mini,baseline,7"),
+            "2: table mini has no seed 7",
+        ),
+        (lambda text: text.replace(",79.0,", ",high,"), "line 2: could not convert"),
+        (lambda text: text.replace(",79.0,", ",nan,"), "line 2: nan is not a finite number"),
+        (lambda text: text.replace("done", "great"), "line 2: status 'great'"),
+        (lambda text: text.replace(",no,", ",maybe,"), "line 2: status 'done', dirty 'maybe' make"),
+        (lambda text: "a" + text, "line 1: not the header of table mini (atable, table); needed"),
+        (
+            lambda text: text.replace("table,cell", "cell,table", 1),
+            "line 1: not the header of table mini (cell, table, seed",
+        ),
+        (lambda text: text + text.splitlines()[1].replace("79.0", "12.0") + "\n", "two runs"),
+    ],
+)
+def test_a_damaged_results_file_is_an_error_and_stays(table, tmp_path, damage, complaint, capsys):
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    main(here)
+    path = tmp_path / "results" / "mini.csv"
+    path.write_text(damage(path.read_text()))
+    before = path.read_bytes()
+    assert main(here) == 1
+    assert main([*here, "--check"]) == 1
+    errors = capsys.readouterr().err
+    assert complaint in errors
+    assert "mini.csv" in errors
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["tabel1"], "unknown table 'tabel1'; did you mean table1"),
+        (["table1", "--add", "nowhere.csv"], "--add nowhere.csv: no such file"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(arguments, complaint, capsys):
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert complaint in error
+
+
+def test_check_notices_an_edited_table(table, tmp_path, capsys):
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
+    main([str(table.path), "--runs", str(tmp_path / "runs")])
+    path = tmp_path / "results" / "mini.md"
+    whole = path.read_text()
+    path.write_text(whole.replace("79.00", "89.00"))
+    assert main([str(table.path), "--check"]) == 1
+    assert "run python scripts/table.py" in capsys.readouterr().err
+    path.unlink()
+    assert main([str(table.path), "--check"]) == 1
+    path.write_text(whole)
+    assert main([str(table.path), "--check"]) == 0
+    lines = path.with_suffix(".csv").read_text().splitlines(keepends=True)
+    path.with_suffix(".csv").write_text("".join([*lines, lines[-1]]))  # the same run once more
+    assert main([str(table.path), "--check"]) == 1
+
+
+def test_committed_tables_equal_regenerated_ones():
+    assert main(["all", "--check"]) == 0
+
+
+FIGURE = """
+from matplotlib.figure import Figure
+
+def draw(table, rows):
+    global latest
+    if len(rows) < 2:
+        return None
+    figure = latest = Figure(figsize=(3, 2))
+    axis = figure.add_subplot()
+    for row in rows:
+        history = [(h["step"], h["eval/acc"]) for h in row.history() if "eval/acc" in h]
+        axis.plot(*zip(*history), "o", label=f"{row.cell} {row.seed}")
+    axis.legend()
+    return figure
+"""
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch) -> Table:
+    (tmp_path / "little_figure.py").write_text(FIGURE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return write_table(tmp_path, figure="little_figure:draw")
+
+
+def test_a_figure_is_drawn_once_runs_are_done_the_same_every_time(drawn, tmp_path):
+    results = tmp_path / "results"
+    runs = expand(drawn, root=tmp_path / "runs")
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
+    fabricate(runs[0])
+    fabricate(runs[1], done=False)
+    assert main(here) == 0
+    assert not (results / "mini.png").exists()  # one finished run is too few for this figure
+    assert "(mini.png)" not in (results / "mini.md").read_text()
+    fabricate(runs[1])
+    assert main(here) == 0
+    assert f"\n\n![{drawn.title}](mini.png)\n\n" in (results / "mini.md").read_text()
+    assert main([*here, "--check"]) == 0
+    first = [(results / f"mini.{kind}").read_bytes() for kind in ("png", "pdf")]
+    assert [content[:4] for content in first] == [b"\x89PNG", b"%PDF"]
+    assert not any(word in first[1] for word in (b"CreationDate", b"Producer"))
+    # the folders are gone, their records are committed: the same files
+    (results / "runs").mkdir()
+    (tmp_path / "runs" / "mini").rename(results / "runs" / "mini")
+    for kind in ("png", "pdf"):
+        (results / f"mini.{kind}").unlink()
+    assert main(here) == 0
+    assert first == [(results / f"mini.{kind}").read_bytes() for kind in ("png", "pdf")]
+
+
+def test_a_figure_is_not_replaced_by_one_of_fewer_runs_unless_asked(drawn, tmp_path, capsys):
+    """The CSV file knows four runs; the folder of one of them is on another machine."""
+    import little_figure
+
+    picture = tmp_path / "results" / "mini.png"
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
+    for run in expand(drawn, cells=["baseline", "ed"], root=tmp_path / "runs"):
+        fabricate(run)
+    assert main(here) == 0
+    before = picture.read_bytes()
+    run.folder.rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    assert main(here) == 0
+    complaint = capsys.readouterr().err
+    assert "no figure of mini is drawn: of 4 finished runs 3 have their folders here" in complaint
+    assert f"(mini/ed/seed{run.seed} has not)" in complaint
+    assert picture.read_bytes() == before
+    assert main([*here, "--available"]) == 0
+    assert capsys.readouterr().err == ""
+    assert little_figure.latest.get_suptitle() == "3 of 4 finished runs"
+    assert picture.read_bytes() != before
+    (tmp_path / "elsewhere").rename(run.folder)
+    assert main(here) == 0
+    assert little_figure.latest.get_suptitle() == ""
+    assert picture.read_bytes() == before
+
+
+def test_runs_under_way_are_drawn_when_asked_where_none_is_done(drawn, tmp_path):
+    """A mean over a finished run and one that has just begun would end with the latter."""
+    import little_figure
+
+    picture = tmp_path / "results" / "mini.png"
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
+    for run in expand(drawn, cells=["baseline", "ed"], root=tmp_path / "runs"):
+        fabricate(run, done=False)
+    assert main(here) == 0
+    assert not picture.exists()
+    assert main([*here, "--available"]) == 0
+    assert little_figure.latest.get_suptitle() == "4 of these 4 runs are not finished"
+    fabricate(run)  # one seed of ed
+    assert main([*here, "--available"]) == 0
+    assert little_figure.latest.get_suptitle() == "2 of these 3 runs are not finished"
+    (legend,) = [axis.get_legend() for axis in little_figure.latest.axes]
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["baseline 0", "baseline 1", f"ed {run.seed}"]
+
+
+def test_reduced_runs_are_drawn_apart(drawn, tmp_path):
+    sets = ["optimizer.max_grad_norm=1.5", "task.epochs=2"]
+    for run in expand(drawn, sets=sets, cells=["ed"], root=tmp_path / "runs"):
+        fabricate(run)
+    (run.folder.parents[2] / "deviations.json").write_text(json.dumps(sets))
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
+    assert main(here) == 0
+    (picture,) = (tmp_path / "results").glob("*.png")
+    assert picture.stem == run.folder.parents[2].name
+    assert picture.stem.startswith("mini@clip1.5-epochs2-")
+    markdown = tmp_path / "results" / "mini.md"
+    assert re.findall(r"!\[.*\]\((.*)\)", markdown.read_text()) == [picture.name]
+    assert main([*here, "--check"]) == 0
+    for run in expand(drawn, cells=["ed"], root=tmp_path / "runs"):
+        fabricate(run)
+    assert main(here) == 0
+    shown = re.findall(r"!\[(.*)\]\((.*)\)", markdown.read_text())
+    reduced = f"{drawn.title}; reduced: {' '.join(sets)}"
+    assert shown == [(drawn.title, "mini.png"), (reduced, picture.name)]
+
+
+@pytest.mark.parametrize("name", ["nothing", "no.such.module:draw", "little_figure:paint"])
+def test_a_figure_that_cannot_be_found_is_one_line(drawn, tmp_path, name, capsys):
+    for run in expand(drawn, cells=["ed"], root=tmp_path / "runs"):
+        fabricate(run)
+    text = drawn.path.read_text().replace("little_figure:draw", name)
+    drawn.path.write_text(text)
+    assert main([str(drawn.path), "--runs", str(tmp_path / "runs")]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"figure: {name}" in error
+
+
+def test_files_are_utf_8_whatever_the_locale():
+    """Tables and their notes have ± in them; a locale of ASCII reads the same files."""
+    ascii_only = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "scripts/table.py", "mnist_cifar", "--check"]
+    root = Path(__file__).parents[2]
+    subprocess.run(command, cwd=root, env=os.environ | ascii_only, check=True)

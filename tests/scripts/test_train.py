@@ -1,0 +1,723 @@
+"""What a user types: help, sweeps, and mistakes that end in one line."""
+
+import contextlib
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hydra.errors import (
+    ConfigCompositionException,
+    InstantiationException,
+    MissingConfigException,
+)
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from ed.analysis.experiments import load_table
+from ed.analysis.spec import expand
+from ed.engine import main
+from ed.engine.check import SWITCHES
+from ed.engine.checkpoint import SaveError
+from ed.engine.compose import compose_config
+from ed.engine.errors import EXPECTED, composition, explain
+from ed.engine.loop import Interrupted
+from ed.engine.main import load_run, start_tracker
+from ed.engine.run import RunError, RunFolder
+from ed.engine.settings import check_settings
+from ed.envs.procgen import EngineError
+from ed.runtime.files import read_rows
+from ed.runtime.processes import LostProcess
+from scripts import evaluate, launch
+from scripts.launch import command
+from tests.helpers.small import SMALL, small_config, small_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def train(*arguments: str, cwd: Path = ROOT, **environment) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
+
+
+@pytest.mark.parametrize("argument", [("--cfg", "job"), ("--help",)], ids=lambda a: a[0])
+def test_help_and_config_answer_without_loading_torch(argument):
+    """Which takes seconds: without it, one."""
+    result = train(*argument, PYTHONPROFILEIMPORTTIME="1")
+    assert result.returncode == 0
+    assert "regularizer" in result.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "hydra" in loaded
+    assert not loaded & {"torch", "numpy", "datasets", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "regularizer.weigth=3",
+            "unknown key 'regularizer.weigth'; did you mean regularizer.weight",
+        ),
+        ("optimiser.lr=3", "unknown key 'optimiser.lr'; did you mean optimizer.lr"),
+        ("sede=1", "unknown key 'sede'; did you mean seed"),
+        ("regularizer=edd", "regularizer=edd: no such choice; did you mean ed? There are asam, ed"),
+        ("measures=[ed,sharpnes]", "measures=sharpnes: no such choice; did you mean sharpness"),
+        (
+            "regularizer.rho=0.1",
+            "unknown key 'regularizer.rho' here; it belongs to regularizer=",
+        ),
+        ("regularizer.lambda=3", "the paper's lambda is regularizer.weight"),
+        (
+            "measures.ed.pairs=50",
+            "measures.ed.pairs: ed is not among the measures; add measures=[ed]",
+        ),
+        ("regularizer.weight=[", "error: regularizer.weight=[ cannot be read: write key=value, br"),
+        ("regularizer.weight", "error: regularizer.weight cannot be read: write key=value"),
+        (
+            "task=procgen",  # with the default model, a classifier
+            "model.classes is taken from task.classes, which this task does not have; the README",
+        ),
+    ],
+)
+def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
+    result = train("regularizer=ed", override, f"system.runs={tmp_path}")
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1  # one line, no traceback
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+task.smoothing=0.1"], "error: task.smoothing: there is no such .* leave it out$"),
+        (["task=pnn", "model=pnn", "debug=tiny"], "task.data: .*; debug=tiny is for tasks on pict"),
+    ],
+)
+def test_a_setting_that_nobody_takes_is_named(overrides, message, tmp_path):
+    result = train(*overrides, f"system.runs={tmp_path}")
+    assert result.returncode == 1
+    assert re.search(message, result.stderr), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_key_of_swept_choices_is_written_as_a_sweep(tmp_path):
+    words = ["-m", *SMALL, f"system.runs={tmp_path}", "regularizer=ed,jacobian"]
+    result = train(*words, "regularizer.weight=3")
+    assert result.stderr == (
+        "error: regularizer.weight=3: in a sweep over regularizer write it as one, too: "
+        "'regularizer.weight=choice(3)'\n"
+    )
+    result = train(*words, "regularizer.weight=choice(3)")
+    assert result.returncode == 0, result.stderr
+    assert len(list(tmp_path.glob("adhoc/*/seed0/DONE"))) == 2
+
+
+@pytest.mark.parametrize("choices", ["ed,none", "choice(ed, none)"])
+@pytest.mark.parametrize("value", ["3", "1,2", "choice(1,2)"])
+def test_a_swept_choice_without_the_key_is_named(choices, value, monkeypatch):
+    overrides = [f"regularizer={choices}", f"regularizer.weight={value}"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
+    assert composition(Exception("Could not override 'regularizer.weight'"), overrides) == (
+        f"regularizer.weight={value}: regularizer=none has no such setting; give it a command of "
+        "its own"
+    )
+
+
+def test_a_swept_choice_may_inherit_the_key():
+    overrides = ["regularizer=ed,ed_performance", "regularizer.anchored=false"]  # from ed's file
+    error = Exception("Could not override 'regularizer.anchored'")
+    assert "'regularizer.anchored=choice(false)'" in composition(error, overrides)
+
+
+def test_a_swept_choice_that_is_none_is_named(monkeypatch):
+    """Hydra reads the choices of a sweep after the keys, so it complains about a key first."""
+    overrides = ["regularizer=edd,ed", "regularizer.weight=3"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
+    error = Exception("Could not override 'regularizer.weight'")
+    assert composition(error, overrides).startswith("regularizer=edd: no such choice; did you mean")
+
+
+def test_a_mistyped_launcher_is_told_by_its_group():
+    with pytest.raises(MissingConfigException) as error:
+        compose_config(["hydra/launcher=slrum"])
+    assert composition(error.value, []) == (
+        "hydra/launcher=slrum: no such choice; did you mean slurm? There are slurm"
+    )
+
+
+def test_a_part_of_ones_own_that_overrides_what_is_not_there_is_named(tmp_path, monkeypatch):
+    (tmp_path / "regularizer").mkdir()
+    leaf = "defaults: [ed, override /sampeler: uniform, _self_]\n"
+    (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
+    with pytest.raises(ConfigCompositionException) as error:
+        compose_config(["regularizer=own"], folders=[tmp_path])
+    found = composition(error.value, ["regularizer=own"])
+    assert found.startswith("In 'regularizer/own': Could not override 'sampeler@")
+    assert "\n" not in found
+
+
+def test_an_unknown_key_names_choices_that_inherit_it(tmp_path, monkeypatch):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "mine.yaml").write_text("defaults: [ed_performance, _self_]\n")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
+    error = Exception("Could not override 'regularizer.components'")
+    assert composition(error, ["regularizer=none", "regularizer.components=3"]) == (
+        "unknown key 'regularizer.components' here; it belongs to regularizer=ed, ed_performance, "
+        "mine"
+    )
+
+
+def test_a_setting_of_a_measure_is_found_below_its_name():
+    error = Exception("Could not override 'measures.pairs'")
+    found = composition(error, ["measures=[ed]", "measures.pairs=50"])
+    assert "did you mean measures.ed.pairs" in found
+
+
+def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
+    """Hydra's --config-dir brings further choices, whose keys are known to the messages as well."""
+    for group, name, leaf in (
+        ("sampler", "ends", "_target_: own_parts.Ends\nshift: 0.0\n"),
+        ("regularizer", "shrink", "_target_: own_parts.Shrink\nfactor: 0.5\n"),
+        ("measures", "count", "count:\n  _target_: own_parts.Count\n"),
+    ):
+        (tmp_path / "my configs" / group).mkdir(parents=True)
+        (tmp_path / "my configs" / group / f"{name}.yaml").write_text(leaf)
+    (tmp_path / "own_parts.py").write_text(OWN_PARTS)
+    own = ["--config-dir", str(tmp_path / "my configs"), *SMALL, f"system.runs={tmp_path / 'runs'}"]
+    both = ["regularizer=shrink", "measures=[count]"]
+    path = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    result = train(*own, *both, **path)
+    assert result.returncode == 0, result.stderr
+    assert "measure/count 3" in result.stdout
+    result = train(*own, "regularizer=ed", "sampler=ends", **path)
+    assert result.returncode == 0, result.stderr
+    for wrong, message in {
+        "regularizer.factr=1": "did you mean regularizer.factor",
+        "sampler=end": "sampler=end: no such choice; did you mean ends?",
+        "regularizer.factor=x": "regularizer.factor=x: must be a number",
+    }.items():
+        result = train(*own, *both, wrong, **path)
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        ("factor: 0.5", "regularizer._target_ is missing: the file of a part says what to call"),
+        ("_target_: mine.Shrnk", "regularizer._target_=mine.Shrnk: not found"),
+        ("_target_: mine.Shrink.bild", "regularizer._target_=mine.Shrink.bild: not found"),
+        ("_target_: yours.Shrink", "(No module named 'yours'); mend the name, or put the folder"),
+        (
+            "_target_: mine.Shrink",
+            "regularizer.factor is needed and not among the settings: a part",
+        ),
+        ("_target_: [mine.Shrink", "own.yaml"),
+    ],
+)
+def test_mistakes_in_a_part_of_ones_own_end_in_one_line(
+    leaf, message, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
+    (tmp_path / "mine.py").write_text("class Shrink:\n    def __init__(self, factor): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Exception) as error:  # noqa: PT011, PT012, of several kinds and places
+        cfg = compose_config(["regularizer=own"], folders=[tmp_path])
+        check_settings(cfg)
+        instantiate(cfg.regularizer)
+    assert explain(error.value) == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides", "told"),
+    [
+        ("lr", [], "did you mean logger, optimizer.lr?"),
+        ("zzz", [], "see python train.py --cfg job"),
+        ("measures.edd.pairs", [], "did you mean measures?"),
+        ("measures.ed.pair", ["measures=[ed]"], "did you mean measures.ed.pairs, "),
+        ("regularizer.lambda", ["regularizer=mixup"], "did you mean regularizer.alpha, "),
+        ("regularizer.wieght", ["regularizer=ed,sam"], "did you mean regularizer.weight, "),
+    ],
+)
+def test_an_unknown_key_names_what_is_near_and_there(key, overrides, told):
+    error = ValueError(f"Could not override '{key}'")
+    found = composition(error, [*overrides, f"{key}=3"])
+    assert found.startswith(f"unknown key '{key}'; {told}")
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "symbol", "name"),
+    [
+        ("ed", "lambda", "weight"),
+        ("ed", "r", "resolution"),
+        ("ed", "K", "degree"),
+        ("ed", "m", "components"),
+        ("ed", "n_p", "pairs"),
+        ("ed", "epsilon", "damping"),
+        ("jacobian", "n_proj", "projections"),
+    ],
+)
+def test_the_papers_symbols_are_known(regularizer, symbol, name):
+    error = ValueError(f"Could not override 'regularizer.{symbol}'")
+    told = f"the paper's {symbol} is regularizer.{name}"
+    assert told in composition(error, [f"regularizer={regularizer}", f"regularizer.{symbol}=3"])
+
+
+def test_a_part_of_ones_own_that_is_there_and_fails_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "own.yaml").write_text("_target_: failing.Shrink")
+    (tmp_path / "failing.py").write_text("from math import nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        check_settings(compose_config(["regularizer=own"], folders=[tmp_path]))
+
+
+OWN_CONSTRUCTORS = """
+from __future__ import annotations
+
+class Base:
+    def __init__(self, weight: float, name: str): pass
+
+class Own(Base):
+    def __init__(self, name: int, **rest): pass
+
+class Typed(Base):
+    def __init__(self, part: OnlyForTypeCheckers, **rest): pass
+
+def make(weight: float): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        ("{_target_: own_kinds.Own, name: 3, weight: 1}", None),
+        ("{_target_: own_kinds.Own, name: three, weight: 1}", "name=three: must be a whole number"),
+        ("{_target_: own_kinds.Own, name: 3, weight: x}", "weight=x: must be a number"),
+        ("{_target_: own_kinds.Typed, part: 3, weight: x}", "weight=x: must be a number"),
+        ("{_target_: own_kinds.make, weight: x}", "weight=x: must be a number"),
+        ("{_target_: own_kinds.make, weight: '???'}", None),  # it has a message of its own
+    ],
+)
+def test_kinds_are_those_of_the_nearest_constructor_that_names_them(
+    leaf, message, tmp_path, monkeypatch
+):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
+    (tmp_path / "own_kinds.py").write_text(OWN_CONSTRUCTORS)
+    monkeypatch.syspath_prepend(tmp_path)
+    refused = pytest.raises(ValueError, match=f"^regularizer.{message}$")
+    with refused if message else contextlib.nullcontext():
+        check_settings(compose_config(["regularizer=own"], folders=[tmp_path]))
+
+
+def test_every_setting_of_the_system_has_a_kind():
+    whole = compose_config([])
+    for key in set(whole.system) - set(SWITCHES):  # these may be auto
+        cfg = whole.copy()
+        cfg.system[key] = [1]
+        with pytest.raises(ValueError, match=rf"^system\.{key}=\[1\]: must be "):
+            check_settings(cfg)
+
+
+def test_settings_of_measures_are_of_their_kinds():
+    with pytest.raises(ValueError, match=r"measures\.ed\.pairs=many: must be a whole number"):
+        check_settings(compose_config(["measures=[ed]", "measures.ed.pairs=many"]))
+
+
+def test_a_run_whose_own_parts_are_not_found_says_where_to_put_them(tmp_path, capsys):
+    small_run(tmp_path)
+    config = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(config.replace("ed.tasks.", "my_tasks."))
+    with pytest.raises(InstantiationException) as error:
+        load_run(tmp_path, trust=True)
+    assert explain(error.value) == 1
+    printed = capsys.readouterr().err
+    assert re.search("^error: task._target_=my_tasks.*No module named 'my_tasks'", printed), printed
+    assert printed.endswith("; put the folder of its module on PYTHONPATH\n")
+
+
+def test_a_broken_file_beside_does_not_hide_what_is_wrong(tmp_path, monkeypatch):
+    (tmp_path / "regularizer").mkdir()
+    (tmp_path / "regularizer" / "torn.yaml").write_text("weight: [")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
+    found = composition(Exception("Could not override 'regularizer.rho'"), [])
+    assert found == "unknown key 'regularizer.rho' here; it belongs to regularizer=asam, sam"
+
+
+OWN_PARTS = """
+from dataclasses import dataclass
+from ed.core.nodes import UniformNodes
+from ed.measures.base import Measure
+from ed.regularizers.base import Regularizer
+
+@dataclass(frozen=True)
+class Ends(UniformNodes):
+    shift: float = 0.0
+
+class Shrink(Regularizer):
+    def __init__(self, factor: float):
+        self.factor = factor
+
+    def objective(self, task, field, batch, state):
+        return task.loss(self.factor * field(), batch)
+
+class Count(Measure):
+    def __call__(self, model, task):
+        return {"": 3.0}
+"""
+
+
+MISTAKES = {
+    "+sed=3": r"\+sed: no such key",
+    "seed=first": "seed=first: must be a whole number",
+    "seed=1.5": "seed=1.5: must be a whole number",
+    "seed=true": "seed=True: must be a whole number",
+    "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
+    "optimizer.max_grad_norm=off": "optimizer.max_grad_norm=off: must be a number or null",
+    "regularizer.weight=abc": "regularizer.weight=abc: must be a number",
+    "regularizer.weight=null": "regularizer.weight=null: must be a number",
+    "regularizer.pairs=half": "regularizer.pairs=half: must be a whole number or null",
+    "regularizer.anchored=maybe": "regularizer.anchored=maybe: must be true or false",
+    "task.epochs=ten": "task.epochs=ten: must be a whole number",
+    "task.epochs=true": "task.epochs=True: must be a whole number",
+    "model.dropout=much": "model.dropout=much: must be a number",
+    "system.device=gpu": "system.device=gpu: use auto, cpu or cuda",
+    "task.data=/no/such/folder": "task.data=/no/such/folder: no such folder",
+    "task.batch_size=0": "task.batch_size=0: must be a whole number, at least 1",
+    "task.batch_size=1e2": "task.batch_size=100.0: must be a whole number",
+    "task.batch_size=1": "task.batch_size=1: paths need at least 2 examples",
+    "task.batch_size=5000": "task.batch_size=5000: task.data=embedded has only 2000",
+    "task.epochs=0": "task.epochs=0: must be a whole number, at least 1",
+    "task.epochs=1.5": "task.epochs=1.5: must be a whole number",
+    "task.warmup_epochs=2": "task.warmup_epochs=2: must lie between 0 and task.epochs=1",
+    "task.eval_every=0": "task.eval_every=0: must be a whole number, at least 1",
+    "task.classes=5": "labels of split 'train' run from 0 to 9, but 5 classes",
+    "task.space=nowhere": "task.space=nowhere: use one of input, embedding, block1",
+    "accumulate=3": "accumulate=3: must divide task.batch_size=200",
+    "accumulate=true": "accumulate=True: must divide task.batch_size=200",
+    "accumulate=2.0": "accumulate=2.0: must divide task.batch_size=200",
+    "system.compile=flase": "system.compile=flase: use auto, true or false",
+    "system.cuda_graph=true": "system.cuda_graph=true: cpu has no CUDA graphs; leave it at auto",
+    "system.log_every=0": "system.log_every=0: must be a whole number of steps, from 1",
+    "system.log_every=2.5": "system.log_every=2.5: must be a whole number",
+    "sampler=uniform sampler.even=no": "sampler.even=no: must be true or false",
+    "measures=[ed] measures.ed.pairs=50.5": "measures.ed.pairs=50.5: must be a whole number",
+    "system.log_every=often": "system.log_every=often: must be a whole number",
+    "system.runs=null": "system.runs=null: must be text",
+    "system.save_seconds=null": "system.save_seconds=null: must be a number",
+    "system.keep_checkpoint=maybe": "system.keep_checkpoint=maybe: must be true or false",
+    "system.measure_every=2": "system.measure_every=2: there is nothing to measure; name some",
+    "precision=fp16": "precision=fp16: use bf16 or float32",
+    "logger.mode=ofline": "logger.mode=ofline: use online, offline, shared, disabled",
+    "optimizer.lr=0": "optimizer.lr=0.*: must be positive",
+    "optimizer.weight_decay=-1": "optimizer.weight_decay=-1: must be at least 0",
+    "optimizer.eps=-1": "optimizer.eps=-1: must be at least 0",
+    "optimizer.betas=[0.9,1]": r"optimizer.betas=\[0.9, 1\]: two numbers in \[0, 1\)",
+    "optimizer.gamma=-1": "optimizer.gamma=-1: must be at least 0",
+    "optimizer.betas=0.9": r"optimizer.betas=0.9: two numbers in \[0, 1\), in a list",
+    "optimizer.betas=[0.9,a]": r"optimizer.betas=\[0.9, 'a'\]: two numbers",
+    "optimizer.milestones=0.5": "optimizer.milestones=0.5: fractions of training",
+    "optimizer.milestones=[30]": r"optimizer.milestones=\[30\]: fractions of training",
+    "optimizer.schedule=step": "optimizer.schedule=step: use one of cosine",
+    "optimizer.schedule=multistep": "schedule=multistep: without optimizer.milestones the rate",
+    "task.image_size=32": r"task.image_size=32: must be two whole numbers in a list, \[32,32\]",
+    "model.heads=3": "model.width=32 is not a multiple of model.heads=3",
+    "model.heads=0": "model.heads=0: must be a whole number, at least 1",
+    "model.depth=1.5": "model.depth=1.5: must be a whole number",
+    "model.dropout=1": r"model.dropout=1: must lie in \[0, 1\)",
+    "model.activation=foo": "model.activation=foo: use gelu, gelu_tanh, .* or tanh",
+    "model.patch=5": "model.patch=5 does not divide task.image_size",
+    "regularizer.weight=-1": "regularizer.weight=-1: must be at least 0",
+    "regularizer.weight=nan": "regularizer.weight=nan: must be a finite number",
+    "regularizer.pairs=0": "regularizer.pairs=0: .* use between 1 and 40000",
+    "regularizer.pairs=1.5": "regularizer.pairs=1.5: must be a whole number",
+    "regularizer.pairs=50000": "regularizer.pairs=50000: 200 examples .* form 40000 pairs",
+    "regularizer.components=4": "regularizer.components=4: 4 centred points span at most 3",
+    "regularizer.components=1.5": "regularizer.components=1.5: must be a whole number or null",
+    "regularizer.degree=-1": "degree must be >= 0, got -1",
+    "regularizer.degree=0": "regularizer.degree=0: .* nothing would be penalised",
+    "regularizer.detach_pca=true": "regularizer.detach_pca=true: there are no principal direct",
+    "regularizer.degree=2.5": "regularizer.degree=2.5: must be a whole number",
+    "regularizer.resolution=4.5": "regularizer.resolution=4.5: must be a whole number",
+    "regularizer.damping=-1": "damping must be >= 0, got -1",
+    "regularizer.damping=nan": "regularizer.damping=nan: must be a finite number",
+    "regularizer.basis=fourier": "regularizer.basis must be one of chebyshev, legendre; got",
+    "regularizer.ramp=2": "regularizer.ramp=2: a fraction of training",
+    "regularizer.endpoints=dust": "regularizer.endpoints=dust: use batch or noise",
+    "regularizer.resolution=2": "regularizer.resolution=2: with label anchoring",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_impossible_settings_are_refused_before_anything_is_written(override, tmp_path):
+    with pytest.raises((*EXPECTED, InstantiationException)) as caught:
+        small_run(tmp_path / "run", "regularizer=ed", *override.split())
+    cause = caught.value.__cause__ if isinstance(caught.value, InstantiationException) else None
+    assert isinstance(cause or caught.value, EXPECTED)
+    message = str(cause or caught.value)
+    assert re.search(MISTAKES[override], message), message
+    assert "\n" not in message
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "override", ["+sed=3", "seed=first", "optimizer.lr=fast", "precision=fp16", "task.epochs=ten"]
+)
+def test_evaluate_refuses_what_train_does(override, capsys):
+    assert evaluate.main([*SMALL, override]) == 1
+    printed = capsys.readouterr().err
+    assert re.match(f"error: {MISTAKES[override]}", printed), printed
+    assert printed.count("\n") == 1
+
+
+def test_a_file_in_place_of_a_folder_is_named_with_the_key(tmp_path):
+    """By train.py and its sweeps."""
+    file = tmp_path / "file"
+    file.touch()
+    for key, place in (("run_dir", file), ("run_dir", file / "below"), ("runs", file)):
+        cfg = compose_config([*SMALL, f"system.{key}={place}"])
+        with pytest.raises(RunError, match=rf"^system\.{key}: .*{place}.*; give a place") as error:
+            main.run(cfg, ["small"])
+        assert "\n" not in str(error.value)
+    result = train("-m", *SMALL, f"system.runs={file}")
+    assert result.returncode == 1
+    assert re.fullmatch(f"error: {file}.*; give a place .*system.runs.*\n", result.stderr)
+
+
+def test_a_run_folder_that_may_not_be_written_is_named_with_the_key(tmp_path, monkeypatch, capsys):
+    def refuse(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(RunError, match=rf"^system\.run_dir: .* {tmp_path}/run \(Permission denied"):
+        RunFolder(tmp_path / "run", small_config(tmp_path / "run"))
+    assert launch.main(f"table1 --cells ed --seeds 0 --runs {tmp_path}".split()) == 1
+    printed = capsys.readouterr().err
+    assert f"{tmp_path}/table1/ed/seed0 (Permission denied: " in printed
+    assert printed.endswith(
+        "give a place where you may write, and lock files, in scripts by --runs\n"
+    )
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError]
+)
+def test_a_wrong_place_is_explained_in_one_line(kind, capsys):
+    assert explain(kind(1, "No way", "/a/place")) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: /a/place: No way; give a place that you may read and write")
+    assert printed.count("\n") == 1
+
+
+def test_a_metric_that_no_table_would_show_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("ed.tasks.image_task.ImageTask.metric", "acc")
+    with pytest.raises(ValueError, match="metric is 'acc': call it eval/acc, here and in `evalua"):
+        small_run(tmp_path / "run")
+
+
+def test_of_several_processes_the_silent_ones_end_after_the_one_that_speaks(monkeypatch, capsys):
+    """torchrun ends all of them with the first that ends: a quick one would cut the message off."""
+    from ed.engine import errors
+
+    waits = []
+    monkeypatch.setattr(errors.time, "sleep", waits.append)
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        assert errors.explain(ValueError("seed=x: no number")) == 1
+    assert waits == [errors.SPEAKING_SECONDS]
+    assert capsys.readouterr().err == "error: seed=x: no number\n"
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert errors.explain(Interrupted("stopped")) == 75
+    assert capsys.readouterr().err == ""
+
+
+MENDED = (ValueError, FileNotFoundError, FloatingPointError, RunError, SaveError, EngineError)
+
+
+@pytest.mark.parametrize("kind", [*MENDED, LostProcess])
+def test_what_a_user_can_mend_is_explained_in_one_line(kind, capsys):
+    assert explain(kind("too bad; do this")) == 1
+    assert capsys.readouterr().err == "error: too bad; do this\n"
+
+
+def test_a_defect_is_explained_by_its_traceback(capsys):
+    with pytest.raises(KeyError) as error:
+        {}["a key"]
+    assert explain(error.value) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_too_few_nodes_without_damping_are_refused(tmp_path):
+    result = train(
+        *SMALL, "regularizer=ed", "regularizer.degree=4", "regularizer.damping=0",
+        f"system.runs={tmp_path}",
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: regularizer.resolution 4 is too small for degree 4")
+    assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_gives_every_run_its_own_folder(tmp_path):
+    """The README's sweep, at a small size."""
+    result = train(
+        "-m", *SMALL, "seed=0,1", "regularizer=none,ed", f"system.runs={tmp_path}"
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    done = sorted(path.parent for path in tmp_path.rglob("DONE"))
+    assert len(done) == 4
+    assert {path.name for path in done} == {"seed0", "seed1"}
+    assert len({path.parent for path in done}) == 2
+    again = train("-m", *SMALL, "seed=0,1", "regularizer=none,ed", f"system.runs={tmp_path}")
+    assert again.stdout.count("already done") == 4
+
+
+def test_a_sweep_goes_on_after_a_run_that_fails(tmp_path):
+    """Every failure has its line when it happens; the last line says which runs they were."""
+    words = ["-m", *SMALL, f"system.runs={tmp_path}", "optimizer.lr=1e30,0,0.001"]
+    result = train(*words)
+    assert result.returncode == 1
+    assert [path.parent.name for path in tmp_path.rglob("DONE")] == ["seed0"]
+    diverged, refused, last = result.stderr.splitlines()  # no traceback
+    assert re.match("error: .*(diverged|not finite)", diverged)
+    assert refused.startswith("error: optimizer.lr=0: must be positive")
+    assert last == "error: 2 of the sweep's runs failed: optimizer.lr=1e+30; optimizer.lr=0"
+    again = train(*words)
+    assert again.returncode == 1
+    assert again.stdout.count("already done") == 1
+
+
+def test_a_sweep_that_is_stopped_starts_no_other_run(tmp_path):
+    words = ["-m", *SMALL, f"system.runs={tmp_path}", "seed=0,1", "system.max_minutes=1e-9"]
+    result = train(*words)
+    assert result.returncode == 75
+    assert [path.parent.name for path in tmp_path.rglob("config.yaml")] == ["seed0"]
+    assert result.stderr.count("\n") == 1
+
+
+def test_wandb_offline_logs_and_a_resumed_run_stays_one(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    extra = ["logger=wandb", "logger.mode=offline"]
+    with pytest.raises(Interrupted):
+        small_run(tmp_path / "run", *extra, "system.max_minutes=0")
+    identifier = (tmp_path / "run" / "wandb_id").read_text()
+    assert small_run(tmp_path / "run", *extra)["steps"] == 10
+    folders = list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+    assert len(folders) == 2
+    assert all(folder.name.endswith(identifier) for folder in folders)
+
+
+def test_wandb_groups_a_tables_runs_by_cell_and_names_them_by_seed(tmp_path, monkeypatch):
+    """From the launcher's own command line to what the tracker was told, in two sessions."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    runs = expand(load_table("table1"), cells=["ed"], seeds=[0, 1], root=tmp_path)
+    seen = []
+    for run in (*runs, runs[0]):  # the last one: resumed
+        run.folder.mkdir(parents=True, exist_ok=True)
+        cfg = compose_config([*command(run)[2:], "logger=wandb", "logger.mode=offline"])
+        tracker = start_tracker(cfg, run.folder)
+        seen.append((tracker.run.group, tracker.run.name, tracker.run.id))
+        tracker.close()
+    assert [(group, name) for group, name, _ in seen] == [
+        ("table1/ed", "table1/ed/seed0"),
+        ("table1/ed", "table1/ed/seed1"),
+        ("table1/ed", "table1/ed/seed0"),
+    ]
+    assert seen[0] == seen[2]
+    assert seen[0][2] != seen[1][2]
+
+
+def test_wandb_has_every_row_at_its_step_and_goes_on_with_a_run(tmp_path, monkeypatch):
+    told, logged = [], []
+    run = SimpleNamespace(
+        log=lambda values, step: logged.append({"step": step, **values}), finish=lambda: None
+    )
+    wandb = SimpleNamespace(init=lambda **how: told.append(how) or run)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    small_run(tmp_path, "logger=wandb")
+    assert logged == read_rows(tmp_path / "metrics.jsonl")
+    assert [how["resume"] for how in told] == ["allow"]  # "never" ends a run that is resumed
+
+
+def test_a_stop_on_request_is_said_once_and_is_no_error(tmp_path):
+    result = train(*SMALL, f"system.run_dir={tmp_path / 'run'}", "system.max_minutes=1e-9")
+    assert result.returncode == 75
+    said = [line for line in (result.stdout + result.stderr).splitlines() if "stopped" in line]
+    assert len(said) == 1
+    assert re.fullmatch(r"stopped and saved at step 1 of \d+; the same command goes on", said[0])
+    assert "stopped" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_a_run_older_than_a_setting_opens_with_its_default(tmp_path):
+    small_run(tmp_path)
+    config = tmp_path / "config.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "  space:" not in line))
+    assert load_run(tmp_path, "cpu").task.space == "input"
+
+
+def test_a_missing_setting_without_a_default_is_named(capsys):
+    leaf = {"_target_": "ed.models.clip.Towers", "architecture": "ViT-B-32"}
+    with pytest.raises(InstantiationException) as error:
+        instantiate(OmegaConf.create({"model": leaf}).model)
+    assert explain(error.value) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: model.prompts is needed and not among the settings")
+    assert printed.count("\n") == 1
+
+
+def test_hydras_own_run_folder_is_refused(tmp_path):
+    result = train(*SMALL, f"hydra.run.dir={tmp_path}/mine")
+    assert result.returncode == 1
+    assert f"use system.run_dir={tmp_path}/mine" in result.stderr
+    assert not (tmp_path / "mine").exists()
+
+
+def test_csv_has_every_value_once_and_goes_on_with_a_run(tmp_path):
+    often = ["logger=csv", "system.save_seconds=0"]
+    with pytest.raises(Interrupted):
+        small_run(tmp_path, *often, "system.max_minutes=0")
+    small_run(tmp_path, *often)
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [int(row["step"]) for row in found] == [row["step"] for row in rows]
+    for line, row in zip(found, rows, strict=True):
+        assert {k: float(v) for k, v in line.items() if v} == pytest.approx(row)
+
+
+def test_tensorboard_has_every_value(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    small_run(tmp_path, "logger=tensorboard")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    rows = [row for row in read_rows(tmp_path / "metrics.jsonl") if "train/loss" in row]
+    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert found == [(row["step"], pytest.approx(row["train/loss"])) for row in rows]
+
+
+def test_a_logger_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"^logger=tensorboard: "):
+        small_run(tmp_path, "logger=tensorboard")

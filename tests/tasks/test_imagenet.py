@@ -1,0 +1,163 @@
+"""ImageNet as a task: runs in pieces, lengths, and what evaluation and measures see."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from ed.datasets.imagenet import CLIP, EvaluationSet
+from ed.datasets.imagenet.views import to_tensor
+from ed.engine.compose import compose_config
+from ed.engine.loop import Interrupted
+from ed.engine.main import run
+from ed.engine.run import digest
+from ed.runtime import processes
+from ed.tasks.imagenet_task import ImageNetTask
+from scripts import evaluate
+from tests.helpers.small import weights
+
+CPU = torch.device("cpu")
+SETTINGS = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "space": "input", "eval_every": 1}
+SETTINGS |= {"classes": 1000, "image_size": [16, 16]}
+
+SMALL = [
+    "task=imagenet",
+    "model=vit_s16",
+    "debug=tiny",
+    "task.image_size=[16,16]",
+    "model.width=16",
+]
+SMALL += ["model.depth=1", "model.heads=2", "model.dropout=0.1", "task.batch_size=600"]
+SMALL += ["optimizer=adamw_matrices", "optimizer.max_grad_norm=1.0"]
+SMALL += ["regularizer=ed", "regularizer.pairs=8", "regularizer.components=3"]
+SMALL += ["system.workers=0", "system.log_every=1"]
+
+
+def small_run(folder: Path, *overrides: str) -> dict:
+    return run(compose_config([*SMALL, f"system.run_dir={folder}", *overrides]), ["imagenet"])
+
+
+@pytest.fixture
+def no_workers(monkeypatch):
+    """What system.workers=0 says; cores are counted where it does not arrive."""
+    monkeypatch.setattr(processes, "available_cores", lambda: pytest.fail("workers begin"))
+
+
+def test_a_run_in_pieces_is_the_run_in_one(tmp_path, no_workers):
+    small_run(tmp_path / "whole")
+    for _ in range(2):  # of 3 steps, each in a session of its own
+        with pytest.raises(Interrupted):
+            small_run(tmp_path / "pieces", "system.max_minutes=0")
+    summary = small_run(tmp_path / "pieces")
+    assert summary["steps"] == 3
+    whole, pieces = (weights(tmp_path / name) for name in ("whole", "pieces"))
+    assert all(torch.equal(value, pieces[name]) for name, value in whole.items())
+    assert {"eval/acc", "eval/loss"} <= summary["last"].keys()
+    log = (tmp_path / "pieces" / "train.log").read_text()
+    remark = "2,000 pictures instead of the 1,281,167 of ImageNet (train): results are not comp"
+    assert remark in log
+    assert "500 pictures instead of the 50,000 of ImageNet (validation)" in log
+    for session in json.loads((tmp_path / "pieces" / "meta.json").read_text())["sessions"]:
+        assert remark in session["data"]
+
+
+def test_evaluation_without_training_is_of_the_model_that_training_begins_with(no_workers):
+    """In eval mode, so without dropout; its weights are those of the seed."""
+    small = [*SMALL, "model.init=timm"]  # not with a last layer of zeros
+    found, plain, other = (
+        evaluate.evaluate([*small, *more]) for more in ([], ["model.dropout=0"], ["seed=1"])
+    )
+    assert found == plain
+    assert found["eval/loss"] != other["eval/loss"]
+
+
+def test_workers_are_no_part_of_a_runs_identity():
+    ours, theirs = (compose_config([*SMALL, f"system.workers={n}"]) for n in (0, 3))
+    assert digest(ours) == digest(theirs)
+
+
+def test_lengths_follow_from_pictures_and_repeats():
+    cfg = compose_config(["task=imagenet", "task.data=embedded", "task.batch_size=300"])
+    task = instantiate(cfg.task)
+    task.repeat = 3
+    task.prepare(CPU, seed=0)
+    assert task.steps_per_epoch == 20  # 3 x 2,000 pictures
+    assert task.total_steps == 1800
+    assert task.num_examples == 2000
+
+
+def test_ten_thousand_steps_of_warm_up():
+    """The config states epochs; with all of ImageNet they are the recipes' 10,000 steps."""
+    for batch, steps in ((1024, 1251), (512, 2502)):
+        assert 1_281_167 // batch == steps
+    assert round(compose_config(["task=imagenet"]).task.warmup_epochs * 1251) == 10_000
+
+
+def test_evaluation_sees_what_measures_see():
+    """On the training pictures: the same view, normalised alike."""
+    task = ImageNetTask("embedded", CLIP, validation="train", repeat=1, **SETTINGS)
+    task.workers = 0
+    task.prepare(CPU, seed=0)
+    task.train.labels, task.train.table = task.train.labels[:40], task.train.table.select(range(40))
+    task.test = EvaluationSet("val", task.train)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 10))
+    batch = task.examples(torch.arange(40))
+    loss, report = task.loss(task.field(model, batch)(), batch)
+    found = task.evaluate(model)
+    assert found["eval/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert found["eval/acc"] == pytest.approx(report["acc"].item(), rel=1e-5)
+
+
+def test_labels_beyond_the_classes_are_refused():
+    task = instantiate(
+        compose_config(["task=imagenet", "task.data=embedded", "task.classes=9"]).task
+    )
+    with pytest.raises(ValueError, match=r"task.classes=9: task.data=embedded has labels up to 9"):
+        task.prepare(CPU, seed=0)
+
+
+def test_examples_are_unaugmented():
+    cfg = compose_config(["task=imagenet", "task.data=embedded", "task.image_size=[28,28]"])
+    task = instantiate(cfg.task)
+    task.workers = 0
+    task.prepare(CPU, seed=0)
+    batch = task.examples(torch.tensor([5, 3]))
+    assert batch["label"].tolist() == task.train.labels[[5, 3]].tolist()
+    centre = to_tensor(task.train.picture(3))[:, 2:30, 2:30]  # 32 px: no resizing needed
+    assert torch.equal(batch["x"][1], centre)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task.augment=none"], "task.augment=none: use crop or randaugment"),
+        (["task.repeat=0"], "task.repeat=0: must be a whole number, at least 1"),
+        (["task.image_size=[224,112]"], r"task.image_size=\[224, 112\]: must be a square"),
+        (["model.pool=cls"], "model.pool=cls: use token or avg"),
+        (["model.positions=no"], "model.positions=no: use learned or sincos"),
+        (["model.head=no"], "model.head=no: use linear or tanh"),
+        (["model.init=no"], "model.init=no: use timm or jax"),
+    ],
+)
+def test_impossible_settings_are_refused(overrides, message):
+    cfg = compose_config(["task=imagenet", "model=vit_s16", *overrides])
+    with pytest.raises(Exception, match=message):
+        instantiate(cfg.task), instantiate(cfg.model)
+
+
+def test_normalisation():
+    """Bytes 0, 51 and 255 of the three channels: [-1, 1] here, OpenAI's constants for CLIP."""
+    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1)
+    task = instantiate(compose_config(["task=imagenet", "task.data=embedded"]).task)
+    task.prepare(CPU, seed=0)
+    assert task.normalise(pixels).flatten().tolist() == pytest.approx([-1, -0.6, 1])
+    x = task.field(torch.nn.Identity(), {"x": pixels})()
+    assert x.flatten().tolist() == pytest.approx([-1, -0.6, 1])
+    clip = ImageNetTask("embedded", CLIP, validation="validation", repeat=1, **SETTINGS)
+    clip.prepare(CPU, seed=0)
+    expected = [(0 - 0.48145466) / 0.26862954, (0.2 - 0.4578275) / 0.26130258]
+    expected.append((1 - 0.40821073) / 0.27577711)
+    assert clip.normalise(pixels).flatten().tolist() == pytest.approx(expected)

@@ -1,0 +1,268 @@
+"""A user's own images and texts, and networks by name: no code, every regularizer."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ed
+from ed.datasets.splits import evaluation_split, held_out
+from ed.engine.compose import compose_config
+from ed.engine.main import run
+from ed.models.named import timm_model, transformers_model
+from ed.tasks.image_folder import ImageFolder, channel_statistics
+from ed.tasks.text_classification import TextClassification
+from tests.datasets.test_images import png, write_folder
+from tests.runtime.test_distributed import start
+from tests.tasks.test_glue import WORDS, write_checkpoint
+
+transformers = pytest.importorskip("transformers")
+REGULARIZERS = ("none", "mixup", "sam", "asam", "jacobian", "ed")
+IMAGES = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "augment": False, "space": "input"}
+IMAGES |= {"eval_every": 1, "image_size": [32, 32]}
+TEXTS = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "length": 16, "padding": "fixed"}
+TEXTS |= {"eval_every": 1}
+CPU = ["system.device=cpu", "system.log_every=1", "task.epochs=1", "task.warmup_epochs=0"]
+CPU += ["task.batch_size=8"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+
+
+def write_images(folder, count=8, names=("red", "green", "blue"), size=(40, 36)):
+    """Noise around one colour per class, so that there is something to learn."""
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = rng.integers(0, 80, (*size, 3), dtype=np.uint8)
+            pixels[..., label % 3] += 120
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    write_images(root / "train")
+    write_images(root / "val", 3)
+    return root
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("bert"))
+
+
+def write_texts(path, count=24, labels=("bad", "good")):
+    rng = np.random.default_rng(0)
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["review", "verdict"])
+        for index in range(count):
+            writer.writerow([" ".join(rng.choice(WORDS, 5)), labels[index % len(labels)]])
+    return path
+
+
+def train_images(images, folder, *extra):
+    settings = ["task=image_folder", f"task.data={images}", "task.image_size=[32,32]", *CPU]
+    settings += ["model=timm", "model.name=resnet18", f"system.run_dir={folder}", *extra]
+    return run(compose_config(settings), ["own"])
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_a_folder_of_images_trains_a_timm_model(images, tmp_path, regularizer):
+    network = "resnet18" if regularizer == "ed" else "test_resnet"  # timm's smallest
+    extra = [f"regularizer={regularizer}", f"model.name={network}"]
+    summary = train_images(images, tmp_path / "run", *extra)
+    assert summary["steps"] == 3
+    assert np.isfinite(summary["last"]["eval/loss"])
+    trained = ed.load_run(tmp_path / "run", "cpu")
+    assert trained.config.model.classes == trained.task.classes == 3
+    record = json.loads((tmp_path / "run" / "meta.json").read_text())["sessions"][0]
+    assert record["class_names"] == "blue, green, red"
+
+
+def test_two_processes_train_on_a_folder_of_images(images, tmp_path):
+    settings = ["task=image_folder", f"task.data={images}", "task.image_size=[32,32]", *CPU]
+    settings += ["model=timm", "model.name=test_resnet", "regularizer=ed"]
+    process = start("train.py", *settings, f"system.run_dir={tmp_path / 'run'}")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert json.loads((tmp_path / "run" / "DONE").read_text())["steps"] == 3
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_a_file_of_texts_trains_a_transformers_model(bert, tmp_path, regularizer):
+    path = write_texts(tmp_path / "reviews.csv")
+    settings = ["task=text_classification", f"task.data={path}", "task.text=review", *CPU]
+    settings += ["task.label=verdict", "task.max_length=16", "model=transformers"]
+    settings += [f"model.name={bert}", f"regularizer={regularizer}"]
+    summary = run(compose_config([*settings, f"system.run_dir={tmp_path / 'run'}"]), ["own"])
+    assert summary["steps"] == 2  # 19 of 24 texts
+    assert np.isfinite(summary["last"]["eval/loss"])
+    assert ed.load_run(tmp_path / "run", "cpu").config.model.classes == 2
+
+
+def test_images_keep_their_class_and_are_resized(images):
+    task = ImageFolder(str(images), **IMAGES)
+    task.prepare(torch.device("cpu"), seed=0)
+    assert task.class_names == ["blue", "green", "red"]
+    assert (len(task.train), len(task.test)) == (24, 9)
+    assert task.train.pixels.shape[1:] == (3, 32, 32)
+    brightest = task.train.pixels.double().mean((2, 3)).argmax(1)  # channel: red, green, blue
+    assert torch.equal(2 - brightest, task.train.labels)
+    normalised = task.normalise(task.train.pixels).double()
+    zeros, ones = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    # float32 pixels, averaged over 24,576 of them
+    torch.testing.assert_close(normalised.mean((0, 2, 3)), zeros, atol=1e-5, rtol=0)
+    torch.testing.assert_close(normalised.std((0, 2, 3), correction=0), ones, atol=1e-5, rtol=0)
+
+
+def test_channel_statistics_are_those_of_all_pixels():
+    pixels = torch.randint(256, (300, 3, 5, 4), dtype=torch.uint8)
+    mean, std = map(torch.tensor, channel_statistics(pixels))
+    values = pixels.double() / 255
+    torch.testing.assert_close(mean.double(), values.mean((0, 2, 3)), rtol=1e-6, atol=0)
+    expected = values.std((0, 2, 3), correction=0)
+    torch.testing.assert_close(std.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_given_statistics_are_used(images):
+    task = ImageFolder(str(images), mean=[0.5] * 3, std=[0.25] * 3, **IMAGES)
+    task.prepare(torch.device("cpu"), seed=0)
+    assert task.normalise(torch.full((1, 3, 2, 2), 255)).unique().tolist() == [2.0]
+
+
+def test_class_folders_alone_are_split_alike_for_every_seed(tmp_path):
+    write_images(tmp_path / "images", 10, names=("a", "b"))
+    tasks = []
+    for seed in (0, 1):
+        task = ImageFolder(str(tmp_path / "images"), holdout=0.25, **IMAGES)
+        task.prepare(torch.device("cpu"), seed=seed)
+        tasks.append(task)
+    assert (len(tasks[0].train), len(tasks[0].test)) == (15, 5)
+    assert torch.equal(tasks[0].test.pixels, tasks[1].test.pixels)
+
+
+def test_a_data_set_with_columns_is_resized_and_counted(tmp_path):
+    columns = {"image": [png((20, 30)), png((32, 32))] * 5, "label": [0, 3] * 5}
+    task = ImageFolder(write_folder(tmp_path / "set", columns), **IMAGES | {"image_size": [16, 24]})
+    task.prepare(torch.device("cpu"), seed=0)
+    assert task.classes == 4
+    assert task.train.pixels.shape == (10, 3, 16, 24)
+
+
+@pytest.mark.parametrize("name", ["texts.csv", "texts.jsonl", "texts.parquet"])
+def test_texts_of_every_format_are_read_alike(bert, tmp_path, name):
+    rows = [{"text": f"{WORDS[i % 3]} {i}", "label": i % 3} for i in range(20)]
+    path = tmp_path / name
+    if name.endswith("csv"):
+        lines = [f"{row['text']},{row['label']}" for row in rows]
+        path.write_text("\n".join(["text,label", *lines]))
+    elif name.endswith("jsonl"):
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    task = TextClassification(str(path), tokenizer=bert, holdout=0.5, **TEXTS)
+    (texts,), labels = task.load("train")
+    (others,), _ = task.load("validation")
+    assert task.classes == 3
+    assert sorted(texts + others) == sorted(row["text"] for row in rows)
+    assert labels == [row["label"] for row in rows if row["text"] in texts]
+
+
+def test_a_folder_of_texts_has_its_own_splits(bert, tmp_path):
+    write_texts(tmp_path / "train.csv", 20)
+    write_texts(tmp_path / "test.csv", 6)
+    columns = {"text": "review", "label": "verdict"}
+    task = TextClassification(str(tmp_path), tokenizer=bert, **columns, **TEXTS)
+    assert [len(task.load(split)[1]) for split in ("train", "validation")] == [20, 6]
+    assert task.load("validation")[1] == [0, 1] * 3  # bad, good
+
+
+def test_splits_are_found_by_their_usual_names():
+    assert evaluation_split(["train", "test", "validation"], None, "d") == "validation"
+    assert evaluation_split(["train", "test"], None, "d") == "test"
+    assert evaluation_split(["train"], None, "d") is None
+    with pytest.raises(ValueError, match=r"^task\.split=dev: "):
+        evaluation_split(["train", "test"], "dev", "d")
+
+
+def test_a_held_out_part_is_disjoint_and_complete():
+    train, evaluated = held_out(50, 0.2, seed=3)
+    assert sorted([*train.tolist(), *evaluated.tolist()]) == list(range(50))
+    assert len(evaluated) == 10
+    with pytest.raises(ValueError, match=r"^task\.holdout=0\.1: "):
+        held_out(3, 0.1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"classes": 5}, "task.classes=5"),
+        ({"holdout": 1.0}, "task.holdout=1.0"),
+        ({"mean": [0.5] * 3}, "task.mean"),
+        ({"mean": [0.5] * 3, "std": [0.0, 1.0, 1.0]}, "task.std"),
+        ({"split": "nowhere"}, "task.split=nowhere"),
+    ],
+)
+def test_wrong_settings_of_images_name_their_key(images, settings, key):
+    with pytest.raises(ValueError, match=rf"^{re.escape(key)}"):
+        ImageFolder(str(images), **IMAGES, **settings).load("test")
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path):
+    write_images(tmp_path / "images", 2)
+    (tmp_path / "images" / "red" / "broken.png").write_bytes(b"not an image")
+    with pytest.raises(ValueError, match=r"^task\.data=.*broken\.png"):
+        ImageFolder(str(tmp_path / "images"), **IMAGES).load("train")
+
+
+def test_a_missing_column_is_named(bert, tmp_path):
+    path = write_texts(tmp_path / "reviews.csv")
+    with pytest.raises(ValueError, match=r"^task\.text=text: .*review"):
+        TextClassification(str(path), tokenizer=bert, **TEXTS)
+
+
+def test_architectures_of_one_size_take_the_tasks():
+    model = timm_model("vit_tiny_patch16_224", classes=5, image_size=[32, 48])
+    assert model(torch.randn(2, 3, 32, 48)).shape == (2, 5)
+
+
+def test_a_mistyped_network_is_answered_by_the_nearest():
+    with pytest.raises(ValueError, match=r"^model\.name=resnet81: .*resnet18"):
+        timm_model("resnet81", classes=2)
+
+
+@pytest.mark.parametrize("build", [timm_model, transformers_model])
+def test_weights_that_cannot_be_fetched_are_one_line(build, monkeypatch):
+    monkeypatch.setattr("ed.runtime.hub.unanswered", lambda _: "the hub does not answer")
+    name = "resnet18.a1_in1k" if build is timm_model else "nobody/nothing"
+    with pytest.raises(ValueError, match=rf"^model\.name={re.escape(name)}: .*") as error:
+        build(name, classes=2, pretrained=True)
+    assert "\n" not in str(error.value)
+
+
+def test_an_image_classifier_of_transformers_gets_a_new_head(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=7, **sizes)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    model = transformers_model(str(tmp_path), classes=3).eval()
+    assert model.image_size == [32, 32]
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+    stored = transformers.ViTForImageClassification.from_pretrained(tmp_path).vit
+    for name, value in stored.state_dict().items():
+        assert torch.equal(model.model.vit.state_dict()[name], value), name
+    fresh = transformers_model(str(tmp_path), classes=3, pretrained=False, image_size=[16, 24])
+    assert fresh.eval()(torch.randn(2, 3, 16, 24)).shape == (2, 3)
