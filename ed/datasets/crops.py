@@ -84,23 +84,27 @@ def draw_boxes(
     Area is uniform in `area` x H x W, the logarithm of the aspect ratio uniform; a box that does
     not fit is drawn again, at most ten times.
     """
-    device = generator.device
-    limit = torch.tensor(size, device=device, dtype=torch.float32)[:, None]
+    device, (rows, columns) = generator.device, size
     draws = torch.rand(2, ATTEMPTS, count, generator=generator, device=device)
-    side = draws[0].mul_((area[1] - area[0]) * math.prod(size)).add_(area[0] * math.prod(size))
+    side = draws[0].mul_((area[1] - area[0]) * rows * columns).add_(area[0] * rows * columns)
     side = side.sqrt_()
     low, high = (math.log(ratio) / 2 for ratio in ASPECT)
     stretch = draws[1].mul_(high - low).add_(low).exp_()  # square root of the aspect ratio
-    sides = torch.stack([side / stretch, side * stretch]).round_()  # (2, attempts, count)
-    fits = ((sides <= limit[..., None]) & (sides > 0)).all(0)
-    whole = torch.tensor(_whole(size), device=device, dtype=torch.float32)
-    sides = torch.cat([sides, whole[:, None, None].expand(2, 1, count)], 1)
-    first = torch.cat([fits, fits.new_ones(1, count)]).byte().argmax(0)
-    box = sides.gather(1, first.expand(2, 1, count)).squeeze(1)
-    room = limit - box
-    place = torch.rand(2, count, generator=generator, device=device).mul_(room + 1).floor_()
-    place = torch.where(first == ATTEMPTS, (room / 2).floor(), place.minimum(room))
-    return torch.cat([place, box])
+    heights, widths = (side / stretch).round_(), (side * stretch).round_()
+    fits = (heights <= rows) & (widths <= columns) & (heights > 0) & (widths > 0)
+    # numbers, not tensors, from the host: a copy to the device would make the host wait
+    last = (0, 0, 0, 1)  # one more attempt, which always fits
+    first = F.pad(fits, last, value=True).byte().argmax(0, keepdim=True)
+    box = [
+        F.pad(sides, last, value=whole).gather(0, first).squeeze(0)
+        for sides, whole in zip((heights, widths), _whole(size), strict=True)
+    ]
+    places = torch.rand(2, count, generator=generator, device=device)
+    for place, side, limit in zip(places, box, size, strict=True):
+        room = limit - side
+        drawn = (place * (room + 1)).floor().minimum(room)
+        place.copy_(torch.where(first[0] == ATTEMPTS, (room / 2).floor(), drawn))
+    return torch.cat([places, torch.stack(box)])
 
 
 def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Transformer blocks of timm by our kernels, on the blocks' own parameters.
 
 A block's last sum waits for the next block's norm, so that both are one pass over memory. Biases
-are added by the products as ever; their gradients come from the kernels behind the products.
+get their gradients from the kernels behind their products.
 """
 
 from collections.abc import Iterable, Sequence
@@ -64,27 +64,28 @@ def run(
     rest = None
     for number, block in enumerate(blocks, start=1):
         x, rest = _block(block, x, rest, first_only and number == len(blocks))
-    return x + _linear(rest[0], rest[1], detach=False)
+    return x + rest[0] + rest[1]
 
 
-def _block(block: nn.Module, x: Tensor, rest, first_only: bool):
-    """One block up to its last product, which comes with the next block's norm.
+def _block(block: nn.Module, x: Tensor, rest: tuple[Tensor, Tensor] | None, first_only: bool):
+    """One block up to its last sum, which comes with the next block's norm.
 
     Args:
-        rest: input and layer of the product that the block before left, None at the first.
+        rest: what the block before left to be added, a product and its bias; None at the first.
     """
     if rest is None:
         normed = block.norm1(x)
     else:
-        x, normed = add_norm(x, _linear(*rest), rest[1].bias, block.norm1)
+        x, normed = add_norm(x, *rest, block.norm1)
     attn, mlp = block.attn, block.mlp
     mixed = attention(_linear(normed, attn.qkv), attn.qkv.bias, attn.num_heads)
     if first_only:
         x, mixed = x[:, :1], mixed[:, :1]
-    x, normed = add_norm(x, _linear(mixed, attn.proj), attn.proj.bias, block.norm2)
-    return x, (gelu(_linear(normed, mlp.fc1), mlp.fc1.bias), mlp.fc2)
+    x, normed = add_norm(x, F.linear(mixed, attn.proj.weight), attn.proj.bias, block.norm2)
+    hidden = gelu(_linear(normed, mlp.fc1), mlp.fc1.bias)
+    return x, (F.linear(hidden, mlp.fc2.weight), mlp.fc2.bias)
 
 
-def _linear(x: Tensor, layer: nn.Linear, *, detach: bool = True) -> Tensor:
-    """The layer; its bias gets no gradient from here where a kernel behind it sends one."""
-    return F.linear(x, layer.weight, layer.bias.detach() if detach else layer.bias)
+def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """The layer; its bias gets no gradient here: the kernel behind it sends one."""
+    return F.linear(x, layer.weight, layer.bias.detach())

@@ -50,9 +50,9 @@ def test_a_line_per_setting_with_what_differs(runs, capsys):
         "measure/ed",
     ]
     assert [line.split() for line in lines[1:]] == [
-        ["EffectiveDegree", "7.0", "1", "of", "2", "85.12", "0.25"],
+        ["EDRegularizer", "7.0", "1", "of", "2", "85.12", "0.25"],
         ["none", "3", "82", "±", "2"],
-        ["EffectiveDegree", "9.0", "1", "86"],
+        ["EDRegularizer", "9.0", "1", "86"],
     ]
     assert lines[2].index("82") == lines[0].index("eval/acc")
 

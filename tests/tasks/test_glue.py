@@ -88,7 +88,7 @@ def write_sentences(root):
 
 def make_task(data, checkpoint, name="cola", **changes):
     settings = {"tokenizer": checkpoint, "epochs": 1, "warmup_epochs": 0, "batch_size": 8}
-    settings |= {"length": 24, "padding": "fixed", "eval_every": 1}
+    settings |= {"max_length": 24, "padding": "fixed", "eval_every": 1}
     task = Glue(data, name, classes=2, **settings | changes)
     task.prepare(torch.device("cpu"), seed=0)
     return task
@@ -158,21 +158,21 @@ def test_padding_never_changes_an_output(data, checkpoint, name):
     assert (task.static_shapes, dynamic.static_shapes) == (True, False)
 
 
-@pytest.mark.parametrize("length", [24, 12])
-def test_tokens_are_those_of_the_tokenizers_own_padding(data, checkpoint, length):
+@pytest.mark.parametrize("max_length", [24, 12])
+def test_tokens_are_those_of_the_tokenizers_own_padding(data, checkpoint, max_length):
     """Up to the longest sentence: what would follow there is padding and nothing else."""
-    task = make_task(data, checkpoint, "rte", length=length)
+    task = make_task(data, checkpoint, "rte", max_length=max_length)
     table = load_split(data, "rte", "train")
     encoded = load_tokenizer(checkpoint)(
         *(table[column].to_pylist() for column in ("sentence1", "sentence2")),
         truncation=True,
-        max_length=length,
+        max_length=max_length,
         padding="max_length",
         return_token_type_ids=True,
         return_tensors="pt",
     )
     width = task.train.ids.shape[1]
-    assert width == min(length, 8 * -(-int(task.train.lengths.max()) // 8))
+    assert width == min(max_length, 8 * -(-int(task.train.lengths.max()) // 8))
     assert not encoded["attention_mask"][:, width:].any()
     assert torch.equal(task.train.ids, encoded["input_ids"][:, :width])
     assert torch.equal(task.train.segments, encoded["token_type_ids"][:, :width])
@@ -359,10 +359,10 @@ def test_bad_input_is_named(data, checkpoint, tmp_path):
         TextClassifier(str(tmp_path), classes=2)
     with pytest.raises(ValueError, match=r"rte, split 'train', could not be read .*no such files"):
         make_task(str(tmp_path), checkpoint, "rte")
-    task, model = make_task(data, checkpoint, length=60), make_model(checkpoint)
-    with pytest.raises(ValueError, match=r"task\.length=60: the model has positions for 40 tokens"):
+    task, model = make_task(data, checkpoint, max_length=60), make_model(checkpoint)
+    with pytest.raises(ValueError, match=r"task\.max_length=60"):
         task.check_model(model)
-    make_task(data, checkpoint, length=40).check_model(model)
+    make_task(data, checkpoint, max_length=40).check_model(model)
     with pytest.raises(ValueError, match=r"its weights do not fit model\.classes=3, as if it had"):
         TextClassifier(checkpoint, classes=3)  # a head of two classes was saved with it
     model.classes = 3
@@ -415,7 +415,7 @@ def test_a_missing_model_comes_with_the_way_to_it(tmp_path, monkeypatch):
     ("key", "value", "message"),
     [
         ("epochs", 0, "must be a whole number, at least 1"),
-        ("length", 0, "must be a whole number, at least 1"),
+        ("max_length", 0, "must be a whole number, at least 1"),
         ("warmup_epochs", 2, "must lie between 0 and task.epochs=1"),
     ],
 )

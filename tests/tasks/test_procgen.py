@@ -32,7 +32,7 @@ def test_cells_have_the_published_settings(name):
     for cell in load_table(name).cells.values():
         cfg = compose_config(list(cell.overrides))
         task, optimizer, regularizer = cfg.task, cfg.optimizer, cfg.regularizer
-        assert (task.mode, task.start_level, task.levels) == ("hard", 0, 500)
+        assert (task.mode, task.start_level, task.num_levels) == ("hard", 0, 500)
         assert (task.num_envs, task.num_steps, task.num_minibatches, task.update_epochs) == (
             128,
             256,
@@ -100,7 +100,7 @@ def test_sides_never_share_a_level():
     levels = make_task(start_level=100, num_levels=500).levels
     assert levels["train"] == range(100, 600)
     assert levels["test"] == range(600, LEVELS)
-    with pytest.raises(ValueError, match=rf"task\.start_level=5: some must be left below {LEVELS}"):
+    with pytest.raises(ValueError, match=r"task\.num_levels=.* task\.start_level=5"):
         make_task(start_level=5, num_levels=LEVELS - 5)
 
 
