@@ -125,8 +125,8 @@ def test_a_copy_runs_on_weights_of_its_own():
 
 
 def test_what_cannot_be_recomputed_is_refused():
-    with pytest.raises(ValueError, match=r"system\.checkpointing=true: Linear has no list of"):
+    with pytest.raises(ValueError, match=r"system\.activation_checkpointing=true: Linear has"):
         recompute_blocks(nn.Linear(2, 2))
     cfg = compose_config(["regularizer=jacobian", "system.activation_checkpointing=true"])
-    with pytest.raises(ValueError, match=r"system\.checkpointing=true: regularizer=jacobian diff"):
+    with pytest.raises(ValueError, match=r"system\.activation_checkpointing=true: .*jacobian"):
         check(cfg, instantiate(cfg.task), instantiate(cfg.regularizer))

