@@ -99,7 +99,7 @@ def check_leaf(name: str, leaf: DictConfig) -> None:
 
 
 def _check_names(name: str, leaf: DictConfig, functions: list) -> None:
-    if functions and _hands_on(functions[-1]):
+    if not functions or _hands_on(functions[-1]):
         return
     known = {key for function in functions for key in signature(function).parameters}
     for key in leaf:
@@ -124,7 +124,7 @@ def _check_values(name: str, values: DictConfig, hints: dict) -> None:
 def _constructors(target) -> list:
     """The functions that a leaf's settings reach, the nearest first."""
     if not isinstance(target, type):
-        return [target]
+        return [target] if isinstance(target, FunctionType) else []
     functions = []
     for base in target.__mro__:
         if isinstance(function := vars(base).get("__init__"), FunctionType):
