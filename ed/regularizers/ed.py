@@ -46,15 +46,11 @@ class EDRegularizer(Regularizer):
         choice("regularizer.endpoints", endpoints, ENDPOINTS)
         choice("regularizer.ramp_shape", ramp_shape, RAMPS)
         fraction("regularizer.ramp", ramp)
+        count("regularizer.degree", degree)  # a constant has effective degree 0
         if anchored and resolution < 3:
             raise ValueError(
                 f"regularizer.resolution={resolution}: with label anchoring both ends are labels, "
                 "so use at least 3 nodes, or regularizer.anchored=false"
-            )
-        if degree == 0:
-            raise ValueError(
-                "regularizer.degree=0: constants have effective degree 0, so nothing would be "
-                "penalised; use at least 1"
             )
         if detach_pca and components is None:
             raise ValueError(
@@ -65,17 +61,10 @@ class EDRegularizer(Regularizer):
         self.ramp, self.ramp_shape, self.endpoints = ramp, ramp_shape, endpoints
         self.path_dropout = path_dropout
         try:
-            self.representation = Representation(
-                resolution=resolution,
-                degree=degree,
-                sampler=sampler,
-                basis=basis,
-                components=components,
-                weighting=weighting,
-                damping=damping,
-                detach_pca=detach_pca,
-                scale=scale,
-            )
+            fitted = {"resolution": resolution, "degree": degree, "components": components}
+            how = {"sampler": sampler, "basis": basis, "damping": damping}
+            how |= {"weighting": weighting, "scale": scale, "detach_pca": detach_pca}
+            self.representation = Representation(**fitted, **how)
         except ValueError as error:  # its messages begin with the name of the setting
             raise ValueError(f"regularizer.{error}") from None
 

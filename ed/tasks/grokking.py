@@ -72,8 +72,8 @@ class ModularArithmetic(Task):
         eval_every: int = 10000,
         eval_per_decade: int = 20,
     ):
-        every = {"eval_every": eval_every, "eval_per_decade": eval_per_decade}
-        counts("task", steps=steps, batch_size=batch_size, **every)
+        counts("task", steps=steps, batch_size=batch_size)
+        counts("task", eval_every=eval_every, eval_per_decade=eval_per_decade)
         check_warmup("steps", warmup_steps, steps)
         fraction("task.train_fraction", train_fraction)
         self.modulus, self.rows = modulus, equations(operation, modulus)

@@ -57,8 +57,7 @@ class PolynomialMaps(Task):
         examples: int = 20000,
     ):
         target_map(map, torch.zeros(1, 3))
-        sizes = {"batch_size": batch_size, "eval_every": eval_every, "examples": examples}
-        counts("task", steps=steps, **sizes)
+        counts("task", steps=steps, batch_size=batch_size, eval_every=eval_every, examples=examples)
         check_warmup("steps", warmup_steps, steps)
         self.map, self.batch_size, self.num_examples = map, batch_size, examples
         self.total_steps, self.warmup_steps, self.eval_steps = steps, warmup_steps, eval_every

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
-from ed.core.validate import choice, counts, fraction, not_negative
+from ed.core.validate import choice, count, counts, fraction, not_negative
 from ed.envs.play import Player, Policy, begin, play, scaled
 from ed.envs.procgen import (
     ACTIONS,
@@ -75,16 +75,11 @@ class ProcgenPPO(Task):
         precision: str = "bf16",
     ):
         check_settings(game, mode=mode, engine=engine)
-        sizes = {
-            "num_envs": num_envs,
-            "num_steps": num_steps,
-            "num_minibatches": num_minibatches,
-            "update_epochs": update_epochs,
-        }
-        sizes |= {"num_test_steps": num_test_steps, "eval_every": eval_every}
-        counts("task", frames=frames, num_levels=num_levels, **sizes)
-        from_zero = {"start_level": start_level, "num_test_envs": num_test_envs}
-        counts("task", least=0, threads=threads, **from_zero)
+        counts("task", num_envs=num_envs, num_steps=num_steps, num_minibatches=num_minibatches)
+        counts("task", frames=frames, num_levels=num_levels, update_epochs=update_epochs)
+        counts("task", num_test_steps=num_test_steps, eval_every=eval_every)
+        counts("task", least=0, start_level=start_level, threads=threads)
+        count("task.num_test_envs", num_test_envs, least=0)
         fraction("task.gamma", gamma)
         fraction("task.gae_lambda", gae_lambda)
         not_negative("task.clip_coef", clip_coef)

@@ -65,8 +65,8 @@ class TextTask(Task):
         classes: int = 2,
     ):
         choice("task.padding", padding, PADDINGS)
-        sizes = {"batch_size": batch_size, "max_length": max_length, "classes": classes}
-        counts("task", epochs=epochs, eval_every=eval_every, **sizes)
+        counts("task", epochs=epochs, batch_size=batch_size, eval_every=eval_every)
+        counts("task", max_length=max_length, classes=classes)
         check_warmup("epochs", warmup_epochs, epochs)
         self.data, self.tokenizer = data, tokenizer
         self.epochs, self.warmup_epochs, self.batch_size = epochs, warmup_epochs, batch_size

@@ -443,7 +443,7 @@ MISTAKES = {
     "regularizer.components=4": "regularizer.components=4: 4 centred points span at most 3",
     "regularizer.components=1.5": "regularizer.components=1.5",
     "regularizer.degree=-1": "regularizer.degree=-1",
-    "regularizer.degree=0": "regularizer.degree=0: .* nothing would be penalised",
+    "regularizer.degree=0": "regularizer.degree=0",
     "regularizer.detach_pca=true": "regularizer.detach_pca=true: there are no principal direct",
     "regularizer.degree=2.5": "regularizer.degree=2.5",
     "regularizer.resolution=4.5": "regularizer.resolution=4.5",
