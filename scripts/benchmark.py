@@ -62,21 +62,14 @@ def measure(advance: Callable[[], None]) -> tuple[float, float]:
     return statistics.median(seconds), memory
 
 
-def our_step(
-    case: Case, batch_size: int, regularizer: Regularizer, *, build=None, **how
-) -> Callable[[], None]:
-    """A step of the engine, with everything that a run on this machine has by default.
-
-    Args:
-        build: makes another model than the case's own.
-        how: other settings of the step.
-    """
+def our_step(case: Case, batch_size: int, regularizer: Regularizer) -> Callable[[], None]:
+    """A step of the engine, with everything that a run on this machine has by default."""
     clear()
-    task, model = Synthetic(case, batch_size), (build or case.build)().to(DEVICE)
+    task, model = Synthetic(case, batch_size), case.build().to(DEVICE)
     if wants_channels_last(model, DEVICE, "auto"):
         model.to(memory_format=torch.channels_last)
-    fast = dict.fromkeys(("compile_model", "kernels", "capture"), CUDA)
-    how = {"bf16": CUDA and case.bf16} | fast | how
+    how = dict.fromkeys(("compile_model", "kernels", "capture"), CUDA)
+    how["bf16"] = CUDA and case.bf16
     recipe = AdamW(lr=1e-4, weight_decay=0.1)
     step = TrainStep(task, model, regularizer, recipe, device=DEVICE, seed=0, **how)
     counter = itertools.count()

@@ -34,6 +34,7 @@ from ed.core.pca import principal_scores
 from ed.core.representation import Representation, over_positions
 from ed.core.result import Estimate, standard_error
 from ed.core.tally import PATHS_SHOWN, check_finite, highest_curve
+from ed.core.validate import optional, positive
 from ed.core.walk import measuring, outputs_on_paths, reporter, warn_if_misread
 
 TOLERANCE = 0.02  # relative to mean ED
@@ -133,9 +134,8 @@ def _check(representation: Representation, tolerance: float, target_se: float | 
             f'sampler={representation.sampler!r}: resolution="auto" places the nodes itself; use '
             "the default sampler, or a number of nodes"
         )
-    for name, value in (("tolerance", tolerance), ("target_se", target_se)):
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{name}={value}: must be a positive number")
+    positive("tolerance", tolerance)
+    optional(positive, "target_se", target_se)
 
 
 class _Walk:

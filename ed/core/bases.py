@@ -5,12 +5,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ed.core.validate import count
+
 Basis = Callable[[Tensor, int], Tensor]
 
 
 def chebyshev(t: Tensor, degree: int) -> Tensor:
     """Chebyshev polynomials T_0..T_degree at t in [-1, 1]: (...,) -> (..., degree + 1)."""
-    _check_degree(degree)
+    count("degree", degree, least=0)
     columns = [torch.ones_like(t), t]
     for _ in range(degree - 1):  # differentiable at t = +-1, where the arccos form is not
         columns.append(2 * t * columns[-1] - columns[-2])
@@ -19,7 +21,7 @@ def chebyshev(t: Tensor, degree: int) -> Tensor:
 
 def legendre(t: Tensor, degree: int) -> Tensor:
     """Legendre polynomials P_0..P_degree at t in [-1, 1]: (...,) -> (..., degree + 1)."""
-    _check_degree(degree)
+    count("degree", degree, least=0)
     columns = [torch.ones_like(t), t]
     for k in range(1, degree):  # Bonnet: (k + 1) P_{k+1} = (2k + 1) t P_k - k P_{k-1}
         columns.append(((2 * k + 1) * t * columns[-1] - k * columns[-2]) / (k + 1))
@@ -27,8 +29,3 @@ def legendre(t: Tensor, degree: int) -> Tensor:
 
 
 BASES: dict[str, Basis] = {"chebyshev": chebyshev, "legendre": legendre}
-
-
-def _check_degree(degree: int) -> None:
-    if degree < 0:
-        raise ValueError(f"degree must be >= 0, got {degree}")

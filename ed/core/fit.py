@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ed.core.bases import Basis, chebyshev
+from ed.core.validate import not_negative
 
 DAMPING = 1e-6  # no visible effect between 1e-8 and 1e-4 on cosine nodes
 
@@ -61,10 +62,9 @@ def widened(values: Tensor) -> Tensor:
 
 def check_resolution(resolution: int, degree: int, damping: float) -> None:
     """A polynomial of degree K has K + 1 coefficients; fewer points leave it undetermined."""
-    if not damping >= 0:
-        raise ValueError(f"damping must be >= 0, got {damping}")
+    not_negative("damping", damping)
     if resolution <= degree and damping == 0:
         raise ValueError(
-            f"resolution {resolution} is too small for degree {degree} without damping: "
-            f"use resolution >= {degree + 1}, degree <= {resolution - 1}, or damping > 0"
+            f"resolution={resolution}: too few nodes for degree={degree} without damping; use "
+            f"resolution >= {degree + 1}, degree <= {resolution - 1}, or damping > 0"
         )

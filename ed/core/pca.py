@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ed.core.fit import widened
+from ed.core.validate import count
 
 JACOBI_MAX_SIZE = 16  # above it a Jacobi sweep launches more kernels than it saves
 GRAM_ROUNDING = 16  # in eps of the largest eigenvalue; up to 2.5 measured for r = 4 to 200
@@ -44,7 +45,7 @@ def principal_scores(values: Tensor, components: int, *, detach: bool = False) -
 
 
 def check_components(components: int, resolution: int) -> None:
-    if not 1 <= components <= resolution - 1:
+    if count("components", components) > resolution - 1:
         raise ValueError(
             f"components={components}: {resolution} centred points span at most {resolution - 1} "
             f"directions, so use between 1 and {resolution - 1}, or none, or a larger resolution"

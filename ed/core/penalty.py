@@ -144,8 +144,8 @@ def penalty(
 def _check_anchored(resolution: int) -> None:
     if resolution < 3:
         raise ValueError(
-            f"resolution {resolution} is too small with labels, which stand at both ends of a "
-            "path: use resolution >= 3, or leave the labels out"
+            f"resolution={resolution}: too few nodes with labels, which take both ends of a path; "
+            "use resolution >= 3, or leave the labels out"
         )
 
 

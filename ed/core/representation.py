@@ -3,7 +3,6 @@
 import math
 import warnings
 from dataclasses import dataclass, field
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from ed.core.fit import DAMPING, check_resolution, fit
 from ed.core.nodes import RandomizedCosine, Sampler
 from ed.core.outputs import check_outputs
 from ed.core.pca import check_components, check_directions, principal_scores
+from ed.core.validate import choice, count
 
 SCALES = ("paper", "classes")
 
@@ -57,23 +57,19 @@ class Representation:
     scale: str = "paper"
 
     def __post_init__(self) -> None:
-        _check_choice("basis", self.basis, BASES)
-        _check_choice("scale", self.scale, SCALES)
+        choice("basis", self.basis, BASES)
+        choice("scale", self.scale, SCALES)
         if self.scale != "paper" and self.weighting != "raw":
             raise ValueError(
-                f"scale={self.scale!r} is a unit of raw ED, not of weighting={self.weighting!r}; "
-                'use scale="paper"'
+                f"scale={self.scale}: is a unit of raw ED, not of weighting={self.weighting}; use "
+                "scale=paper"
             )
-        _check_choice("weighting", self.weighting, WEIGHTINGS)
-        _check_whole("resolution", self.resolution)
-        _check_whole("degree", self.degree)
-        if self.degree < 0:
-            raise ValueError(f"degree must be >= 0, got {self.degree}")
-        if self.resolution < 2:
-            raise ValueError(f"resolution must be >= 2 nodes per path, got {self.resolution}")
+        choice("weighting", self.weighting, WEIGHTINGS)
+        count("resolution", self.resolution, least=2)
+        count("degree", self.degree, least=0)
         if not callable(self.sampler) or isinstance(self.sampler, type):
             raise ValueError(
-                f"sampler must be one that is made, e.g. ed.ChebyshevNodes(); got {self.sampler!r}"
+                f"sampler={self.sampler!r}: must be an instance, e.g. ed.ChebyshevNodes()"
             )
         check_resolution(self.resolution, self.degree, self.damping)
         if self.resolution <= self.degree:
@@ -84,7 +80,6 @@ class Representation:
                 stacklevel=3,
             )
         if self.components is not None:
-            _check_whole("components", self.components)
             check_components(self.components, self.resolution)
 
     def nodes(
@@ -113,8 +108,8 @@ class Representation:
         degrees = WEIGHTINGS[self.weighting](coefficients).mean(-1)
         if self.scale == "paper":
             return degrees
-        count = coefficients.shape[-2]
-        return degrees * (count if self.components is None else math.sqrt(2) * count)
+        outputs = coefficients.shape[-2]
+        return degrees * (outputs if self.components is None else math.sqrt(2) * outputs)
 
     def check(self, outputs: Tensor, *, softmax: bool, class_dim: int | None = None) -> None:
         """Raises ValueError for outputs (N, C), or with positions, that would be misread."""
@@ -130,52 +125,49 @@ def over_positions(values: Tensor, dims: int) -> Tensor:
 
 
 def sample_pairs(
-    size: int, count: int, *, generator: torch.Generator | None = None, device=None
+    size: int, pairs: int, *, generator: torch.Generator | None = None, device=None
 ) -> tuple[Tensor, Tensor]:
-    """Two independent uniform index draws per pair, as in Algorithm 1: two of shape (count,)."""
-    _check_whole("pairs", count)
+    """Two independent uniform index draws per pair, as in Algorithm 1: two of shape (pairs,)."""
+    count("pairs", pairs)
     if size < 2:
         raise ValueError(
             f"paths need at least 2 examples to run between, got a batch of {size}; if it is what "
             "is left at the end of an epoch, DataLoader(drop_last=True) leaves it out"
         )
-    if not 1 <= count <= size * size:
+    if pairs > size * size:
         raise ValueError(
-            f"{count} pairs asked of {size} examples, which form only {size * size}: "
-            f"use pairs between 1 and {size * size}"
+            f"pairs={pairs}: {size} examples form only {size * size}; use at most {size * size}"
         )
-    draw = torch.randint(size, (2, count), device=device, **_drawn_from(generator))
+    draw = torch.randint(size, (2, pairs), device=device, **_drawn_from(generator))
     return draw[0], draw[1]
 
 
-def distinct_pairs(size: int, count: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`count` different unordered pairs of different examples, on the CPU: for measurements."""
+def distinct_pairs(size: int, pairs: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`pairs` different unordered pairs of different examples, on the CPU: for measurements."""
     possible = size * (size - 1) // 2
-    _check_whole("pairs", count)
-    if count < 1:
-        raise ValueError(f"pairs={count}: at least one path")
+    count("pairs", pairs)
     if size < 2:
         raise ValueError(f"paths need at least 2 examples to run between, got {size}")
-    if count > possible:
+    if pairs > possible:
         raise ValueError(
-            f"{count} distinct pairs asked of {size} examples, which form only {possible}: "
-            f"use pairs <= {possible} or more examples"
+            f"pairs={pairs}: {size} examples form only {possible} distinct ones; use at most "
+            f"{possible}, or more examples"
         )
-    if count * 4 > possible:
-        code = torch.randperm(possible, generator=generator, device="cpu")[:count]
+    if pairs * 4 > possible:
+        code = torch.randperm(possible, generator=generator, device="cpu")[:pairs]
     else:  # sparse: draw, drop repeats, draw again; keeps the order of first appearance
         code = torch.empty(0, dtype=torch.long, device="cpu")
-        while len(code) < count:
-            more = torch.randint(possible, (2 * count,), generator=generator, device="cpu")
+        while len(code) < pairs:
+            more = torch.randint(possible, (2 * pairs,), generator=generator, device="cpu")
             drawn = torch.cat([code, more])
             _, inverse = torch.unique(drawn, return_inverse=True)
             seen = torch.full((int(inverse.max()) + 1,), len(drawn), device="cpu")
             seen.scatter_reduce_(0, inverse, torch.arange(len(drawn), device="cpu"), "amin")
-            code = drawn[seen.sort().values][:count]
+            code = drawn[seen.sort().values][:pairs]
     # triangular numbering of pairs: code = i (i - 1) / 2 + j with j < i; float64 is exact here
     high = ((1 + torch.sqrt(1 + 8 * code.double())) / 2).floor().long()
     low = code - high * (high - 1) // 2
-    flip = torch.rand(count, generator=generator, device="cpu") < 0.5  # neither end is favoured
+    flip = torch.rand(pairs, generator=generator, device="cpu") < 0.5  # neither end is favoured
     return torch.where(flip, low, high), torch.where(flip, high, low)
 
 
@@ -195,13 +187,3 @@ def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
 def _drawn_from(generator: torch.Generator | None) -> dict:
     """Where None, left out: with one torch.compile cannot go on to a batch of another size."""
     return {} if generator is None else {"generator": generator}
-
-
-def _check_whole(name: str, value) -> None:
-    if not isinstance(value, Integral):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-
-
-def _check_choice(name: str, value: str, choices) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")

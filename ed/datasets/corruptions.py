@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ed.core.validate import choice, fraction, positive
 from ed.runtime.streams import generator
 
 SEED = 0  # of the noise; not the run's: all runs are tested on the same pictures
@@ -18,10 +19,8 @@ SEED = 0  # of the noise; not the run's: all runs are tested on the same picture
 
 def corrupt(pixels: Tensor, name: str, severity: float) -> Tensor:
     """uint8 pictures on the CPU -> the same pictures, corrupted; always the same way."""
-    if name not in CORRUPTIONS:
-        raise ValueError(f"task.corruptions: {name}: use some of {', '.join(CORRUPTIONS)}")
-    if not severity > 0:
-        raise ValueError(f"task.corruptions.{name}={severity}: must be positive")
+    choice("task.corruptions", name, CORRUPTIONS)
+    positive(f"task.corruptions.{name}", severity)
     corrupted = CORRUPTIONS[name](pixels.float() / 255, severity)
     return (255 * corrupted.clamp(0, 1)).round().to(torch.uint8)
 
@@ -49,8 +48,7 @@ def noise(x: Tensor, sigma: float) -> Tensor:
 
 def contrast(x: Tensor, loss: float) -> Tensor:
     """Every picture drawn towards its own mean colour by the given part."""
-    if loss > 1:
-        raise ValueError(f"task.corruptions.contrast={loss}: a part, at most 1")
+    fraction("task.corruptions.contrast", loss)
     return torch.lerp(x, x.mean((-2, -1), keepdim=True), loss)
 
 

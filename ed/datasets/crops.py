@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ed.core.validate import choice, each, fraction
+
 CROPS = ("resized", "reflect", "pad")
 PADDING = 4
 ASPECT = (3 / 4, 4 / 3)  # width / height; torchvision's default
@@ -20,14 +22,10 @@ ATTEMPTS = 10  # boxes to draw before falling back to the whole image, as torchv
 
 
 def check_crop(crop: str, area: Sequence[float]) -> None:
-    if crop not in CROPS:
-        raise ValueError(f"task.crop={crop}: use {', '.join(CROPS[:-1])} or {CROPS[-1]}")
-    numbers = [a for a in area if isinstance(a, (int, float))] if isinstance(area, Sequence) else []
-    if len(numbers) != 2 or len(area) != 2 or not 0 < numbers[0] <= numbers[1] <= 1:
-        raise ValueError(
-            f"task.crop_area={area}: must be two fractions of the image, smallest first, such as "
-            "[0.08,1.0]"
-        )
+    choice("task.crop", crop, CROPS)
+    each(fraction, "task.crop_area", area, zero=False)
+    if len(area) != 2 or area[0] > area[1]:
+        raise ValueError(f"task.crop_area={area}: must be two fractions of the image, least first")
 
 
 def croppable(pixels: Tensor, crop: str) -> Tensor:

@@ -37,8 +37,3 @@ def held_out(count: int, part: float, seed: int) -> tuple[Tensor, Tensor]:
         )
     order = torch.randperm(count, generator=generator(seed, "holdout"))
     return order[evaluated:].sort().values, order[:evaluated].sort().values
-
-
-def check_holdout(part: float) -> None:
-    if not 0 < part < 1:
-        raise ValueError(f"task.holdout={part}: a part of the training set, between 0 and 1")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from ed.core.validate import choice, count, optional
 from ed.regularizers.base import Regularizer
 from ed.runtime.processes import world_size
 from ed.tasks.base import Task
@@ -13,34 +14,25 @@ SWITCHES = ("compile", "kernels", "cuda_graph", "channels_last")  # of `system`
 
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
     check_precision(cfg)
-    if cfg.logger.get("mode", "online") not in LOGGER_MODES:
-        raise ValueError(f"logger.mode={cfg.logger.mode}: use {', '.join(LOGGER_MODES)}")
+    choice("logger.mode", cfg.logger.get("mode", "online"), LOGGER_MODES)
     if not task.metric.startswith("eval/"):
         raise ValueError(
             f"{type(task).__name__}.metric is {task.metric!r}: call it eval/{task.metric}, here "
             "and in `evaluate`; tables and scripts/runs.py show what begins so"
         )
-    whole = type(cfg.accumulate) is int and cfg.accumulate >= 1
-    if not whole or task.batch_size % cfg.accumulate:
+    if task.batch_size % count("accumulate", cfg.accumulate):
         raise ValueError(
             f"accumulate={cfg.accumulate}: must divide task.batch_size={task.batch_size}"
         )
     _check_sharing(cfg.accumulate, task)
     for name in SWITCHES:
-        if cfg.system[name] not in ("auto", True, False):
-            raise ValueError(f"system.{name}={cfg.system[name]}: use auto, true or false")
-    log_every, every = cfg.system.log_every, cfg.system.measure_every
-    if not isinstance(log_every, int) or log_every < 1:
-        raise ValueError(f"system.log_every={log_every}: must be a whole number of steps, from 1")
-    if cfg.system.threads is not None and cfg.system.threads < 1:
-        raise ValueError(f"system.threads={cfg.system.threads}: at least 1, or null")
+        choice(f"system.{name}", cfg.system[name], ("auto", True, False))
+    count("system.log_every", cfg.system.log_every)
+    optional(count, "system.threads", cfg.system.threads)
+    every = optional(count, "system.measure_every", cfg.system.measure_every)
     if cfg.system.activation_checkpointing and regularizer.no_checkpointing:
         raise ValueError(
             f"system.activation_checkpointing=true: {regularizer.no_checkpointing}; set false"
-        )
-    if every is not None and (not isinstance(every, int) or every < 1):
-        raise ValueError(
-            f"system.measure_every={every}: at least 1 evaluation, a whole number, or null"
         )
     if every is not None and not cfg.measures:
         raise ValueError(
@@ -58,16 +50,15 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
 
 
 def check_precision(cfg) -> None:
-    if cfg.precision not in PRECISIONS:
-        raise ValueError(f"precision={cfg.precision}: use {' or '.join(PRECISIONS)}")
+    choice("precision", cfg.precision, PRECISIONS)
 
 
 def _check_sharing(accumulate: int, task: Task) -> None:
     """Whether a batch can be cut: by the processes, where there are several, and `accumulate`."""
-    count, no_sharing = world_size(), task.no_sharing or task.no_parts
-    if count > 1 and no_sharing:
+    number, no_sharing = world_size(), task.no_sharing or task.no_parts
+    if number > 1 and no_sharing:
         raise ValueError(
-            f"{count} processes cannot train {type(task).__name__} together: {no_sharing}; "
+            f"{number} processes cannot train {type(task).__name__} together: {no_sharing}; "
             "start one process"
         )
     if accumulate > 1 and task.no_parts:
@@ -75,8 +66,8 @@ def _check_sharing(accumulate: int, task: Task) -> None:
             f"accumulate={accumulate}: {type(task).__name__} needs its batches whole, as "
             f"{task.no_parts}; set accumulate=1"
         )
-    if task.batch_size % (accumulate * count):
+    if task.batch_size % (accumulate * number):
         raise ValueError(
-            f"task.batch_size={task.batch_size}: must divide evenly among {count} processes"
+            f"task.batch_size={task.batch_size}: must divide evenly among {number} processes"
             + (f" x accumulate={accumulate}" if accumulate > 1 else "")
         )

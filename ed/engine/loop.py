@@ -21,7 +21,7 @@ from ed.runtime import processes
 from ed.tasks.base import Batch, Task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-STATE = {"training", "task", "rng", "step", "seconds"}  # what any checkpoint holds
+STATE = {"training", "task", "rng", "step", "seconds", "threads", "metrics", "config"}
 logger = logging.getLogger("ed")
 
 
@@ -77,39 +77,9 @@ def train(
         tracker=tracker,
         writes=run.writes,
     )
-    saved_at = began = time.monotonic()
-    checked = start
-    evaluations = {step: n for n, step in enumerate(task.evaluation_steps(), start=1)}
     batches = task.batches(model, start)  # closed at the end: it may have processes of its own
     with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
-        for done, batch in _numbered(batches, start, task):
-            step(batch, done - 1)
-            metrics.advance(done)
-            now = time.monotonic()
-            last = done == task.total_steps
-            late = cadence.max_seconds is not None and now - began >= cadence.max_seconds
-            due = now - saved_at >= cadence.save_seconds
-            late, due, asked = _agree(late, due, stop)
-            save = last or asked or late or due
-            if done % cadence.log_steps == 0 or last:
-                values = step.means()
-                check_finite(values, checked, done, run.path)
-                checked = done
-                metrics.log(done, values | {"time/step_s": metrics.pace(done)})
-            if done in evaluations or last:
-                values = session.evaluate()
-                # of what the last step did nothing else tells
-                check_finite(values, done - 1, done, run.path)
-                metrics.log(done, values)
-                if not last and cadence.measures_at(evaluations[done]):
-                    metrics.log(done, session.measure())
-            if save and task.can_save(done):
-                check_finite(step.peek() | step.largest_weight(), checked, done, run.path)
-                session.save(done, metrics)
-                saved_at = time.monotonic()
-                if (asked or late) and not last:
-                    reached = f"step {done} of {task.total_steps}"
-                    raise Interrupted(f"stopped and saved at {reached}", asked)
+        _take_steps(session, _numbered(batches, start, task), metrics, cadence, stop)
         # nothing was left to train: a published model, or a run whose rows are lost
         if start == task.total_steps and not metrics.evaluated(start):
             metrics.log(task.total_steps, session.evaluate())
@@ -121,6 +91,39 @@ def train(
         save_weights(run.path, model)
     run.finish(summary)
     return summary
+
+
+def _take_steps(session: "_Session", batches, metrics: Metrics, cadence: Cadence, stop) -> None:
+    """Trains on numbered batches; logs, evaluates, measures and saves when each is due."""
+    task, step, path = session.task, session.step, session.run.path
+    saved_at = began = time.monotonic()
+    checked = metrics.start
+    evaluations = {step: n for n, step in enumerate(task.evaluation_steps(), start=1)}
+    for done, batch in batches:
+        step(batch, done - 1)
+        metrics.advance(done)
+        now = time.monotonic()
+        last = done == task.total_steps
+        late = cadence.max_seconds is not None and now - began >= cadence.max_seconds
+        late, due, asked = _agree(late, now - saved_at >= cadence.save_seconds, stop)
+        if done % cadence.log_steps == 0 or last:
+            values = step.means()
+            check_finite(values, checked, done, path)
+            checked = done
+            metrics.log(done, values | {"time/step_s": metrics.pace(done)})
+        if done in evaluations or last:
+            values = session.evaluate()
+            check_finite(values, done - 1, done, path)  # the only check on the last update
+            metrics.log(done, values)
+            if not last and cadence.measures_at(evaluations[done]):
+                metrics.log(done, session.measure())
+        if (last or asked or late or due) and task.can_save(done):
+            check_finite(step.peek() | step.largest_weight(), checked, done, path)
+            session.save(done, metrics)
+            saved_at = time.monotonic()
+            if (asked or late) and not last:
+                reached = f"step {done} of {task.total_steps}"
+                raise Interrupted(f"stopped and saved at {reached}", asked)
 
 
 def _numbered(batches: Iterator[Batch], start: int, task: Task) -> Iterator[tuple[int, Batch]]:
@@ -172,15 +175,11 @@ class _Session:
         lacking = sorted(STATE - set(state))
         if lacking:
             return f"it lacks {', '.join(lacking)}"
-        if isinstance(state.get("config"), dict):  # once it was a digest; config.yaml has agreed
-            difference = self.run.difference(state["config"])
-            return difference and f"it has another config: {difference}"
-        return None
+        difference = self.run.difference(state["config"])
+        return difference and f"it has another config: {difference}"
 
     def _load(self, state: dict) -> None:
-        # one dict: a checkpoint from before there were several processes
-        streams = state["rng"] if isinstance(state["rng"], list) else [state["rng"]]
-        before, now = len(streams), processes.world_size()
+        before, now = len(state["rng"]), processes.world_size()
         if before != now:  # batches are cut otherwise, and so are the draws of a regularizer
             raise ValueError(
                 f"{self.run.path} was begun with {before} processes and cannot go on with {now}: "
@@ -195,14 +194,13 @@ class _Session:
                 f"the checkpoint in {self.run.path} does not fit this run ({reason}): move it "
                 "away, or begin anew in another folder with system.run_dir"
             ) from error
-        rng = streams[processes.rank()]
+        rng = state["rng"][processes.rank()]
         torch.set_rng_state(rng["cpu"])
         if self.step.device.type == "cuda" and "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
         self.earlier_seconds = state["seconds"]
-        self.saved_metrics = state.get("metrics")  # none in checkpoints from before they held them
-        threads = state.get("threads")  # none in checkpoints from before they were noted
-        if self.step.device.type == "cpu" and threads not in (None, torch.get_num_threads()):
+        self.saved_metrics, threads = state["metrics"], state["threads"]
+        if self.step.device.type == "cpu" and threads != torch.get_num_threads():
             logger.warning(
                 "%s was begun with %d threads and goes on with %d: its results may differ in the "
                 "last digits from those of an uninterrupted run; set system.threads=%d",

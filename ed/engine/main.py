@@ -17,7 +17,7 @@ from ed.engine.checkpoint import load_checkpoint, remove_checkpoints, trained_we
 from ed.engine.loop import Cadence, Interrupted, describe, train
 from ed.engine.metrics import LogFile, TerminalHandler
 from ed.engine.run import RunFolder, default_folder, digest
-from ed.engine.settings import check_settings
+from ed.engine.settings import check_leaf, check_settings
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
 from ed.runtime import processes
@@ -258,6 +258,8 @@ def load_run(
         raise FileNotFoundError(
             f"{folder} holds no checkpoint: train there first, with system.keep_checkpoint=true"
         )
+    for name in ("task", "model"):
+        check_leaf(name, cfg[name])
     task, where = instantiate(cfg.task), choose_device(device)
     if data:
         task.prepare(where, cfg.seed)

@@ -20,7 +20,7 @@ class Metrics:
 
     Args:
         saved: `text` of these metrics in the checkpoint that the run resumes from. Where the file
-            has other rows, it is restored. None: a checkpoint from before it held them, or none.
+            has other rows, it is restored. None: there is no checkpoint.
         writes: of several processes the first alone writes; the others only remember.
     """
 
@@ -50,11 +50,6 @@ class Metrics:
         except (ValueError, KeyError, TypeError) as error:
             rows, damage = [], f"it holds what is not a row of metrics ({error})"
         if saved is None:
-            if damage and self.start:  # the file is the only record of the rows
-                raise ValueError(
-                    f"{self.path} is damaged: {damage}, and its checkpoint is too old to restore "
-                    "it; fix or remove that line, or train anew in another folder (system.run_dir)"
-                )
             return rows
         kept = [json.loads(line) for line in saved.splitlines()]
         if damage is None and _text(rows[: len(kept)]) != saved:

@@ -1,11 +1,12 @@
 """How weights move: an optimizer, its learning rate over time, and gradient clipping."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from ed.core.validate import choice, each, fraction, not_negative, optional, positive
 from ed.engine.schedule import SCHEDULES, learning_rate_factor
 
 DECAYS = ("all", "matrices")
@@ -28,29 +29,16 @@ class OptimizerConfig:
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ValueError(
-                f"optimizer.schedule={self.schedule}: use one of {', '.join(SCHEDULES)}"
-            )
-        if not self.lr > 0:
-            raise ValueError(f"optimizer.lr={self.lr}: must be positive")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"optimizer.weight_decay={self.weight_decay}: must be at least 0")
-        if not self.gamma >= 0:
-            raise ValueError(f"optimizer.gamma={self.gamma}: must be at least 0")
-        if not _are_numbers(self.milestones) or not all(0 <= m <= 1 for m in self.milestones):
-            raise ValueError(
-                f"optimizer.milestones={self.milestones}: fractions of training, each between 0 "
-                "and 1, in a list: [0.5,0.75]"
-            )
+        choice("optimizer.schedule", self.schedule, SCHEDULES)
+        positive("optimizer.lr", self.lr)
+        not_negative("optimizer.weight_decay", self.weight_decay)
+        not_negative("optimizer.gamma", self.gamma)
+        each(fraction, "optimizer.milestones", self.milestones, empty=True)
+        optional(positive, "optimizer.max_grad_norm", self.max_grad_norm)
         if self.schedule == "multistep" and not self.milestones:
             raise ValueError(
                 "optimizer.schedule=multistep: without optimizer.milestones the rate never falls; "
                 "give some, e.g. optimizer.milestones=[0.5,0.75], or use constant"
-            )
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ValueError(
-                f"optimizer.max_grad_norm={self.max_grad_norm}: must be positive, or null for none"
             )
 
     def lr_at(self, step: int, total: int, warmup: int) -> float:
@@ -86,15 +74,10 @@ class AdamW(OptimizerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.decay not in DECAYS:
-            raise ValueError(f"optimizer.decay={self.decay}: use {' or '.join(DECAYS)}")
-        if not self.eps >= 0:
-            raise ValueError(f"optimizer.eps={self.eps}: must be at least 0")
-        two = _are_numbers(self.betas) and len(self.betas) == 2
-        if not two or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(
-                f"optimizer.betas={self.betas}: two numbers in [0, 1), in a list: [0.9,0.999]"
-            )
+        choice("optimizer.decay", self.decay, DECAYS)
+        not_negative("optimizer.eps", self.eps)
+        if len(each(fraction, "optimizer.betas", self.betas, one=False)) != 2:
+            raise ValueError(f"optimizer.betas={self.betas}: must be two, e.g. [0.9,0.999]")
 
     def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -118,8 +101,7 @@ class SGD(OptimizerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"optimizer.momentum={self.momentum}: must lie in [0, 1)")
+        fraction("optimizer.momentum", self.momentum, one=False)
         if self.nesterov and self.momentum == 0:
             raise ValueError("optimizer.nesterov=true: needs a positive optimizer.momentum")
 
@@ -131,11 +113,6 @@ class SGD(OptimizerConfig):
             weight_decay=self.weight_decay,
             **self._device_options(device),
         )
-
-
-def _are_numbers(values) -> bool:
-    listed = isinstance(values, Sequence) and not isinstance(values, str)
-    return listed and all(isinstance(value, (int, float)) for value in values)
 
 
 def matrices_first(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict]:

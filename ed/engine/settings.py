@@ -2,7 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+import sys
+from inspect import signature
 from types import FunctionType, NoneType, UnionType
 from typing import get_args, get_type_hints
 
@@ -10,6 +11,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.compose import GROUPS
+from ed.engine.overrides import RENAMED
 
 KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
 SYSTEM = {"device": str, "log_every": int, "measure_every": int | None, "save_seconds": float}
@@ -47,9 +49,9 @@ def check_settings(cfg: DictConfig) -> None:
     check_numbers("system", OmegaConf.to_container(cfg.system, resolve=True))
     _check_values("system", cfg.system, SYSTEM)
     for name in ("task", "model", "regularizer", "sampler", "optimizer"):
-        _check_leaf(name, cfg[name])
+        check_leaf(name, cfg[name])
     for name, leaf in cfg.measures.items():
-        _check_leaf(f"measures.{name}", leaf)
+        check_leaf(f"measures.{name}", leaf)
 
 
 def check_numbers(key: str, value, name: str | None = None) -> None:
@@ -72,23 +74,40 @@ def check_numbers(key: str, value, name: str | None = None) -> None:
             raise ValueError(f"{key}={value:,}: at most {most:,}")
 
 
-def _check_leaf(name: str, leaf: DictConfig) -> None:
+def check_leaf(name: str, leaf: DictConfig) -> None:
+    """Raises ValueError where a part's constructor would not take these settings."""
     if "_target_" not in leaf:
         raise ValueError(
             f"{name}._target_ is missing: the file of a part says what to call, e.g. "
             "_target_: my_module.MyClass"
         )
     try:
-        found = list(_constructors(leaf._target_))
+        functions = _constructors(get_object(leaf._target_))
     except ImportError as error:
         if not isinstance(error.__cause__, (ModuleNotFoundError, AttributeError)):
             raise  # the module is there and fails: its traceback says where
         raise ValueError(
-            f"{name}._target_={leaf._target_}: not found ({error.__cause__}); mend the name, or "
+            f"{name}._target_={leaf._target_}: not found ({error.__cause__}); fix the name, or "
             "put the folder of its module on PYTHONPATH"
         ) from error
-    hints = {key: hint for part in found for key, hint in part.items()}
+    _check_names(name, leaf, functions)
+    hints = {}
+    for function in reversed(functions):  # the nearest last
+        with contextlib.suppress(NameError):  # a name that is imported for type checkers alone
+            hints |= get_type_hints(function)
     _check_values(name, leaf, hints)
+
+
+def _check_names(name: str, leaf: DictConfig, functions: list) -> None:
+    if not functions or _hands_on(functions[-1]):
+        return
+    known = {key for function in functions for key in signature(function).parameters}
+    for key in leaf:
+        if key not in known and not key.startswith("_"):
+            renamed = RENAMED.get(f"{name}.{key}")
+            reason = f"renamed to {renamed}" if renamed else f"{leaf._target_} has no such setting"
+            tiny = "; debug=tiny is for image tasks" if "debug=tiny" in sys.argv else ""
+            raise ValueError(f"{name}.{key}: {reason}{tiny}")
 
 
 def _check_values(name: str, values: DictConfig, hints: dict) -> None:
@@ -102,16 +121,22 @@ def _check_values(name: str, values: DictConfig, hints: dict) -> None:
             raise ValueError(f"{name}.{key}={'null' if value is None else value}: must be {wanted}")
 
 
-def _constructors(path: str) -> Iterator[dict]:
-    """Annotations of all that a leaf's arguments may reach, the nearest last."""
-    target = get_object(path)
-    classes = reversed(target.__mro__) if isinstance(target, type) else ()
-    functions = [vars(base).get("__init__") for base in classes] or [target]
-    for function in functions:
-        if isinstance(function, FunctionType):
-            # names that a module imports for type checkers only are unknown here
-            with contextlib.suppress(NameError):
-                yield get_type_hints(function)
+def _constructors(target) -> list:
+    """The functions that a leaf's settings reach, the nearest first."""
+    if not isinstance(target, type):
+        return [target] if isinstance(target, FunctionType) else []
+    functions = []
+    for base in target.__mro__:
+        if isinstance(function := vars(base).get("__init__"), FunctionType):
+            functions.append(function)
+            if not _hands_on(function):
+                break
+    return functions
+
+
+def _hands_on(function) -> bool:
+    """Whether it takes **settings, for the next constructor."""
+    return any(p.kind is p.VAR_KEYWORD for p in signature(function).parameters.values())
 
 
 def _fits(value, kind: type) -> bool:

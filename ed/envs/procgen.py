@@ -16,6 +16,8 @@ from importlib import metadata
 
 import numpy as np
 
+from ed.core.validate import choice
+
 GAMES = ("bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball")
 GAMES += ("fruitbot", "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot")
 MODES = ("easy", "hard")
@@ -197,11 +199,9 @@ def make_games(
 
 
 def check_settings(game: str, *, mode: str, engine: str) -> None:
-    for key, value, known in (("game", game, GAMES), ("mode", mode, MODES)):
-        if value not in known:
-            raise ValueError(f"task.{key}={value}: use one of {', '.join(known)}")
-    if engine not in ENGINES:
-        raise ValueError(f"task.engine={engine}: use {' or '.join(ENGINES)}")
+    choice("task.game", game, GAMES)
+    choice("task.mode", mode, MODES)
+    choice("task.engine", engine, ENGINES)
 
 
 def engine_version(engine: str) -> str:

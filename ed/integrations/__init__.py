@@ -16,9 +16,3 @@ def track(model: nn.Module, inputs: Tensor | Callable[[nn.Module], ed.Field], **
         return ed.estimate(inputs(model), **settings).mean
     device = next(model.parameters()).device
     return ed.estimate(model, inputs.to(device), **settings).mean
-
-
-def check_every(every: int) -> int:
-    if not isinstance(every, int) or every < 1:
-        raise ValueError(f"every={every}: a number of epochs, at least 1")
-    return every

@@ -6,7 +6,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 import ed
-from ed.integrations import check_every, track
+from ed.core.validate import count
+from ed.integrations import track
 
 
 class TrackED(Callback):
@@ -26,7 +27,7 @@ class TrackED(Callback):
         name: str = "ed",
         **settings,
     ):
-        self.inputs, self.every, self.name = inputs, check_every(every), name
+        self.inputs, self.every, self.name = inputs, count("every", every), name
         self.settings = settings
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
 import ed
-from ed.integrations import check_every, track
+from ed.core.validate import count
+from ed.integrations import track
 
 
 def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | None = None):
@@ -30,7 +31,7 @@ class TrackED(TrainerCallback):
         every: int = 1,
         **settings,
     ):
-        self.trainer, self.inputs, self.every = trainer, inputs, check_every(every)
+        self.trainer, self.inputs, self.every = trainer, inputs, count("every", every)
         self.settings = settings
 
     def on_epoch_end(self, args, state, control, model: nn.Module, **_) -> None:

@@ -9,6 +9,7 @@ from ed.core.estimator import estimate_each
 from ed.core.field import Field
 from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation
+from ed.core.validate import choice, count, positive
 from ed.measures.base import Measure, fixed_subset, untouched
 
 OUTPUTS = ("softmax", "raw")
@@ -41,13 +42,10 @@ class EffectiveDegree(Measure):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, choices in (("outputs", OUTPUTS), ("endpoints", ENDPOINTS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"measures: {name}={getattr(self, name)}: use {' or '.join(choices)}"
-                )
-        if self.pairs < 1:
-            raise ValueError(f"measures: pairs={self.pairs}: at least one path")
+        choice("measures: outputs", self.outputs, OUTPUTS)
+        choice("measures: endpoints", self.endpoints, ENDPOINTS)
+        count("measures: pairs", self.pairs)
+        positive("measures: memory_gib", self.memory_gib)
         _ = self.representation  # refuses impossible settings now rather than after training
 
     @property
@@ -67,11 +65,11 @@ class EffectiveDegree(Measure):
                 f"measures: outputs=softmax: {type(task).__name__} learns values, not logits; set "
                 "outputs=raw"
             )
-        count = task.num_examples  # 0 where it is not known before data is read
-        if count > 0 and self.pairs > count * (count - 1) // 2:
+        size = task.num_examples  # 0 where it is not known before data is read
+        if size > 0 and self.pairs > size * (size - 1) // 2:
             raise ValueError(
-                f"measures: pairs={self.pairs}: {count} training examples form only "
-                f"{count * (count - 1) // 2} pairs"
+                f"measures: pairs={self.pairs}: {size} training examples form only "
+                f"{size * (size - 1) // 2} pairs"
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(

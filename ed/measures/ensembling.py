@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ed.core.validate import each, fraction
 from ed.measures.base import Measure, untouched
 
 
@@ -21,11 +22,7 @@ class Ensembling(Measure):
     evaluates = True  # so alpha 1 gives what the run reports of itself, to the last picture
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.alphas, list | tuple) and len(self.alphas) > 0
-        if not listed or not all(0 <= alpha <= 1 for alpha in self.alphas):
-            raise ValueError(
-                f"measures.ensembling.alphas={self.alphas}: a list of numbers from 0 to 1 is needed"
-            )
+        each(fraction, "measures.ensembling.alphas", self.alphas)
 
     def check(self, task) -> None:
         if not hasattr(task, "zero_shot"):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ed.core.validate import count
 from ed.measures.base import Measure, in_batches, untouched
 
 
@@ -23,8 +24,7 @@ class GeneralizationGap(Measure):
     batch_size: int = 1000
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"measures: batch_size={self.batch_size}: must be at least 1")
+        count("measures: batch_size", self.batch_size)
 
     def check(self, task) -> None:
         if task.metric != "eval/acc":
@@ -41,11 +41,11 @@ class GeneralizationGap(Measure):
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """{"": gap, "_train": accuracy in percent, "_test": likewise}."""
-        count, percent = task.num_examples, 0.0
+        size, percent = task.num_examples, 0.0
         with untouched(model):
-            for batch, share in in_batches(task, torch.arange(count), self.batch_size):
+            for batch, share in in_batches(task, torch.arange(size), self.batch_size):
                 _, report = task.loss(task.field(model, batch)(), batch)
                 percent += report["acc"].double() * share  # summed on the device: no wait per batch
             test = task.evaluate(model)["eval/acc"]
-        train = 100 * round(float(percent) / 100 * count) / count  # reports are rounded, counts not
+        train = 100 * round(float(percent) / 100 * size) / size  # reports are rounded, counts not
         return {"": train - test, "_train": train, "_test": test}

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ed.core.validate import choice, count, each, optional, positive
 from ed.measures.base import Measure, fixed_subset, in_batches, untouched
 from ed.runtime.streams import generator
 
@@ -56,16 +57,12 @@ class Sharpness(Measure):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"measures: method={self.method}: use {' or '.join(METHODS)}")
-        radii = self.radii if isinstance(self.radii, Sequence) else ()  # radii=0.1 is no list
-        if not radii or not all(isinstance(rho, int | float) and rho > 0 for rho in radii):
-            raise ValueError(
-                f"measures: radii={self.radii}: a list of positive radii is needed, e.g. [0.05,0.1]"
-            )
-        for name in ("steps", "batch_size", "group", "examples"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"measures: {name}={getattr(self, name)}: must be at least 1")
+        choice("measures: method", self.method, METHODS)
+        each(positive, "measures: radii", self.radii)
+        count("measures: steps", self.steps)
+        count("measures: batch_size", self.batch_size)
+        optional(count, "measures: group", self.group)
+        optional(count, "measures: examples", self.examples)
 
     def check(self, task) -> None:
         if task.no_parts is None:

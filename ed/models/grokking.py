@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ed.core.validate import choice, counts, fraction
+
+NORMS = ("post", "pre")
 SPECIAL_TOKENS = 2  # behind the numbers: the operator and the equals sign
 
 
@@ -35,12 +38,11 @@ class GrokkingTransformer(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        if min(heads, width) < 1 or width % heads or width % 2:
-            raise ValueError(f"model.width={width}: must be even, and model.heads={heads} times n")
-        if norm not in ("post", "pre"):
-            raise ValueError(f"model.norm={norm}: use post or pre")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"model.dropout={dropout}: must lie in [0, 1)")
+        counts("model", numbers=numbers, length=length, depth=depth, width=width, heads=heads)
+        if width % heads or width % 2:
+            raise ValueError(f"model.width={width}: must be even and a multiple of {heads} heads")
+        choice("model.norm", norm, NORMS)
+        fraction("model.dropout", dropout, one=False)
         self.vocabulary = numbers + SPECIAL_TOKENS
         self.tokens = nn.Embedding(self.vocabulary, width)
         self.register_buffer("positions", sinusoids(length, width), persistent=False)

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from ed.core.validate import choice
+
 IMAGENET = Path(__file__).parents[1] / "datasets" / "embedded" / "imagenet"
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SHORT = (
@@ -21,8 +23,7 @@ SETS = ("cifar10", "imagenet", "imagenet_7")
 def captions(prompts: str) -> list[list[str]]:
     """The captions of every class, one per template: `cifar10` (8 templates), `imagenet` (the
     names and 80 templates that OpenAI published with CLIP) or `imagenet_7` (7 of these)."""
-    if prompts not in SETS:
-        raise ValueError(f"model.prompts={prompts}: use one of {', '.join(SETS)}")
+    choice("model.prompts", prompts, SETS)
     if prompts == "cifar10":
         names, templates = CIFAR10, SHORT
     else:

@@ -5,13 +5,14 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from ed.core.validate import choice
+
 SPACES = ("input", "embedding", "block1")
 
 
 def split(model: nn.Module, space: str) -> tuple[Callable[[Tensor], Tensor], ...]:
     """(inputs -> features of `space`, features -> outputs) for models that can be cut there."""
-    if space not in SPACES:
-        raise ValueError(f"task.space={space}: use one of {', '.join(SPACES)}")
+    choice("task.space", space, SPACES)
     if not hasattr(model, "to_space"):
         raise ValueError(
             f"task.space={space}: {type(model).__name__} has no inner spaces; set task.space=input"

@@ -7,6 +7,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from ed.core.validate import choice, counts, fraction
 from ed.kernels import block as fused
 
 POSITIONS, HEADS, INITS = ("learned", "sincos"), ("linear", "tanh"), ("timm", "jax")
@@ -41,20 +42,17 @@ class ViT(VisionTransformer):
         head: str = "linear",
         init: str = "timm",
     ):
-        for key, value in {"patch": patch, "width": width, "depth": depth, "heads": heads}.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"model.{key}={value}: must be a whole number, at least 1")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"model.dropout={dropout}: must lie in [0, 1)")
+        counts("model", patch=patch, width=width, depth=depth, heads=heads)
+        fraction("model.dropout", dropout, one=False)
         if width % heads:
-            raise ValueError(f"model.width={width} is not a multiple of model.heads={heads}")
+            raise ValueError(f"model.width={width}: must be a multiple of model.heads={heads}")
         if any(side % patch for side in image_size):
-            raise ValueError(f"model.patch={patch} does not divide task.image_size={image_size}")
-        _check_choice("pool", pool, POOLS)
-        _check_choice("activation", activation, ACTIVATIONS)
-        _check_choice("positions", positions, POSITIONS)
-        _check_choice("head", head, HEADS)
-        _check_choice("init", init, INITS)
+            raise ValueError(f"model.patch={patch}: must divide task.image_size={image_size}")
+        choice("model.pool", pool, POOLS)
+        choice("model.activation", activation, ACTIVATIONS)
+        choice("model.positions", positions, POSITIONS)
+        choice("model.head", head, HEADS)
+        choice("model.init", init, INITS)
         super().__init__(
             img_size=tuple(image_size),
             patch_size=patch,
@@ -133,8 +131,3 @@ def sincos_positions(rows: int, columns: int, width: int, temperature: float = 1
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     x, y = (place.reshape(-1, 1) * frequencies for place in (column, row))
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).float()
-
-
-def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"model.{key}={value}: use {', '.join(choices[:-1])} or {choices[-1]}")

@@ -11,6 +11,7 @@ from ed.core.model_state import evaluating
 from ed.core.nodes import RandomizedCosine, Sampler
 from ed.core.penalty import Paths
 from ed.core.representation import Representation
+from ed.core.validate import choice, count, fraction, not_negative, optional
 from ed.regularizers.base import Regularizer, StepState, check_two_examples, cut
 
 ENDPOINTS = ("batch", "noise")
@@ -40,25 +41,16 @@ class EDRegularizer(Regularizer):
         path_dropout: bool = True,
         scale: str = "paper",
     ):
-        if not weight >= 0:
-            raise ValueError(f"regularizer.weight={weight}: must be at least 0")
-        if endpoints not in ENDPOINTS:
-            raise ValueError(f"regularizer.endpoints={endpoints}: use {' or '.join(ENDPOINTS)}")
-        if not isinstance(pairs, int | None):
-            raise ValueError(f"regularizer.pairs={pairs}: must be a whole number, or null")
-        if ramp_shape not in RAMPS:
-            raise ValueError(f"regularizer.ramp_shape={ramp_shape}: use {' or '.join(RAMPS)}")
-        if not 0 <= ramp <= 1:
-            raise ValueError(f"regularizer.ramp={ramp}: a fraction of training, between 0 and 1")
+        not_negative("regularizer.weight", weight)
+        optional(count, "regularizer.pairs", pairs)
+        choice("regularizer.endpoints", endpoints, ENDPOINTS)
+        choice("regularizer.ramp_shape", ramp_shape, RAMPS)
+        fraction("regularizer.ramp", ramp)
+        count("regularizer.degree", degree)  # a constant has effective degree 0
         if anchored and resolution < 3:
             raise ValueError(
                 f"regularizer.resolution={resolution}: with label anchoring both ends are labels, "
                 "so use at least 3 nodes, or regularizer.anchored=false"
-            )
-        if degree == 0:
-            raise ValueError(
-                "regularizer.degree=0: constants have effective degree 0, so nothing would be "
-                "penalised; use at least 1"
             )
         if detach_pca and components is None:
             raise ValueError(
@@ -69,17 +61,10 @@ class EDRegularizer(Regularizer):
         self.ramp, self.ramp_shape, self.endpoints = ramp, ramp_shape, endpoints
         self.path_dropout = path_dropout
         try:
-            self.representation = Representation(
-                resolution=resolution,
-                degree=degree,
-                sampler=sampler,
-                basis=basis,
-                components=components,
-                weighting=weighting,
-                damping=damping,
-                detach_pca=detach_pca,
-                scale=scale,
-            )
+            fitted = {"resolution": resolution, "degree": degree, "components": components}
+            how = {"sampler": sampler, "basis": basis, "damping": damping}
+            how |= {"weighting": weighting, "scale": scale, "detach_pca": detach_pca}
+            self.representation = Representation(**fitted, **how)
         except ValueError as error:  # its messages begin with the name of the setting
             raise ValueError(f"regularizer.{error}") from None
 
@@ -91,11 +76,10 @@ class EDRegularizer(Regularizer):
                 "learns values; set regularizer=none"
             )
         most = parts * (task.batch_size // parts) ** 2
-        if self.pairs is not None and not 1 <= self.pairs <= most:
+        if self.pairs is not None and self.pairs > most:
             raise ValueError(
                 f"regularizer.pairs={self.pairs}: {task.batch_size} examples (task.batch_size)"
-                f"{cut(parts)} form {most} pairs; use between 1 and {most}, or null for half the "
-                "batch"
+                f"{cut(parts)} form {most} pairs; use at most {most}, or null for half the batch"
             )
         if self.pairs is not None and self.pairs % parts:
             raise ValueError(

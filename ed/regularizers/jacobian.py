@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from ed.core.model_state import batch_norms
+from ed.core.validate import count, not_negative
 from ed.regularizers.base import COMPILATION, Regularizer, StepState
 
 logger = logging.getLogger("ed")
@@ -28,13 +29,8 @@ class Jacobian(Regularizer):
     no_kernels = "regularizer=jacobian differentiates twice"
 
     def __init__(self, weight: float = 0.1, *, projections: int = 1):
-        if not weight >= 0:
-            raise ValueError(f"regularizer.weight={weight}: must be at least 0")
-        if not isinstance(projections, int) or projections < 1:
-            raise ValueError(
-                f"regularizer.projections={projections}: must be a whole number, at least 1"
-            )
-        self.weight, self.projections = weight, projections
+        self.weight = not_negative("regularizer.weight", weight)
+        self.projections = count("regularizer.projections", projections)
         self.pull_back = None  # the compiled form
         self.width: int | None = None  # of the outputs, once known
 

@@ -1,11 +1,11 @@
 """Mixup (Zhang et al., 2018): train on points between examples, with labels mixed alike."""
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ed.core.validate import positive
 from ed.regularizers.base import Regularizer, StepState, check_two_examples
 
 
@@ -18,11 +18,7 @@ class Mixup(Regularizer):
     """
 
     def __init__(self, alpha: float = 1.0, *, per_example: bool = False):
-        if not 0 < alpha < math.inf:
-            raise ValueError(
-                f"regularizer.alpha={alpha}: Beta(alpha, alpha) needs a positive, finite alpha"
-            )
-        self.alpha, self.per_example = alpha, per_example
+        self.alpha, self.per_example = positive("regularizer.alpha", alpha), per_example
 
     def check(self, task, parts: int = 1) -> None:
         if not task.has_labels:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from ed.core.validate import choice, not_negative
 from ed.regularizers.base import Regularizer
 
 TINY = 1e-12  # beside the gradient norm: a zero gradient climbs nowhere
@@ -18,9 +19,7 @@ class Sam(Regularizer):
     """
 
     def __init__(self, rho: float = 0.05):
-        if not rho >= 0:
-            raise ValueError(f"regularizer.rho={rho}: a radius, so at least 0")
-        self.rho = rho
+        self.rho = not_negative("regularizer.rho", rho)
 
     def step(self, optimizer: torch.optim.Optimizer, closure) -> dict[str, Tensor]:
         report = closure(sync=False)
@@ -56,11 +55,8 @@ class Asam(Sam):
 
     def __init__(self, rho: float = 0.5, *, eta: float = 0.01, scope: str = "weights"):
         super().__init__(rho)
-        if scope not in SCOPES:
-            raise ValueError(f"regularizer.scope={scope}: use {' or '.join(SCOPES)}")
-        if not eta >= 0:
-            raise ValueError(f"regularizer.eta={eta}: added to |w|, so at least 0")
-        self.eta, self.scope = eta, scope
+        self.eta = not_negative("regularizer.eta", eta)
+        self.scope = choice("regularizer.scope", scope, SCOPES)
 
     def ascent(self, named: dict[str, nn.Parameter]) -> list[Tensor]:
         scales = [self.scale(name, weight) for name, weight in named.items()]

@@ -109,7 +109,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process; beside others, who may be gone, without farewells that wait for them."""
+    """Ends the process; beside others it skips teardown, which could wait for a lost one."""
     if processes.world_size() == 1:
         sys.exit(code)
     sys.stdout.flush()

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from ed.core.field import Field
 from ed.core.model_state import evaluating
+from ed.core.validate import not_negative
 from ed.datasets.batches import Batch
 
 
@@ -86,17 +87,10 @@ class Task:
         pass
 
 
-def check_counts(*, least: int = 1, **settings: int) -> None:
-    """Refuses settings of a task that are no whole numbers, or below `least`."""
-    for key, value in settings.items():
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"task.{key}={value}: must be a whole number, at least {least}")
-
-
 def check_warmup(unit: str, warmup: float, total: int) -> None:
     """Refuses a warm-up that does not fit into training; both in `unit`, "epochs" or "steps"."""
-    if not 0 <= warmup <= total:
-        raise ValueError(f"task.warmup_{unit}={warmup}: must lie between 0 and task.{unit}={total}")
+    if not_negative(f"task.warmup_{unit}", warmup) > total:
+        raise ValueError(f"task.warmup_{unit}={warmup}: must be at most task.{unit}={total}")
 
 
 @torch.no_grad()

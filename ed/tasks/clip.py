@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ed.core.validate import choice, fraction
 from ed.datasets.corruptions import corrupt
 from ed.datasets.imagenet import CLIP, Source, open_shift
 from ed.datasets.imagenet import shifts as known_shifts
@@ -63,13 +64,10 @@ class ImageNetFineTuning(FineTuning, ImageNetTask):
     """
 
     def __init__(self, data: str, *, shifts: str | None, shift_names: Sequence[str], **settings):
-        super().__init__(data, CLIP, **settings)  # which refuses settings that it does not know
+        super().__init__(data, CLIP, **settings)  # rejects unknown settings
         self.shift_folder, self.shift_names = shifts, list(shift_names)
-        unknown = [name for name in self.shift_names if name not in known_shifts()]
-        if unknown:
-            raise ValueError(
-                f"task.shift_names: no shift {unknown[0]!r}; there are {', '.join(known_shifts())}"
-            )
+        for name in self.shift_names:
+            choice("task.shift_names", name, known_shifts())
 
     def prepare(self, device: torch.device, seed: int) -> None:
         names = [] if self.shift_folder is None else self.shift_names
@@ -86,7 +84,7 @@ class StandIn(FineTuning):
     mean, std = CLIP.mean, CLIP.std
 
     def __init__(self, data: str, *, corruptions: Mapping[str, float], **settings):
-        super().__init__(data, **settings)  # which refuses settings that it does not know
+        super().__init__(data, **settings)  # rejects unknown settings
         self.corruptions = dict(corruptions)
 
     def prepare(self, device: torch.device, seed: int) -> None:
@@ -112,9 +110,7 @@ class StandInPretraining(ImageTask):
 
     def __init__(self, data: str, *, part: float, **settings):
         super().__init__(data, space="input", **settings)
-        if not 0 < part <= 1:
-            raise ValueError(f"task.part={part}: must be above 0 and at most 1")
-        self.part = part
+        self.part = fraction("task.part", part, zero=False)
 
     def load(self, split: str) -> Images:
         pictures = super().load(split)

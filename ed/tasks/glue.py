@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ed.core.validate import choice
 from ed.runtime.hub import hub_or_cache
 from ed.tasks.text_task import TextTask
 
@@ -16,8 +17,7 @@ class Glue(TextTask):
     """Evaluates on the validation split, as test labels are hidden."""
 
     def __init__(self, data: str = "nyu-mll/glue", name: str = "rte", **settings):
-        if name not in COLUMNS:
-            raise ValueError(f"task.name={name}: use one of {', '.join(COLUMNS)}")
+        choice("task.name", name, COLUMNS)
         super().__init__(data, **settings)  # rejects unknown settings
         self.name, self.metric = name, METRICS[name]
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.field import Field
+from ed.core.validate import choice, count, counts, fraction
 from ed.datasets.batches import Batch, shuffled_batches
 from ed.models.grokking import GrokkingTransformer
 from ed.runtime.streams import generator
-from ed.tasks.base import Task, check_counts, check_warmup
+from ed.tasks.base import Task, check_warmup
 
 OPERATIONS = {
     "addition": lambda x, y: x + y,
@@ -32,10 +33,8 @@ def equations(operation: str, modulus: int) -> Tensor:
 
     All pairs (a, b); for the division those with b != 0, made as a = b c.
     """
-    if operation not in OPERATIONS:
-        raise ValueError(f"task.operation={operation}: use one of {', '.join(OPERATIONS)}")
-    if modulus < 2:
-        raise ValueError(f"task.modulus={modulus}: must be at least 2")
+    choice("task.operation", operation, OPERATIONS)
+    count("task.modulus", modulus, least=2)
     numbers = torch.arange(modulus)
     if operation == "division":
         if any(modulus % d == 0 for d in range(2, math.isqrt(modulus) + 1)):
@@ -73,9 +72,10 @@ class ModularArithmetic(Task):
         eval_every: int = 10000,
         eval_per_decade: int = 20,
     ):
-        every = {"eval_every": eval_every, "eval_per_decade": eval_per_decade}
-        check_counts(modulus=modulus, steps=steps, batch_size=batch_size, **every)
+        counts("task", steps=steps, batch_size=batch_size)
+        counts("task", eval_every=eval_every, eval_per_decade=eval_per_decade)
         check_warmup("steps", warmup_steps, steps)
+        fraction("task.train_fraction", train_fraction)
         self.modulus, self.rows = modulus, equations(operation, modulus)
         self.num_examples = round(train_fraction * len(self.rows))
         if not 2 <= self.num_examples < len(self.rows):

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ed.core.validate import each, fraction, positive
 from ed.datasets.images import Images, decoded_once, load_images, load_table, split_names
-from ed.datasets.splits import EVALUATION, check_holdout, evaluation_split, held_out
+from ed.datasets.splits import EVALUATION, evaluation_split, held_out
 from ed.tasks.image_task import ImageTask
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff")
@@ -42,7 +43,7 @@ class ImageFolder(ImageTask):
         std: list[float] | None = None,
         **settings,
     ):
-        check_holdout(holdout)
+        fraction("task.holdout", holdout, zero=False, one=False)
         self.data, self.split, self.holdout, self.split_seed = data, split, holdout, split_seed
         self.folder = _class_folder_root(data)
         self.class_names = _class_names(self.folder, data) if self.folder else None
@@ -56,8 +57,10 @@ class ImageFolder(ImageTask):
         if (mean is None) != (std is None):
             raise ValueError("task.mean, task.std: give both, or neither to compute them")
         for key, values in {"mean": mean, "std": std}.items():
-            if values is not None and (len(values) != 3 or (key == "std" and min(values) <= 0)):
-                raise ValueError(f"task.{key}={values}: needs three numbers, those of std above 0")
+            if values is not None and len(values) != 3:
+                raise ValueError(f"task.{key}={values}: must be three numbers, one per channel")
+        if std is not None:
+            each(positive, "task.std", std)
         self.computed = mean is None
         if not self.computed:
             self.mean, self.std = tuple(mean), tuple(std)

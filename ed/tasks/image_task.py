@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
+from ed.core.validate import count, counts, each
 from ed.datasets.batches import Batch, shuffled_batches
 from ed.datasets.crops import check_crop, croppable, random_crops
 from ed.datasets.images import Images, load_images
@@ -15,7 +16,6 @@ from ed.runtime import processes
 from ed.runtime.streams import reseed
 from ed.tasks.base import (
     Task,
-    check_counts,
     check_shapes,
     check_warmup,
 )
@@ -50,7 +50,7 @@ class ImageTask(Task):
         classes: int = 10,
         image_size: Sequence[int] = (32, 32),
     ):
-        check_counts(epochs=epochs, batch_size=batch_size, eval_every=eval_every, classes=classes)
+        counts("task", epochs=epochs, batch_size=batch_size, eval_every=eval_every, classes=classes)
         check_warmup("epochs", warmup_epochs, epochs)
         _check_size(image_size)
         check_crop(crop, crop_area)
@@ -159,8 +159,5 @@ class ImageTask(Task):
 
 
 def _check_size(image_size: Sequence[int]) -> None:
-    sides = image_size if isinstance(image_size, Sequence) else []
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ValueError(
-            f"task.image_size={image_size}: must be two whole numbers in a list, [32,32]"
-        )
+    if len(each(count, "task.image_size", image_size)) != 2:
+        raise ValueError(f"task.image_size={image_size}: must be height and width, e.g. [32,32]")

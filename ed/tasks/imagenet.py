@@ -1,5 +1,6 @@
 """ImageNet-1k classification from scratch."""
 
+from ed.core.validate import choice
 from ed.datasets.imagenet import Views
 from ed.tasks.imagenet_task import ImageNetTask
 
@@ -10,6 +11,5 @@ class ImageNet(ImageNetTask):
     """Random crop and flip, with RandAugment or without; pixels in [-1, 1]; cross-entropy."""
 
     def __init__(self, data: str, *, augment: str, **settings):
-        if augment not in VIEWS:
-            raise ValueError(f"task.augment={augment}: use {' or '.join(VIEWS)}")
-        super().__init__(data, VIEWS[augment], **settings)  # which refuses what it does not know
+        choice("task.augment", augment, VIEWS)
+        super().__init__(data, VIEWS[augment], **settings)  # rejects unknown settings

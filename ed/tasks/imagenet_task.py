@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.field import Field
+from ed.core.validate import count
 from ed.datasets.imagenet.evaluation import EvaluationSet, accuracy
 from ed.datasets.imagenet.loading import evaluation_batches, training_batches
 from ed.datasets.imagenet.sources import Source, open_training
 from ed.datasets.imagenet.views import Views
-from ed.tasks.base import Batch, check_counts
+from ed.tasks.base import Batch
 from ed.tasks.image_task import ImageTask
 
 logger = logging.getLogger("ed")
@@ -32,10 +33,10 @@ class ImageNetTask(ImageTask):
     yields_share = True
 
     def __init__(self, data: str, views: Views, *, validation: str, repeat: int, **settings):
-        super().__init__(data, augment=True, **settings)  # which refuses what it does not know
+        super().__init__(data, augment=True, **settings)  # rejects unknown settings
         if len(set(self.image_size)) != 1:
             raise ValueError(f"task.image_size={list(self.image_size)}: must be a square")
-        check_counts(repeat=repeat)
+        count("task.repeat", repeat)
         self.views = replace(views, size=self.image_size[0])
         self.mean, self.std = views.mean, views.std
         self.validation, self.repeat = validation, repeat

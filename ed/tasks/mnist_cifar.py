@@ -27,7 +27,7 @@ class MnistCifar(ImageTask):
     """Digit above object, 3 x 64 x 32 in [0, 1] without normalisation, cross-entropy."""
 
     def __init__(self, data: str, mnist: str, **settings):
-        super().__init__(data, **settings)  # which refuses settings that it does not know
+        super().__init__(data, **settings)  # rejects unknown settings
         self.mnist = mnist
         if self.image_size != STACKED_SIZE or self.classes != len(DIGITS):
             raise ValueError(

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.field import Field
+from ed.core.validate import choice, counts
 from ed.runtime.streams import generator
-from ed.tasks.base import Batch, Task, check_counts, check_shapes, check_warmup
+from ed.tasks.base import Batch, Task, check_shapes, check_warmup
 
 RANGE = 2.0  # inputs are uniform in [-2, 2]^3, a simple choice that fits the paper's table
 MAPS = range(1, 7)
@@ -16,8 +17,7 @@ TEST_EXAMPLES = 10_000
 
 def target_map(number: int, x: Tensor) -> Tensor:
     """Maps 1 to 6 of the paper at x (N, 3): (N, 3). Maps 4 to 6 are twice maps 1 to 3."""
-    if number not in MAPS:
-        raise ValueError(f"task.map={number}: the maps are numbered from 1 to {len(MAPS)}")
+    choice("task.map", number, MAPS)
     x1, x2, x3 = x.unbind(-1)
     scale, base = (1, number) if number <= 3 else (2, number - 3)
     if base == 1:
@@ -57,8 +57,7 @@ class PolynomialMaps(Task):
         examples: int = 20000,
     ):
         target_map(map, torch.zeros(1, 3))
-        sizes = {"batch_size": batch_size, "eval_every": eval_every, "examples": examples}
-        check_counts(steps=steps, **sizes)
+        counts("task", steps=steps, batch_size=batch_size, eval_every=eval_every, examples=examples)
         check_warmup("steps", warmup_steps, steps)
         self.map, self.batch_size, self.num_examples = map, batch_size, examples
         self.total_steps, self.warmup_steps, self.eval_steps = steps, warmup_steps, eval_every

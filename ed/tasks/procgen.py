@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
+from ed.core.validate import choice, count, counts, fraction, not_negative
 from ed.envs.play import Player, Policy, begin, play, scaled
 from ed.envs.procgen import (
     ACTIONS,
@@ -29,7 +30,7 @@ from ed.envs.procgen import (
 )
 from ed.runtime.processes import available_cores
 from ed.runtime.streams import reseed, stream_seed
-from ed.tasks.base import Batch, Task, check_counts, check_shapes
+from ed.tasks.base import Batch, Task, check_shapes
 
 RECENT = 100  # episodes in the mean return of a curve
 REWARD_BOUND = 10.0
@@ -74,21 +75,17 @@ class ProcgenPPO(Task):
         precision: str = "bf16",
     ):
         check_settings(game, mode=mode, engine=engine)
-        sizes = {
-            "num_envs": num_envs,
-            "num_steps": num_steps,
-            "num_minibatches": num_minibatches,
-            "update_epochs": update_epochs,
-        }
-        sizes |= {"num_test_steps": num_test_steps, "eval_every": eval_every}
-        check_counts(frames=frames, num_levels=num_levels, **sizes)
-        check_counts(least=0, start_level=start_level, num_test_envs=num_test_envs, threads=threads)
-        weights = {"vf_coef": vf_coef, "ent_coef": ent_coef}
-        _check_factors(
-            {"gamma": gamma, "gae_lambda": gae_lambda}, weights | {"clip_coef": clip_coef}
-        )
-        if precision not in PRECISIONS:
-            raise ValueError(f"task.precision={precision}: use {' or '.join(PRECISIONS)}")
+        counts("task", num_envs=num_envs, num_steps=num_steps, num_minibatches=num_minibatches)
+        counts("task", frames=frames, num_levels=num_levels, update_epochs=update_epochs)
+        counts("task", num_test_steps=num_test_steps, eval_every=eval_every)
+        counts("task", least=0, start_level=start_level, threads=threads)
+        count("task.num_test_envs", num_test_envs, least=0)
+        fraction("task.gamma", gamma)
+        fraction("task.gae_lambda", gae_lambda)
+        not_negative("task.clip_coef", clip_coef)
+        not_negative("task.vf_coef", vf_coef)
+        not_negative("task.ent_coef", ent_coef)
+        choice("task.precision", precision, PRECISIONS)
         if (num_envs * num_steps) % num_minibatches:
             raise ValueError(
                 f"task.num_minibatches={num_minibatches}: must divide the {num_envs * num_steps} "
@@ -440,15 +437,6 @@ def solve_backward(terms: Tensor, factors: Tensor) -> Tensor:
         )
         span *= 2
     return terms
-
-
-def _check_factors(discounts: dict[str, float], weights: dict[str, float]) -> None:
-    for key, value in discounts.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"task.{key}={value}: must lie between 0 and 1")
-    for key, value in weights.items():
-        if not value >= 0:
-            raise ValueError(f"task.{key}={value}: must be at least 0")
 
 
 def _shares(count: int, parts: int) -> list[int]:

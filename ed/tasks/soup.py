@@ -5,9 +5,10 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor, nn
 
+from ed.core.validate import count
 from ed.datasets.imagenet import CLIP
 from ed.runtime.streams import generator
-from ed.tasks.base import Batch, check_counts
+from ed.tasks.base import Batch
 from ed.tasks.imagenet_task import ImageNetTask
 
 
@@ -33,10 +34,7 @@ class Soup(ImageNetTask):
         training = {"repeat": 1, "epochs": 1, "warmup_epochs": 0, "batch_size": 1, "eval_every": 1}
         settings = {"classes": classes, "image_size": image_size, "space": "input"}
         super().__init__(data, CLIP, validation=validation, **training, **settings)
-        check_counts(examples=examples)
-        if examples < 2:
-            raise ValueError(f"task.examples={examples}: paths need at least 2")
-        self.chosen_count = examples
+        self.chosen_count = count("task.examples", examples, least=2)  # paths need two
 
     def check_model(self, model: nn.Module) -> None:
         super().check_model(model)

@@ -1,7 +1,8 @@
 """Classifying a user's own texts: a csv, json or parquet file, a folder of them, or a hub id."""
 
+from ed.core.validate import fraction
 from ed.datasets.images import load_table, split_names
-from ed.datasets.splits import check_holdout, evaluation_split, held_out
+from ed.datasets.splits import evaluation_split, held_out
 from ed.tasks.text_task import TextTask
 
 REMEDY = "a csv, json or parquet file, a folder with train and validation files, or a hub id"
@@ -27,7 +28,7 @@ class TextClassification(TextTask):
         split_seed: int = 0,
         **settings,
     ):
-        check_holdout(holdout)
+        fraction("task.holdout", holdout, zero=False, one=False)
         self.data, self.label = data, label
         self.texts = [text] if pair is None else [text, pair]
         self.split, self.holdout, self.split_seed = split, holdout, split_seed

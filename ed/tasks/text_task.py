@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ed.core.field import Field
+from ed.core.validate import choice, counts
 from ed.datasets.batches import Batch, shuffled_batches
 from ed.models.text import checkpoint_source
 from ed.runtime import processes
 from ed.runtime.hub import hub_or_cache
-from ed.tasks.base import Task, check_counts, check_warmup
+from ed.tasks.base import Task, check_warmup
 
 PADDINGS = ("fixed", "dynamic")
 EVAL_BATCH = 256
@@ -63,10 +64,9 @@ class TextTask(Task):
         eval_every: int = 1,
         classes: int = 2,
     ):
-        if padding not in PADDINGS:
-            raise ValueError(f"task.padding={padding}: use {' or '.join(PADDINGS)}")
-        sizes = {"batch_size": batch_size, "max_length": max_length, "classes": classes}
-        check_counts(epochs=epochs, eval_every=eval_every, **sizes)
+        choice("task.padding", padding, PADDINGS)
+        counts("task", epochs=epochs, batch_size=batch_size, eval_every=eval_every)
+        counts("task", max_length=max_length, classes=classes)
         check_warmup("epochs", warmup_epochs, epochs)
         self.data, self.tokenizer = data, tokenizer
         self.epochs, self.warmup_epochs, self.batch_size = epochs, warmup_epochs, batch_size

@@ -267,6 +267,6 @@ def test_float32_values_are_rounded_once_at_the_end():
 
 
 def test_too_few_nodes_without_damping_are_refused():
-    with pytest.raises(ValueError, match="resolution 4 is too small for degree 4 without damping"):
+    with pytest.raises(ValueError, match=r"^resolution=4"):
         fit_matrix(uniform(4), 4, damping=0.0)
     assert fit_matrix(uniform(4), 4, damping=1e-6).isfinite().all()  # damped: allowed

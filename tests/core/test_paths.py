@@ -209,24 +209,24 @@ def test_bad_numbers_of_pairs_are_refused():
     with pytest.raises(ValueError, match=r"at least 2 examples .* DataLoader\(drop_last=True\)"):
         sample_pairs(1, 1)
     for count in (0, 10):
-        with pytest.raises(ValueError, match="asked of 3 examples, which form only 9: use pairs b"):
+        with pytest.raises(ValueError, match=f"^pairs={count}"):
             sample_pairs(3, count)
-    with pytest.raises(ValueError, match="4 distinct pairs asked of 3 examples"):
+    with pytest.raises(ValueError, match=r"^pairs=4"):
         distinct_pairs(3, 4, generator=generator)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resolution": 4, "degree": 4, "damping": 0.0}, "without damping"),
-        ({"components": 4}, "components=4: 4 centred points span at most 3"),
-        ({"basis": "fourier"}, "basis must be one of chebyshev, legendre; got 'fourier'"),
-        ({"weighting": "cubic"}, "weighting must be one of"),
-        ({"resolution": 1}, "resolution must be >= 2"),
-        ({"degree": -1}, "degree must be >= 0"),
-        ({"damping": -1.0}, "damping must be >= 0"),
-        ({"sampler": "chebyshev"}, r"e.g. ed.ChebyshevNodes\(\); got 'chebyshev'"),
-        ({"sampler": ed.ChebyshevNodes}, r"e.g. ed.ChebyshevNodes\(\); got <class"),
+        ({"resolution": 4, "degree": 4, "damping": 0.0}, "^resolution=4"),
+        ({"components": 4}, "^components=4"),
+        ({"basis": "fourier"}, "^basis=fourier"),
+        ({"weighting": "cubic"}, "^weighting=cubic"),
+        ({"resolution": 1}, "^resolution=1"),
+        ({"degree": -1}, "^degree=-1"),
+        ({"damping": -1.0}, "^damping=-1"),
+        ({"sampler": "chebyshev"}, "^sampler='chebyshev'"),
+        ({"sampler": ed.ChebyshevNodes}, "^sampler=<class"),
     ],
 )
 def test_impossible_representations_are_refused(settings, message):

@@ -99,7 +99,7 @@ def test_workers_outlive_a_request_to_stop_and_end_with_their_batches(late, monk
 
 def test_fewer_than_no_workers_are_refused():
     how = {"device": "cpu", "workers": -1}
-    with pytest.raises(ValueError, match=r"system.workers=-1: must be at least 0"):
+    with pytest.raises(ValueError, match=r"system.workers=-1"):
         next(evaluation_batches(InMemory([0]), Views(size=8).evaluate, **how))
 
 

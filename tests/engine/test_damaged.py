@@ -118,7 +118,7 @@ def test_a_full_disk_is_one_line(name, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "hpu", "meta", "tpu", "cpu:x"])
 def test_only_devices_that_are_tested_are_taken(device):
-    with pytest.raises(ValueError, match=rf"system\.device={device}: use auto, cpu or cuda"):
+    with pytest.raises(ValueError, match=rf"system\.device={device}"):
         choose_device(device)
 
 

@@ -5,9 +5,7 @@ import json
 import pytest
 import torch
 
-from ed.engine.checkpoint import load_checkpoint, save_checkpoint
 from ed.engine.loop import Interrupted
-from ed.runtime.files import read_rows
 from tests.engine.test_resume import assert_same_run
 from tests.helpers.small import SMALL_GROKKING, small_run
 
@@ -51,19 +49,6 @@ def test_rows_lost_after_the_end_lose_no_measure(tmp_path):
     summary = small_run(tmp_path, "measures=[norm,gap]", base=SMALL_GROKKING)
     assert {"measure/norm", "measure/gap", "eval/acc"} <= set(summary["last"])
     assert json.loads((tmp_path / "DONE").read_text()) == summary
-
-
-def test_a_checkpoint_without_rows_resumes_with_those_of_the_file(tmp_path, capsys):
-    """As those from before checkpoints held them."""
-    with pytest.raises(Interrupted):
-        small_run(tmp_path, "system.max_minutes=0", base=SMALL_GROKKING)
-    state = load_checkpoint(tmp_path, print)
-    del state["metrics"], state["threads"]
-    save_checkpoint(tmp_path, state)
-    rows = read_rows(tmp_path / "metrics.jsonl")
-    small_run(tmp_path, base=SMALL_GROKKING)
-    assert read_rows(tmp_path / "metrics.jsonl")[: len(rows)] == rows
-    assert "damaged" not in capsys.readouterr().out
 
 
 def test_another_number_of_threads_is_warned_of(tmp_path, capsys):

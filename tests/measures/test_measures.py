@@ -400,15 +400,15 @@ def test_the_model_is_restored_when_a_measure_fails():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: EffectiveDegree(outputs="tanh"), "outputs=tanh: use softmax or raw"),
-        (lambda: EffectiveDegree(endpoints="dust"), "endpoints=dust: use examples or noise"),
+        (lambda: EffectiveDegree(outputs="tanh"), "outputs=tanh"),
+        (lambda: EffectiveDegree(endpoints="dust"), "endpoints=dust"),
         (lambda: EffectiveDegree(pairs=0), "pairs=0"),
-        (lambda: EffectiveDegree(basis="fourier"), "basis must be one of"),
-        (lambda: Sharpness(radii=()), "positive radii"),
-        (lambda: Sharpness(radii=(0.1, -1)), "positive radii"),
-        (lambda: Sharpness(radii=0.1), r"radii=0.1: a list of positive radii is needed"),
-        (lambda: Sharpness(radii=("a",)), "positive radii"),
-        (lambda: Sharpness(radii=(0.1,), method="luck"), "method=luck: use step or worst"),
+        (lambda: EffectiveDegree(basis="fourier"), "basis=fourier"),
+        (lambda: Sharpness(radii=()), "radii="),
+        (lambda: Sharpness(radii=(0.1, -1)), r"radii\[1\]=-1"),
+        (lambda: Sharpness(radii=0.1), r"radii=0.1"),
+        (lambda: Sharpness(radii=("a",)), r"radii\[0\]=a"),
+        (lambda: Sharpness(radii=(0.1,), method="luck"), "method=luck"),
         (lambda: Sharpness(radii=(0.1,), batch_size=0), "batch_size=0"),
         (lambda: Sharpness(radii=(0.1,), group=0), "group=0"),
         (lambda: Sharpness(radii=(0.1,), examples=0), "examples=0"),
@@ -447,7 +447,7 @@ def test_tasks_without_examples_are_refused_before_training():
     check(cfg, task, Regularizer(), [ParameterNorm()])
     with pytest.raises(ValueError, match="Task gives no training examples to EffectiveDegree"):
         check(cfg, task, Regularizer(), [ED])
-    with pytest.raises(ValueError, match=r"system.measure_every=0: at least 1"):
+    with pytest.raises(ValueError, match=r"system.measure_every=0"):
         check(compose_config(["system.measure_every=0"]), task, Regularizer())
 
 

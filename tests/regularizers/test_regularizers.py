@@ -293,14 +293,14 @@ def test_nodes_on_the_command_line_are_those_that_train(leaf):
     ("make", "message"),
     [
         (lambda: Mixup(0.0, per_example=False), r"regularizer.alpha=0.0"),
-        (lambda: Mixup(math.inf, per_example=False), r"regularizer.alpha=inf: .* finite"),
+        (lambda: Mixup(math.inf, per_example=False), r"regularizer.alpha=inf"),
         (lambda: Sam(-1.0), r"regularizer.rho=-1.0"),
         (lambda: Asam(0.5, eta=-1.0, scope="all"), r"regularizer.eta=-1.0"),
-        (lambda: Asam(0.5, eta=0.0, scope="bias"), r"regularizer.scope=bias: use weights or all"),
+        (lambda: Asam(0.5, eta=0.0, scope="bias"), r"regularizer.scope=bias"),
         (lambda: Jacobian(-0.1, projections=1), r"regularizer.weight=-0.1"),
         (lambda: Jacobian(0.1, projections=0), r"regularizer.projections=0"),
-        (lambda: Jacobian(0.1, projections=1.5), r"regularizer.projections=1.5: must be a whole"),
-        (lambda: SGD(lr=0.1, weight_decay=0, momentum=1), r"optimizer.momentum=1: must lie in"),
+        (lambda: Jacobian(0.1, projections=1.5), r"regularizer.projections=1.5"),
+        (lambda: SGD(lr=0.1, weight_decay=0, momentum=1), r"optimizer.momentum=1"),
         (
             lambda: SGD(lr=0.1, weight_decay=0, momentum=0, nesterov=True),
             r"optimizer.nesterov=true: needs a positive optimizer.momentum",

@@ -133,13 +133,13 @@ def test_examples_are_unaugmented():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task.augment=none"], "task.augment=none: use crop or randaugment"),
-        (["task.repeat=0"], "task.repeat=0: must be a whole number, at least 1"),
-        (["task.image_size=[224,112]"], r"task.image_size=\[224, 112\]: must be a square"),
-        (["model.pool=cls"], "model.pool=cls: use token or avg"),
-        (["model.positions=no"], "model.positions=no: use learned or sincos"),
-        (["model.head=no"], "model.head=no: use linear or tanh"),
-        (["model.init=no"], "model.init=no: use timm or jax"),
+        (["task.augment=none"], "task.augment=none"),
+        (["task.repeat=0"], "task.repeat=0"),
+        (["task.image_size=[224,112]"], r"task.image_size=\[224, 112\]"),
+        (["model.pool=cls"], "model.pool=cls"),
+        (["model.positions=no"], "model.positions=no"),
+        (["model.head=no"], "model.head=no"),
+        (["model.init=no"], "model.init=no"),
     ],
 )
 def test_impossible_settings_are_refused(overrides, message):

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from ed.core.validate import count
 from ed.datasets.batches import Batch, shuffled_batches
 from ed.datasets.imagenet.sources import ImageError, Source
 from ed.runtime import processes
@@ -102,8 +103,7 @@ def _pieces(
 ) -> Generator[list[Tensor]]:
     """[pixels, labels] for each list of keys, pinned where a GPU will fetch them."""
     workers = processes.available_cores() if workers is None else workers
-    if workers < 0:
-        raise ValueError(f"system.workers={workers}: must be at least 0; null: one per core")
+    count("system.workers", workers, least=0)
     loader = DataLoader(
         rows,
         batch_sampler=keys,

@@ -1,0 +1,77 @@
+"""Checks of single settings: each returns the value, or raises a ValueError that names the key.
+
+They need the standard library alone, so every room may import this module.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
+
+
+def choice(key: str, value, choices: Iterable):
+    known = list(choices)
+    if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in known):
+        names = [*map(str, known)]
+        listed = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+        raise ValueError(f"{key}={value}: use {listed}")
+    return value
+
+
+def count(key: str, value, *, least: int = 1):
+    """A whole number."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{key}={value}: must be a whole number, at least {least}")
+    return value
+
+
+def counts(group: str, *, least: int = 1, **values) -> None:
+    """Whole numbers: counts("task", epochs=3) checks task.epochs."""
+    for name, value in values.items():
+        count(f"{group}.{name}", value, least=least)
+
+
+def positive(key: str, value):
+    if not (_is_number(value) and value > 0):
+        raise ValueError(f"{key}={value}: must be a positive number")
+    return value
+
+
+def not_negative(key: str, value):
+    if not (_is_number(value) and value >= 0):
+        raise ValueError(f"{key}={value}: must be a number, at least 0")
+    return value
+
+
+def fraction(key: str, value, *, zero: bool = True, one: bool = True):
+    """A number between 0 and 1; `zero` and `one`: whether these two are allowed."""
+    inside = _is_number(value) and 0 <= value <= 1
+    if not inside or (value == 0 and not zero) or (value == 1 and not one):
+        low, high = "at least" if zero else "above", "at most" if one else "below"
+        raise ValueError(f"{key}={value}: must be a number {low} 0 and {high} 1")
+    return value
+
+
+def optional(check: Callable, key: str, value, **limits):
+    """None, or what `check` accepts."""
+    if value is None:
+        return None
+    try:
+        return check(key, value, **limits)
+    except ValueError as error:
+        raise ValueError(f"{error}; or null") from None
+
+
+def each(check: Callable, key: str, values, *, empty: bool = False, **limits):
+    """A list in which `check` accepts every item; `empty`: whether it may have none."""
+    listed = isinstance(values, Sequence) and not isinstance(values, str)
+    if not listed or not (values or empty):
+        raise ValueError(f"{key}={values}: must be a list in brackets, with at least one item")
+    for index, value in enumerate(values):
+        check(f"{key}[{index}]", value, **limits)
+    return values
+
+
+def _is_number(value) -> bool:
+    """Whether it is a finite number; True and False are none."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    return real and -math.inf < value < math.inf

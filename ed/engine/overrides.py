@@ -1,0 +1,133 @@
+"""Overrides that make no config: which one is wrong, and the nearest valid names."""
+
+import argparse
+import contextlib
+import difflib
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+
+from ed.engine.compose import CONFIGS, compose_config, flat_keys
+
+SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}  # the paper's
+SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
+RENAMED = {  # until 0.3
+    "system.capture": "system.cuda_graph",
+    "system.checkpointing": "system.activation_checkpointing",
+    "optimizer.clip": "optimizer.max_grad_norm",
+    "task.length": "task.max_length",
+    "task.envs": "task.num_envs",
+    "task.rollout": "task.num_steps",
+    "task.minibatches": "task.num_minibatches",
+    "task.levels": "task.num_levels",
+    "task.test_envs": "task.num_test_envs",
+    "task.test_rollout": "task.num_test_steps",
+    "task.clip": "task.clip_coef",
+    "task.value_weight": "task.vf_coef",
+    "task.entropy_weight": "task.ent_coef",
+}
+
+
+class Overrides:
+    """The overrides of a command, as Hydra reads them.
+
+    Attributes:
+        folders: of the user's own configs: Hydra's --config-dir, or a table's hydra.searchpath.
+        sweeps: the choices of each group that is swept over.
+        chosen: one choice of every group in the command, of a sweep the first.
+        settings: the overrides of keys.
+    """
+
+    def __init__(self, words: Sequence[str]):
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--config-dir", "-cd", type=Path, action="append", default=[])
+        self.folders = parser.parse_known_args(sys.argv[1:])[0].config_dir
+        given = [word for word in words if "=" in word and not word.startswith("-")]
+        parsed = OverridesParser.create().parse_overrides(given)
+        for found in parsed:
+            if found.key_or_group == "hydra.searchpath":
+                self.folders += [Path(place.removeprefix("file://")) for place in found.value()]
+        parsed = [found for found in parsed if not found.is_hydra_override()]
+        groups = [found for found in parsed if self.choices(found.key_or_group)]
+        self.settings = [
+            found for found in parsed if found not in groups and found.type == OverrideType.CHANGE
+        ]
+        self.sweeps = {
+            found.key_or_group: list(found.sweep_string_iterator())
+            for found in groups
+            if found.is_sweep_override()
+        }
+        self.chosen = [found.input_line for found in groups if not found.is_sweep_override()]
+        self.chosen += [f"{group}={choices[0]}" for group, choices in self.sweeps.items()]
+
+    def choices(self, group: str) -> list[str]:
+        """Ours and the user's; empty for what is no group."""
+        places = [folder / group for folder in (CONFIGS, *self.folders)]
+        return sorted({path.stem for place in places for path in place.glob("*.yaml")})
+
+    @functools.cached_property
+    def valid(self) -> list[str]:
+        """All keys of the config with the choices of the command."""
+        return self.keys()
+
+    def keys(self, *choices: str) -> list[str]:
+        """All keys of the config with these choices, which replace those of the command."""
+        return flat_keys(compose_config([*self.chosen, *choices], folders=self.folders))
+
+    def wrong_key(self) -> str | None:
+        """What is wrong with the first setting that the config does not have."""
+        return next(filter(None, map(self._wrong, self.settings)), None)
+
+    def wrong_choice(self, group: str, choice: str) -> str:
+        choices = self.choices(group)
+        near = difflib.get_close_matches(choice, choices, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        return f"{group}={choice}: no such choice; {hint}There are {', '.join(choices)}"
+
+    def _wrong(self, setting: Override) -> str | None:
+        key, given = setting.key_or_group, setting.input_line
+        group = key.split(".")[0]
+        choices = [f"{group}={choice}" for choice in self.sweeps.get(group, ())]
+        lacking = [choice for choice in choices if key not in self.keys(choice)]
+        if lacking == choices and key not in self.valid:
+            return self._unknown(key)
+        if lacking:
+            return f"{given}: {lacking[0]} has no such setting; give it a command of its own"
+        if choices and not setting.is_sweep_override():
+            # Hydra applies what is not swept before it chooses, so to the group's default choice
+            again = f"{key}=choice({given.partition('=')[2]})"
+            return f"{given}: in a sweep over {group} write it as one, too: '{again}'"
+        return None
+
+    def _unknown(self, key: str) -> str:
+        group, *rest = key.split(".")
+        valid, owners = self.valid, self._owners(key)
+        if key in RENAMED:
+            return f"{key}: renamed to {RENAMED[key]}"
+        if group == "measures" and owners:
+            return f"{key}: {rest[0]} is not among the measures; add measures=[{rest[0]}]"
+        symbol = f"{group}.{SYMBOLS[rest[0]]}" if rest and rest[0] in SYMBOLS else None
+        if symbol in valid:
+            return f"unknown key {key!r}; the paper's {rest[0]} is {symbol}"
+        if owners:
+            return f"unknown key {key!r} here; it belongs to {group}={', '.join(owners)}"
+        near = difflib.get_close_matches(key, valid, n=3, cutoff=0.5)
+        leaves = sorted({name.split(".")[-1] for name in valid})
+        leaf = difflib.get_close_matches(key.split(".")[-1], leaves, n=3, cutoff=0.6)
+        near += [k for k in valid if k.split(".")[-1] in leaf and k not in near][: 3 - len(near)]
+        hint = f"did you mean {', '.join(near)}?" if near else "see python train.py --cfg job"
+        return f"unknown key {key!r}; {hint}"
+
+    def _owners(self, key: str) -> list[str]:
+        """The choices of the key's group that have the key, of their own or by inheritance."""
+        group, owners = key.split(".")[0], []
+        for choice in self.choices(group):
+            value = f"[{choice}]" if group == "measures" else choice
+            with contextlib.suppress(Exception):  # a broken file that the command does not name
+                if key in self.keys(f"{group}={value}"):
+                    owners.append(choice)
+        return owners
