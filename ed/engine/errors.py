@@ -235,6 +235,6 @@ def _valid_keys(overrides: Sequence[str]) -> list[str]:
     """All keys of the config composed from the group choices alone; of a sweep's the first."""
     from ed.engine.compose import GROUPS, compose_config, flat_keys
 
-    choice = re.compile(rf"(?:{'|'.join(GROUPS)})=(?:\w+|\[[\w,]+\])")
+    choice = re.compile(rf"(?:experiment|{'|'.join(GROUPS)})=(?:\w+|\[[\w,]+\])")
     choices = [found.group() for word in overrides if (found := choice.match(word))]
     return flat_keys(compose_config(choices, folders=_config_dirs(overrides)))
