@@ -8,8 +8,9 @@ Keys of a file:
     seeds            seeds of every cell; paper_seeds: how many the paper averages over
     digits           decimals of the printed numbers (default 2); small ones get more
     comparable       false where the paper's numbers stand for other settings (default true)
-    fixed            overrides of every cell; hydra.searchpath=[file:///your/configs] lets them
-                     choose parts of your own
+    fixed            overrides of every cell, such as experiment=cifar10_vit_tiny, which they may
+                     change; hydra.searchpath=[file:///your/configs] lets them choose parts and
+                     experiments of your own
     notes            remarks about the whole table
     figure           module:function that draws it from its rows (see scripts/table.py)
     correlation      {against: metric, measures: {name: [metric, ...]}}: each measure, in several
@@ -34,6 +35,7 @@ from pathlib import Path
 
 import yaml
 
+from ed.analysis.recipes import expanded
 from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, Table, nearest
 from ed.runtime.files import refuse_control, yaml_text
 
@@ -261,8 +263,15 @@ class _Reader:
             return self.borrowed(cell, raw["same_as"])
         if kinds == ["best_of"]:
             return [cell]
-        cell = replace(cell, overrides=self.fixed + self.strings(raw["overrides"], where))
+        cell = self.given(cell, self.fixed + self.strings(raw["overrides"], where), where)
         return self.product(cell, raw["grid"], where) if "grid" in raw else [cell]
+
+    def given(self, cell: Cell, overrides: tuple[str, ...], where: str) -> Cell:
+        """The cell with its overrides, `experiment=` expanded for those who read them."""
+        try:
+            return replace(cell, overrides=expanded(overrides), arguments=overrides)
+        except ValueError as error:
+            self.fail(f"{where}: {error}")
 
     def borrowed(self, cell: Cell, target: str) -> list[Cell]:
         table, _, name = str(target).partition("/")
@@ -275,7 +284,7 @@ class _Reader:
             self.fail(f"cell {cell.name}: same_as: {target} is no cell with runs of its own there")
         overrides = other.strings(other.raw.get("fixed"), "fixed")
         overrides += other.strings(home["overrides"], f"cell {name}")
-        cell = replace(cell, home=(table, name), overrides=overrides)
+        cell = other.given(replace(cell, home=(table, name)), overrides, f"cell {name}")
         return other.product(cell, home["grid"], f"cell {name}") if "grid" in home else [cell]
 
     def grid(self, name: str, raw: dict, metrics: tuple[str, ...]) -> Grid:
@@ -285,11 +294,12 @@ class _Reader:
             name=name,
             label=name,
             home=(self.path.stem, name),
-            overrides=self.fixed + self.strings(raw["overrides"], where),
+            overrides=(),
             metrics=metrics,
             paper={},
         )
-        points = tuple(self.product(seed_cell, raw["grid"], where))
+        overrides = self.fixed + self.strings(raw["overrides"], where)
+        points = tuple(self.product(self.given(seed_cell, overrides, where), raw["grid"], where))
         return Grid(name, raw["rule"], points, raw.get("lower_is_better", False))
 
     def check_direction(self, grid: Grid) -> None:
@@ -322,6 +332,7 @@ class _Reader:
                     label=f"{cell.label}, {shown}",
                     home=(cell.home[0], cell.home[1] + suffix),
                     overrides=(*cell.overrides, *settings),
+                    arguments=(*cell.arguments, *settings),
                 )
             )
         return points

@@ -23,7 +23,7 @@ def all_cells() -> list[Run]:
 
 @pytest.mark.parametrize("run", all_cells(), ids=lambda run: f"{run.table}/{run.cell}")
 def test_cell_composes_and_passes_check(run):
-    cfg = compose_config(list(run.overrides))
+    cfg = compose_config(list(run.arguments))
     for key, text in dict(override.split("=", 1) for override in run.overrides).items():
         if key not in GROUPS:
             assert nested(cfg, key) == parse_value(text), f"{key} is not what the cell says"
