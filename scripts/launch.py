@@ -35,8 +35,8 @@ from ed.analysis.collect import (
     row_or_damage,
     seed_differences,
 )
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
+from ed.analysis.tables import load_table
 from ed.engine.errors import INTERRUPTED, composition, explain
 from ed.runtime.files import HOME, lock, refuse_control, write_atomic, write_json
 from scripts.slurm import queued_among, require_slurm, submit

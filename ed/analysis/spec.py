@@ -1,7 +1,7 @@
 """What a table or figure of the paper is: cells, each of them some runs.
 
 `expand` lists the runs of a table; launcher and collector both use it, so that a table knows which
-of its runs are missing. `ed.analysis.experiments` reads tables from their files.
+of its runs are missing. `ed.analysis.tables` reads tables from their files.
 """
 
 import difflib

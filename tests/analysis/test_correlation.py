@@ -15,9 +15,9 @@ from ed.analysis.correlation import (
     line_and_band,
     pearson,
 )
-from ed.analysis.experiments import load_table
 from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, Table, expand
+from ed.analysis.tables import load_table
 from ed.figures.correlation import draw
 from ed.figures.files import figure_files
 

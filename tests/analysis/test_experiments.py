@@ -5,8 +5,8 @@ import re
 import pytest
 from hydra.utils import instantiate
 
-from ed.analysis.experiments import load_table, table_names
 from ed.analysis.spec import Run, expand, nested, parse_value
+from ed.analysis.tables import load_table, table_names
 from ed.engine.check import check
 from ed.engine.compose import GROUPS, compose_config
 from ed.engine.main import build_measures

@@ -18,8 +18,8 @@ from hydra.errors import (
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
+from ed.analysis.tables import load_table
 from ed.engine import main
 from ed.engine.check import SWITCHES
 from ed.engine.checkpoint import SaveError
