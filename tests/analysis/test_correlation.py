@@ -223,9 +223,9 @@ def test_the_random_pixel_figure_reads_the_runs_of_the_pool():
 @pytest.mark.parametrize(
     ("study", "complaint"),
     [
-        ({"against": "measure/gap"}, "correlation: the key 'measures' is missing"),
+        ({"against": "measure/gap"}, r"correlation\.measures: "),
         ({"against": "gap", "measures": {}}, "correlation: gap; did you mean measure/gap"),
-        ({"against": "measure/gap", "measures": {"A": "measure/a"}}, r"name: \[metric, ...\]"),
+        ({"against": "measure/gap", "measures": {"A": "measure/a"}}, r"correlation\.measures\.A: "),
         ({"against": "measure/gap", "measures": {"A": ["x"]}}, "correlation: x; known are"),
     ],
 )
