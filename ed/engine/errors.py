@@ -58,7 +58,7 @@ def or_explain(main: Callable[[], int | None]) -> int | None:
 def explain(error: BaseException, aloud: bool | None = None) -> int:
     """Prints what went wrong, unless another process does, and returns the exit code."""
     if aloud is None:
-        aloud = _is_first()
+        aloud = is_first()
         if not aloud:  # whoever ends first ends all by torchrun, so the one that speaks must
             time.sleep(SPEAKING_SECONDS)
     if aloud:
@@ -103,7 +103,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _is_first() -> bool:
+def is_first() -> bool:
     """Of processes that cannot even begin: they share a command, and what is wrong with it."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
@@ -122,8 +122,8 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         return _unknown_choice(found[1], found[2], overrides)
     if found := re.search(r"Interpolation key '(task\.\w+)' not found\s+full_key: (\S+)", message):
         return (
-            f"{found[2]} is taken from {found[1]}, which this task does not have; the README names "
-            "the model of each task, e.g. task=procgen model=impala"
+            f"{found[2]} is taken from {found[1]}, which this task does not have; start from an "
+            "experiment, e.g. experiment=procgen"
         )
     if found := re.search(r"Missing mandatory value: ((\w+)\.\S+)", message):
         key, group = found.groups()
