@@ -32,7 +32,7 @@ def test_cells_have_the_published_settings(name):
     for cell in load_table(name).cells.values():
         cfg = compose_config(list(cell.overrides))
         task, optimizer, regularizer = cfg.task, cfg.optimizer, cfg.regularizer
-        assert (task.mode, task.start_level, task.levels) == ("hard", 0, 500)
+        assert (task.mode, task.start_level, task.num_levels) == ("hard", 0, 500)
         assert (task.num_envs, task.num_steps, task.num_minibatches, task.update_epochs) == (
             128,
             256,
