@@ -9,7 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from ed.engine.errors import INTERRUPTED, explain, or_explain
+from ed.engine.errors import INTERRUPTED, explain, is_first, or_explain
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `explain`, not Hydra's own printer
 GROUPS = ("task", "model", "regularizer")
@@ -19,11 +19,15 @@ failed: list[str] = []  # runs of this sweep, by what they were given
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
     # torch is loaded only once there is something to train
+    from ed.engine.compose import sampler_is_unused
     from ed.engine.main import run
     from ed.runtime.distributed import leave
     from ed.runtime.processes import first_to_fail, world_size
 
     choices = HydraConfig.get().runtime.choices
+    if sampler_is_unused(cfg, HydraConfig.get().overrides.task) and is_first():
+        why = f"regularizer={choices['regularizer']} uses no sampler"
+        print(f"warning: sampler={choices['sampler']} has no effect: {why}", file=sys.stderr)
     try:
         run(cfg, [choices[group] for group in GROUPS])
     except Exception as error:

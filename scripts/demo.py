@@ -35,7 +35,10 @@ def main() -> None:
 def train_and_measure(name: str) -> dict:
     print(f"\n{MODELS[name]} (regularizer={name})")
     folder = FOLDER / name
-    summary = run(compose_config([f"regularizer={name}", f"system.run_dir={folder}"]), [name])
+    summary = run(
+        compose_config(["experiment=demo", f"regularizer={name}", f"system.run_dir={folder}"]),
+        [name],
+    )
     trained = load_run(folder)
     task, model = trained.task, trained.model
     inputs = task.normalise(task.train.pixels)

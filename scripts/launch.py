@@ -35,8 +35,8 @@ from ed.analysis.collect import (
     row_or_damage,
     seed_differences,
 )
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
+from ed.analysis.tables import load_table
 from ed.engine.errors import INTERRUPTED, composition, explain
 from ed.runtime.files import HOME, lock, refuse_control, write_atomic, write_json
 from scripts.slurm import queued_among, require_slurm, submit
@@ -165,7 +165,7 @@ def quoted(value: str) -> str:
 def command(run: Run) -> list[str]:
     group = f"{run.table}/{run.cell}"  # for wandb; part of no run's identity
     places = [f"logger.group={quoted(group)}", f"system.run_dir={quoted(str(run.folder))}"]
-    return [sys.executable, "train.py", *run.overrides, *places]
+    return [sys.executable, "train.py", *run.arguments, *places]
 
 
 def is_done(run: Run) -> bool:
@@ -232,9 +232,9 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
     for run in runs:
         try:
             if (run.table, run.cell) not in cells:
-                cells[run.table, run.cell] = compose_config(list(run.overrides))
+                cells[run.table, run.cell] = compose_config(list(run.arguments))
         except Exception as error:  # Hydra raises its own kinds, all about the overrides
-            reason = composition(error, run.overrides)
+            reason = composition(error, run.arguments)
             raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
     note_deviations(runs, table)
     for run in runs:

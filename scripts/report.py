@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.experiments import EXPERIMENTS
 from ed.analysis.report.page import build_page
+from ed.analysis.spec import EXPERIMENTS
 from ed.runtime.files import HOME, write_atomic
 
 

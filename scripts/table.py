@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ed.analysis.collect import NoHistory, Row, collect, read_results, seed_differences
-from ed.analysis.experiments import load_table, table_names
 from ed.analysis.merging import committed, layered, merge, records, result_path
 from ed.analysis.render import to_csv, to_latex, to_markdown
 from ed.analysis.spec import SpecError, Table, reduced_name
+from ed.analysis.tables import load_table, table_names
 from ed.runtime.files import HOME, write_atomic
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ed.analysis.collect import CollectError, Row, collect, read_results
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import Table
+from ed.analysis.tables import load_table
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:

@@ -1,7 +1,7 @@
 """What a table or figure of the paper is: cells, each of them some runs.
 
 `expand` lists the runs of a table; launcher and collector both use it, so that a table knows which
-of its runs are missing. `ed.analysis.experiments` reads tables from their files.
+of its runs are missing. `ed.analysis.tables` reads tables from their files.
 """
 
 import difflib
@@ -37,7 +37,9 @@ class Cell:
     Attributes:
         home: (table, cell) whose folders hold its runs; another table's for `same_as`, which may
             name a whole grid there.
-        overrides: all of them, the table's fixed ones included; empty for `best_of`.
+        overrides: all of them, the table's fixed ones and those of `experiment=` included; empty
+            for `best_of`.
+        arguments: the same as train.py is given them, with `experiment=` unexpanded.
         metrics: the keys it is judged by.
         best_of: name of the grid under `tuning` whose best point it shows.
     """
@@ -50,6 +52,7 @@ class Cell:
     paper: dict[str, Paper]
     note: str | None = None
     best_of: str | None = None
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Run:
 
     Attributes:
         table, cell: its home, which is another table for a cell that is `same_as` one there.
+        arguments: the overrides as train.py is given them, with `experiment=` unexpanded.
         deviations: settings given at launch that differ from the file, sorted.
     """
 
@@ -128,6 +132,7 @@ class Run:
     seed: int
     overrides: tuple[str, ...]
     folder: Path
+    arguments: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
 
 
@@ -162,6 +167,7 @@ def expand(
             cell=cell.home[1],
             seed=seed,
             overrides=(*cell.overrides, *extra, f"seed={seed}"),
+            arguments=(*cell.arguments, *extra, f"seed={seed}"),
             folder=root / reduced_name(cell.home[0], deviations) / cell.home[1] / f"seed{seed}",
             deviations=deviations,
         )
@@ -192,6 +198,8 @@ def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
             raise SpecError(f"--set {text!r}: write key=value without spaces, e.g. task.epochs=20")
         if key == "seed" or key == "system.run_dir":
             raise SpecError(f"--set {text}: the table decides this; choose with --seeds, --runs")
+        if key == "experiment":
+            raise SpecError(f"--set {text}: the table chooses its experiment; set single keys")
         if "${" in value:  # folders hold what it refers to, so it would look like another run
             raise SpecError(f"--set {text}: write the value itself, not a reference to another")
         number = parse_value(value)

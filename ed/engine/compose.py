@@ -1,9 +1,10 @@
 """Composing the config outside `train.py`: for tests, scripts and the launcher."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ed.runtime.files import APP
 
@@ -21,6 +22,12 @@ def compose_config(overrides: list[str], *, folders: Sequence[Path] = ()) -> Dic
         path = ",".join(f"'file://{folder.resolve()}'" for folder in folders)  # may have spaces
         extra = [f"hydra.searchpath=[{path}]"] if folders else []
         return compose("train", overrides=[*overrides, *extra])
+
+
+def sampler_is_unused(cfg: DictConfig, overrides: Sequence[str]) -> bool:
+    """Whether the user chose a sampler that no part of the config refers to."""
+    chosen = any(re.match(r"sampler[.=]", text) for text in overrides)
+    return chosen and "${sampler" not in OmegaConf.to_yaml(cfg)
 
 
 def flat_keys(cfg: DictConfig, prefix: str = "") -> list[str]:

@@ -37,7 +37,7 @@ def or_explain(main: Callable[[], int | None]) -> int | None:
 def explain(error: BaseException, aloud: bool | None = None) -> int:
     """Prints what went wrong, unless another process does, and returns the exit code."""
     if aloud is None:
-        aloud = _is_first()
+        aloud = is_first()
         if not aloud:  # whoever ends first ends all by torchrun, so the one that speaks must
             time.sleep(SPEAKING_SECONDS)
     if aloud:
@@ -82,7 +82,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _is_first() -> bool:
+def is_first() -> bool:
     """Of processes that cannot even begin: they share a command, and what is wrong with it."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
@@ -109,8 +109,8 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         return f"{key} has no default: set {key}=VALUE; see configs/{key.split('.')[0]}"
     if isinstance(error, InterpolationKeyError):
         return (
-            f"{error.full_key}: {str(error).splitlines()[0]}; the README names the model of each "
-            "task, e.g. task=procgen model=impala"
+            f"{error.full_key}: {str(error).splitlines()[0]}; start from an experiment, e.g. "
+            "experiment=procgen"
         )
     if isinstance(error, hydra.ConfigCompositionException):
         try:

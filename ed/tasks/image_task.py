@@ -103,7 +103,7 @@ class ImageTask(Task):
             f"task.image_size={list(self.image_size)}, task.classes={self.classes}",
             inputs=(3, *self.image_size),
             outputs=self.classes,
-            remedy="the README names models for each task, e.g. task=cifar10 model=vit_tiny",
+            remedy="start from an experiment, e.g. experiment=cifar10_vit_tiny",
         )
 
     def batches(self, model, start: int) -> Iterator[Batch]:

@@ -15,9 +15,9 @@ from ed.analysis.correlation import (
     line_and_band,
     pearson,
 )
-from ed.analysis.experiments import load_table
 from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, Table, expand
+from ed.analysis.tables import load_table
 from ed.figures.correlation import draw
 from ed.figures.files import figure_files
 
@@ -223,9 +223,9 @@ def test_the_random_pixel_figure_reads_the_runs_of_the_pool():
 @pytest.mark.parametrize(
     ("study", "complaint"),
     [
-        ({"against": "measure/gap"}, "correlation: the key 'measures' is missing"),
+        ({"against": "measure/gap"}, r"correlation\.measures: "),
         ({"against": "gap", "measures": {}}, "correlation: gap; did you mean measure/gap"),
-        ({"against": "measure/gap", "measures": {"A": "measure/a"}}, r"name: \[metric, ...\]"),
+        ({"against": "measure/gap", "measures": {"A": "measure/a"}}, r"correlation\.measures\.A: "),
         ({"against": "measure/gap", "measures": {"A": ["x"]}}, "correlation: x; known are"),
     ],
 )

@@ -5,8 +5,8 @@ import re
 import pytest
 from hydra.utils import instantiate
 
-from ed.analysis.experiments import load_table, table_names
 from ed.analysis.spec import Run, expand, nested, parse_value
+from ed.analysis.tables import load_table, table_names
 from ed.engine.check import check
 from ed.engine.compose import GROUPS, compose_config
 from ed.engine.main import build_measures
@@ -23,7 +23,7 @@ def all_cells() -> list[Run]:
 
 @pytest.mark.parametrize("run", all_cells(), ids=lambda run: f"{run.table}/{run.cell}")
 def test_cell_composes_and_passes_check(run):
-    cfg = compose_config(list(run.overrides))
+    cfg = compose_config(list(run.arguments))
     for key, text in dict(override.split("=", 1) for override in run.overrides).items():
         if key not in GROUPS:
             assert nested(cfg, key) == parse_value(text), f"{key} is not what the cell says"

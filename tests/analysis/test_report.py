@@ -19,7 +19,6 @@ from PIL import Image
 
 import ed
 from ed.analysis.collect import Row, read_results
-from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
 from ed.analysis.merging import result_path
 from ed.analysis.render import table_lines, to_csv
 from ed.analysis.report.charts import Axis, key, line_chart
@@ -27,8 +26,9 @@ from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, tag
 from ed.analysis.report.page import build_page
 from ed.analysis.report.tables import Experiment, comparison, header_comment, print_width
-from ed.analysis.spec import reduced_name
+from ed.analysis.spec import EXPERIMENTS, reduced_name
 from ed.analysis.stats import Ours
+from ed.analysis.tables import load_table, table_names
 from tests.helpers.browser import browser, missing
 
 ROOT = Path(__file__).parents[2]

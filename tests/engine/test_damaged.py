@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from ed.analysis.collect import Row
-from ed.analysis.experiments import load_table
 from ed.analysis.render import to_csv, to_markdown
 from ed.analysis.spec import SpecError, expand, parse_value
+from ed.analysis.tables import load_table
 from ed.datasets.images import load_images
 from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.compose import compose_config

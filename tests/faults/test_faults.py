@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
+from ed.analysis.tables import load_table
 from ed.engine.main import load_run
 from ed.models.weights import read_weights
 from tests.faults import cases

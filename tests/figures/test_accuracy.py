@@ -7,7 +7,7 @@ import matplotlib
 import pytest
 
 from ed.analysis.collect import Row
-from ed.analysis.experiments import load_table
+from ed.analysis.tables import load_table
 from ed.figures import files
 from ed.figures.accuracy import REFERENCE, draw
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ed.analysis.collect import Row
-from ed.analysis.experiments import load_table
 from ed.analysis.render import to_latex, to_markdown
 from ed.analysis.returns import (
     HARD_RANGES,
@@ -18,6 +17,7 @@ from ed.analysis.returns import (
     stratified_resamples,
 )
 from ed.analysis.spec import SpecError
+from ed.analysis.tables import load_table
 from ed.envs.procgen import GAMES
 from ed.figures.learning_curves import draw, mean_and_error
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import yaml
 
 from ed.analysis.collect import Row, target_of
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import Table
+from ed.analysis.tables import load_table
 
 SPEC = {
     "title": "A table",

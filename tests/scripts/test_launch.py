@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
+from ed.analysis.tables import load_table
 from scripts import launch
 from tests.helpers.launching import (
     fake,

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from ed.analysis.collect import collect
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
+from ed.analysis.tables import load_table
 from scripts import launch
 from tests.helpers.launching import SPEC, fake, finishing, one_run, stand_in, write_table
 from tests.helpers.tables import fabricate
@@ -218,7 +218,7 @@ def test_print_shows_commands_and_runs_nothing(tmp_path, capsys, monkeypatch):
     assert launch.main([*sam, "--runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
-    assert "train.py task=cifar10" in lines[0]
+    assert "train.py experiment=cifar10_vit_tiny" in lines[0]
     assert "seed=0 logger.group=table1_tuning/sam-0.02 " in lines[0]  # how wandb groups them
     assert lines[0].endswith(f"system.run_dir={tmp_path}/table1_tuning/sam-0.02/seed0")
     assert not list(tmp_path.iterdir())

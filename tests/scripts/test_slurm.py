@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import Run, expand
+from ed.analysis.tables import load_table
 from tests.helpers.launching import SPEC, logged, rendered, steps_of, wait_for, write_table
 
 pytestmark = pytest.mark.slurm

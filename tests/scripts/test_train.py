@@ -18,12 +18,12 @@ from hydra.errors import (
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from ed.analysis.experiments import load_table
 from ed.analysis.spec import expand
+from ed.analysis.tables import load_table
 from ed.engine import main
 from ed.engine.check import SWITCHES
 from ed.engine.checkpoint import SaveError
-from ed.engine.compose import compose_config
+from ed.engine.compose import compose_config, sampler_is_unused
 from ed.engine.errors import EXPECTED, composition, explain
 from ed.engine.loop import Interrupted
 from ed.engine.main import load_run, start_tracker
@@ -108,6 +108,29 @@ def test_a_setting_that_nobody_takes_is_named(overrides, message, tmp_path):
     assert result.returncode == 1
     assert re.search(message, result.stderr), result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unused"),
+    [
+        (["regularizer=sam", "sampler=uniform"], True),
+        (["sampler=uniform", "sampler.even=true"], True),
+        (["regularizer=ed", "sampler=uniform"], False),
+        (["regularizer=sam"], False),  # the default sampler, which nobody chose
+        (["regularizer=ed_performance"], False),
+    ],
+)
+def test_a_sampler_that_nothing_uses_is_noticed(overrides, unused):
+    assert sampler_is_unused(compose_config(overrides), overrides) is unused
+
+
+def test_a_sampler_that_nothing_uses_gets_one_line(tmp_path):
+    words = ["regularizer=sam", "sampler=uniform", "system.device=tpu"]  # fails before training
+    lines = train(*words, f"system.runs={tmp_path}").stderr.splitlines()
+    assert [line.partition("=")[0] for line in lines] == [
+        "warning: sampler",
+        "error: system.device",
+    ]
 
 
 def test_a_key_of_swept_choices_is_written_as_a_sweep(tmp_path):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ed.analysis.collect import Row
-from ed.analysis.experiments import load_table
+from ed.analysis.tables import load_table
 from ed.datasets.corruptions import CORRUPTIONS, blur, corrupt
 from ed.datasets.imagenet import shifts
 from ed.datasets.images import load_images

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ed.analysis.collect import read_metrics
-from ed.analysis.experiments import load_table
+from ed.analysis.tables import load_table
 from ed.core.nodes import ChebyshevNodes
 from ed.engine.compose import compose_config
 from ed.engine.main import run

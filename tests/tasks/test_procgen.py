@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from ed.analysis.experiments import load_table
+from ed.analysis.tables import load_table
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.main import run

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
-from ed.analysis.experiments import load_table
+from ed.analysis.tables import load_table
 from ed.engine.compose import compose_config
 from ed.engine.main import run
 from ed.measures.sharpness import Sharpness

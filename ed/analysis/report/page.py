@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ed.analysis.collect import STATUSES, Row, read_json
-from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
 from ed.analysis.merging import committed
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, code, join, plural, tag
@@ -19,6 +18,8 @@ from ed.analysis.report.tables import (
     section_id,
     verdict_mark,
 )
+from ed.analysis.spec import EXPERIMENTS
+from ed.analysis.tables import load_table, table_names
 
 ASSETS = Path(__file__).parent
 TITLE = "Effective degree: the paper's numbers beside ours"

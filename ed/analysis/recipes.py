@@ -1,0 +1,71 @@
+"""Experiment configs (configs/experiment) as the overrides they stand for, read without Hydra."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from ed.analysis.spec import SpecError, nearest
+from ed.runtime.files import APP, yaml_text
+
+CHOICE = "experiment="
+
+
+def expanded(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides with `experiment=NAME` replaced by the settings of that config.
+
+    Those come first, whatever the order: other overrides win over an experiment, as in Hydra.
+    """
+    names = [text.removeprefix(CHOICE) for text in overrides if text.startswith(CHOICE)]
+    others = [text for text in overrides if not text.startswith(CHOICE)]
+    if not names:
+        return tuple(others)
+    recipe = _settings(names[-1], _folders(others), above=())
+    return (*(f"{key}={value}" for key, value in recipe.items()), *others)
+
+
+def _folders(overrides: Sequence[str]) -> list[Path]:
+    """Our experiments, and those of the user's own configs, which hydra.searchpath names."""
+    searched = [text for text in overrides if text.startswith("hydra.searchpath=")]
+    own = re.findall(r"file://([^],'\"]+)", " ".join(searched))
+    return [Path(folder) / "experiment" for folder in (APP / "configs", *own)]
+
+
+def _settings(name: str, folders: Sequence[Path], *, above: tuple[str, ...]) -> dict[str, str]:
+    """What an experiment sets, those it builds on included; groups by name, keys dotted."""
+    path = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").is_file()), None)
+    if path is None or name in above:
+        known = sorted(path.stem for folder in folders for path in folder.glob("*.yaml"))
+        reason = "builds on itself" if name in above else nearest(name, known)
+        raise SpecError(f"experiment={name}: {reason}")
+    try:
+        raw = yaml.safe_load(yaml_text(path)) or {}
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path} is not YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(raw, dict) or not isinstance(raw.get("defaults", []), list):
+        raise SpecError(f"{path}: a mapping is needed, with a list of defaults")
+    found: dict[str, str] = {}
+    for entry in raw.pop("defaults", []):
+        if isinstance(entry, dict):
+            found |= {k.removeprefix("override /"): _word(value) for k, value in entry.items()}
+        elif entry != "_self_":
+            found |= _settings(entry, folders, above=(*above, name))
+    return found | {key: word for key, word in _flat(raw).items() if "${" not in word}
+
+
+def _flat(config: dict, prefix: str = "") -> dict[str, str]:
+    found = {}
+    for key, value in config.items():
+        inner = isinstance(value, dict) and value
+        found |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": _word(value)}
+    return found
+
+
+def _word(value) -> str:
+    """A value as an override states it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_word, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

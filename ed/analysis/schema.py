@@ -1,0 +1,195 @@
+"""The keys of an experiment file, experiments/<table>.yaml.
+
+title, place     what it is, and where it is in the paper (optional)
+metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step,
+                 best/x the best evaluation of it (where x is the task's own metric)
+seeds            seeds of every cell; paper_seeds: how many the paper averages over
+digits           decimals of the printed numbers (default 2); small ones get more
+comparable       false where the paper's numbers are for other settings (default true)
+fixed            overrides of every cell, such as experiment=cifar10_vit_tiny, which they may
+                 change; hydra.searchpath=[file:///your/configs] lets them choose parts and
+                 experiments of your own
+notes            remarks about the whole table
+figure           module:function that draws it from its rows (see scripts/table.py)
+correlation      {against: metric, measures: {name: [metric, ...]}}: each measure, in several
+                 variants, against one metric over all cells
+aggregate        metric whose interquartile mean over games is shown, normalised (Procgen)
+cells            name: {label, paper, note}, all optional, and one of
+                   overrides: [key=value, ...]   what it changes
+                   overrides + grid: {key: [values]}   one cell per combination
+                   same_as: table/cell           the very runs of another table
+                   best_of: grid                 the best point of a grid under `tuning`,
+                                                 by the first metric that `paper` names; one
+                                                 that diverged is not waited for
+tuning           name: {overrides, grid, rule}; `rule` states how the best point is chosen;
+                 lower_is_better: true where the best has the lowest mean (default: the
+                 highest), required where the metric is called loss or error
+"""
+
+import itertools
+import re
+from typing import Annotated
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    model_validator,
+)
+
+from ed.analysis.spec import nearest
+from ed.runtime.files import refuse_control
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+# what a value must be, by pydantic's name for the mistake
+NEEDED = {
+    "string_type": "text",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "greater_than_equal": "a whole number from 0",
+    "too_short": "at least one entry",
+    "string_pattern_mismatch": "module:function, e.g. ed.figures.correlation:draw,",
+}
+
+
+def _check_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError("letters, digits and _ . + - only, as it names a folder")
+    return name
+
+
+def _check_override(text: str) -> str:
+    if "=" not in text:
+        raise ValueError(f"key=value is needed, not {text!r}")
+    refuse_control(text, repr(text))
+    return text
+
+
+def _check_distinct(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"{seeds}; different seeds are needed")
+    return seeds
+
+
+def _by_metric(paper):
+    """{mean, std} alone is about the first metric, which the cell itself does not know."""
+    return {"": paper} if isinstance(paper, dict) and set(paper) <= {"mean", "std"} else paper
+
+
+def _or_empty(value):
+    """An empty value, for a key that is there and says nothing."""
+    return {} if value is None else value
+
+
+def _text_keys(value):
+    """YAML reads a cell called 3 as a number."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
+
+
+class _Strict(BaseModel):
+    """No unknown keys and no conversions: YAML reads 3 as a number, and no as false."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
+Overrides = list[Annotated[str, AfterValidator(_check_override)]]
+GridValues = dict[str, Annotated[list, Field(min_length=1)]]
+
+
+class PaperNumber(_Strict):
+    mean: float | None
+    std: float | None = None
+
+
+class CellKeys(_Strict):
+    label: str = ""
+    paper: Annotated[dict[str, PaperNumber] | None, BeforeValidator(_by_metric)] = None
+    note: str | None = None
+    overrides: Overrides | None = None
+    grid: GridValues | None = None
+    same_as: str | None = None
+    best_of: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_source(self):
+        if sum(value is not None for value in (self.overrides, self.same_as, self.best_of)) != 1:
+            raise ValueError("give one of overrides, same_as, best_of")
+        return self
+
+
+class TuningKeys(_Strict):
+    overrides: Overrides
+    grid: GridValues
+    rule: str
+    lower_is_better: bool | None = None
+
+
+class StudyKeys(_Strict):
+    against: str
+    measures: dict[str, list[str]]
+
+
+class TableKeys(_Strict):
+    title: str
+    place: str | None = None
+    metric: str | None = None
+    metrics: dict[str, str] | None = None
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_check_distinct)]
+    paper_seeds: int | None = None
+    digits: int = 2
+    comparable: bool = True
+    fixed: Overrides
+    notes: list[str] | None = None
+    figure: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    correlation: StudyKeys | None = None
+    aggregate: str | None = None
+    cells: Annotated[dict[Name, CellKeys], BeforeValidator(_text_keys), Field(min_length=1)]
+    tuning: Annotated[dict[Name, TuningKeys], BeforeValidator(_or_empty)] = {}
+
+    @model_validator(mode="after")
+    def _metrics_are_known(self):
+        if (self.metric is None) == (not self.metrics):
+            raise ValueError("give either metric: KEY or metrics: {KEY: label, ...}")
+        named = [("aggregate", self.aggregate)] if self.aggregate is not None else []
+        if (study := self.correlation) is not None:
+            metrics = itertools.chain([study.against], *study.measures.values())
+            named += [("correlation", metric) for metric in metrics]
+        for key, metric in named:
+            if metric not in self.labels:
+                raise ValueError(f"{key}: {metric}; {nearest(metric, self.labels)}")
+        return self
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Column labels by metric."""
+        return self.metrics or {self.metric: self.metric}
+
+
+def first_mistake(error: ValidationError) -> str:
+    """The first mistake of a file in one line: its key, the value, and what is needed."""
+    found = error.errors()[0]
+    where = [str(part) for part in found["loc"] if part not in ("[key]", "")]
+    key, kind = ".".join(where), found["type"]
+    if kind == "missing":
+        return f"{key}: this key is missing"
+    if kind == "extra_forbidden":
+        return f"unknown key {key!r}; {nearest(where[-1], _keys_beside(where))}"
+    if kind == "value_error":
+        return f"{key}: {found['ctx']['error']}" if key else str(found["ctx"]["error"])
+    return f"{key}: {found['input']!r}; {NEEDED.get(kind, found['msg'])} is needed"
+
+
+def _keys_beside(where: list[str]) -> list[str]:
+    """The known keys of the mapping that holds an unknown one."""
+    inner = {"cells": CellKeys, "tuning": TuningKeys, "correlation": StudyKeys}
+    model = PaperNumber if "paper" in where[:-1] else inner.get(where[0], TableKeys)
+    return list((model if len(where) > 1 else TableKeys).model_fields)

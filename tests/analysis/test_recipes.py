@@ -1,0 +1,76 @@
+"""`experiment=` in a table: the settings that readers see are those that Hydra composes."""
+
+import pytest
+
+from ed.analysis.recipes import expanded
+from ed.analysis.spec import SpecError, expand
+from ed.engine.compose import CONFIGS, compose_config
+from scripts.launch import command
+from tests.helpers.tables import write_table
+
+NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+
+
+def own_configs(folder, **files: str) -> list[str]:
+    """Overrides that let a table choose experiments of a folder."""
+    (folder / "experiment").mkdir()
+    for name, text in files.items():
+        (folder / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
+    return [f"hydra.searchpath=['file://{folder}']"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_expanded_experiment_composes_to_the_same_config(name):
+    overrides = expanded([f"experiment={name}"])
+    assert compose_config(list(overrides)) == compose_config([f"experiment={name}"])
+
+
+def test_other_overrides_win_wherever_the_experiment_stands():
+    overrides = ["task.frames=7", "experiment=procgen", "experiment=procgen_fruitbot"]
+    found = expanded(overrides)
+    assert not any(text.startswith("experiment=") for text in found)
+    assert {"task=procgen", "task.game=fruitbot"} <= set(found)
+    assert dict(text.split("=", 1) for text in found)["task.frames"] == "7"
+    assert compose_config(list(found)) == compose_config(overrides)
+
+
+def test_a_table_builds_on_an_experiment(tmp_path):
+    fixed = ["experiment=cifar10_vit_tiny", "task.epochs=100"]
+    (run, *_) = expand(write_table(tmp_path, fixed=fixed), cells=["ed"])
+    assert {"task=cifar10", "optimizer.lr=0.005", "task.epochs=100"} <= set(run.overrides)
+    assert run.arguments[:2] == tuple(fixed)
+    assert "experiment=cifar10_vit_tiny" in command(run)
+    (point, *_) = expand(write_table(tmp_path, fixed=fixed), cells=["rho-0.1"])
+    assert "regularizer.rho=0.1" in point.arguments
+
+
+def test_an_experiment_of_ones_own_is_found_on_the_search_path(tmp_path):
+    own = own_configs(
+        tmp_path,
+        mine="defaults: [parent]\ntask: {epochs: 3}\nseed: ${oc.env:SEED}",
+        parent="task: {augment: null, crop_area: [0.5, 1.0]}",
+    )
+    found = expanded([*own, "experiment=mine"])
+    assert found == ("task.augment=null", "task.crop_area=[0.5,1.0]", "task.epochs=3", *own)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("defaults: [mine]", "experiment=mine: builds on itself"),
+        ("defaults: [glue_rtee]", "experiment=glue_rtee: did you mean glue_rte"),
+        ("task: [", "not YAML"),
+        ("- a list", "mapping"),
+    ],
+)
+def test_mistakes_in_an_experiment_name_table_and_experiment(tmp_path, text, message):
+    fixed = [*own_configs(tmp_path, mine=text), "experiment=mine"]
+    with pytest.raises(SpecError, match=r"mini\.yaml") as error:
+        write_table(tmp_path, fixed=fixed)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_launch_cannot_change_the_experiment(table):
+    with pytest.raises(SpecError, match="--set experiment=glue"):
+        expand(table, sets=["experiment=glue"])
