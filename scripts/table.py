@@ -27,12 +27,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import NoHistory, Row, collect, read_results, seed_differences
+from ed.analysis.collect import NoHistory, Row, collect, seed_differences
 from ed.analysis.experiments import load_table, table_names
-from ed.analysis.merging import committed, layered, merge, records, result_path
-from ed.analysis.render import to_csv, to_latex, to_markdown
+from ed.analysis.merging import layered, merge
+from ed.analysis.render import to_latex, to_markdown
 from ed.analysis.spec import SpecError, Table, reduced_name
+from ed.analysis.store import committed, read_results, records, result_path, to_csv
 from ed.runtime.files import HOME, write_atomic
+from ed.runtime.runs import UNDER_WAY, Status
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -106,7 +108,7 @@ def write(table: Table, rows: list[Row], folder: Path, *, available: bool) -> No
     draw(table, rows, folder, available=available)
     figures = figures_beside(table, rows, folder)
     write_atomic(markdown_path, to_markdown(table, rows, figures=figures))
-    done = sum(row.status == "done" for row in rows)
+    done = sum(row.status == Status.DONE for row in rows)
     print(f"{markdown_path}: {done} of {len(rows)} runs done")
 
 
@@ -116,13 +118,13 @@ def draw(table: Table, rows: list[Row], folder: Path, *, available: bool) -> Non
         return
     from ed.figures.files import figure_files  # matplotlib: only where something is drawn
 
-    drawable = ("done", "partial") if available else ("done",)
+    drawable = (Status.DONE, *UNDER_WAY) if available else (Status.DONE,)
     for deviations in dict.fromkeys(row.deviations for row in rows if row.status in drawable):
         try:
             files = figure_files(table, rows, deviations, available=available)
         except NoHistory as missing:
-            done = [row for row in rows if (row.status, row.deviations) == ("done", deviations)]
-            here = sum(row.folder is not None for row in done)
+            done = [r for r in rows if (r.status, r.deviations) == (Status.DONE, deviations)]
+            here = sum(row.record is not None for row in done)
             print(
                 f"no figure of {reduced_name(table.name, deviations.split())} is drawn: of "
                 f"{len(done)} finished runs {here} have their folders here ({missing} has not); "

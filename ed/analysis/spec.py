@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ed.runtime.files import APP
+from ed.runtime.runs import ENVIRONMENT
 
 EXPERIMENTS = APP / "experiments"
-# settings that cannot change a result, so no deviations
-INCIDENTAL = ("system", "logger")
 # where data and weights lie: another place of the same is no deviation either
 PLACES = ("task.data", "task.mnist", "task.shifts", "model.weights")
 
@@ -100,7 +99,7 @@ class Table:
         """Whether a setting cannot change a result here; measures change those they are."""
         measured = any(metric.startswith("measure/") for metric in self.metrics)
         group = key.partition(".")[0]
-        return group in INCIDENTAL or (group == "measures" and not measured)
+        return group in ENVIRONMENT or (group == "measures" and not measured)
 
     @property
     def argument(self) -> str:

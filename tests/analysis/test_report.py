@@ -18,10 +18,9 @@ import torch
 from PIL import Image
 
 import ed
-from ed.analysis.collect import Row, read_results
+from ed.analysis.collect import Row
 from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
-from ed.analysis.merging import result_path
-from ed.analysis.render import table_lines, to_csv
+from ed.analysis.render import table_lines
 from ed.analysis.report.charts import Axis, key, line_chart
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, tag
@@ -29,6 +28,7 @@ from ed.analysis.report.page import build_page
 from ed.analysis.report.tables import Experiment, comparison, header_comment, print_width
 from ed.analysis.spec import reduced_name
 from ed.analysis.stats import Ours
+from ed.analysis.store import read_results, result_path, to_csv
 from tests.helpers.browser import browser, missing
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ed.analysis.collect import Row, read_results
-from ed.analysis.merging import committed, merge
-from ed.analysis.render import to_csv
+from ed.analysis.collect import Row
+from ed.analysis.merging import merge
 from ed.analysis.spec import Table, expand
+from ed.analysis.store import committed, read_results, to_csv
 from scripts import table as script
 from tests.helpers.tables import fabricate, full_rows, write_table
 

@@ -4,9 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ed.analysis.collect import STATUSES, Row, read_json
+from ed.analysis.collect import Row
 from ed.analysis.experiments import EXPERIMENTS, load_table, table_names
-from ed.analysis.merging import committed
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.sortable import sortable
@@ -19,7 +18,11 @@ from ed.analysis.report.tables import (
     section_id,
     verdict_mark,
 )
+from ed.analysis.store import committed
+from ed.runtime.files import read_json
+from ed.runtime.runs import BROKEN, UNDER_WAY, Status
 
+FURTHEST = (Status.DONE, *UNDER_WAY, *BROKEN, Status.PENDING)  # first
 ASSETS = Path(__file__).parent
 TITLE = "Effective degree: the paper's numbers beside ours"
 FIRST = "table1"  # the paper's main table opens the list
@@ -79,7 +82,7 @@ def _pool(experiments: Sequence[Experiment]) -> dict[tuple, Row]:
     """Rows of all tables by key. A table may have collected another's run: the row that got
     furthest is taken, and among equal ones that of the table the run belongs to."""
     rows = [
-        (STATUSES.index(row.status), row.table != e.table.name, row)
+        (FURTHEST.index(row.status), row.table != e.table.name, row)
         for e in experiments
         for row in e.rows
     ]
@@ -225,7 +228,7 @@ def _provenance(pool: dict[tuple, Row]) -> Html:
     """Hardware, versions and commits of all finished runs."""
     groups: dict[tuple, list[Row]] = {}
     for row in pool.values():
-        if row.status == "done":
+        if row.status == Status.DONE:
             where = (row.device, row.torch, row.commit, bool(row.dirty))
             groups.setdefault(where, []).append(row)
     body = []
@@ -250,10 +253,9 @@ def _provenance(pool: dict[tuple, Row]) -> Html:
 
 def _explorer(path: Path) -> Html | None:
     """The explorer's frame; its script fills it from the samples that stand beside it."""
-    samples = read_json(path)
-    if samples is None:
+    if not path.exists():
         return None
-    data = json.dumps(samples, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(read_json(path), separators=(",", ":")).replace("<", "\\u003c")
     script = Html(f'<script type="application/json" id="samples">{data}</script>')
     intro = (
         "A small ViT, trained on 2,000 pictures without and with the penalty (make demo). Dots "

@@ -32,6 +32,7 @@ from ed.analysis.report.pools import pool as pool_table
 from ed.analysis.report.sortable import Field, sortable
 from ed.analysis.spec import Cell, Paper, Table, expand, reduced_name
 from ed.analysis.stats import Ours, difference
+from ed.runtime.runs import Status
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 
@@ -49,7 +50,7 @@ class Experiment:
 
     @property
     def done(self) -> set[tuple]:
-        plain = (row for row in self.rows if row.status == "done" and not row.deviations)
+        plain = (row for row in self.rows if row.status == Status.DONE and not row.deviations)
         return {(row.table, row.cell, row.seed) for row in plain} & self.planned
 
     @property
