@@ -20,7 +20,8 @@ def merge(rows: Iterable[Row]) -> list[Row]:
         before = kept.get(row.key)
         if before is None or before.status != Status.DONE:
             if before is None or row.status != Status.PENDING:
-                kept[row.key] = row
+                same = before is not None and row.record is None and before.steps == row.steps
+                kept[row.key] = replace(row, record=before.record) if same else row
         elif row.status == Status.DONE and not _agree(before, row):
             raise CollectError(
                 f"two runs claiming the same cell {row.table}/{row.cell}/seed{row.seed}"
@@ -28,7 +29,9 @@ def merge(rows: Iterable[Row]) -> list[Row]:
                 f"{_numbers(before)}, {row.source} has {_numbers(row)}; remove the wrong one"
             )
         elif row.status == Status.DONE:
-            known = {"last": row.last | before.last, "record": before.record or row.record}
+            more = row.last.keys() - before.last.keys()  # e.g. of a measure that was added later
+            records = (row.record, before.record) if more else (before.record, row.record)
+            known = {"last": row.last | before.last, "record": records[0] or records[1]}
             best = row.best if before.best is None else before.best
             kept[row.key] = replace(before, best=best, **known)
     return list(kept.values())

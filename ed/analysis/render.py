@@ -44,11 +44,17 @@ class Line:
 
 
 def to_markdown(
-    table: Table, rows: Sequence[Row], *, figures: Mapping[str, str] | None = None
+    table: Table,
+    rows: Sequence[Row],
+    *,
+    figures: Mapping[str, str] | None = None,
+    notes: str = "",
 ) -> str:
     """The table for people: the paper's numbers beside ours, and footnotes on what deviates.
 
-    `figures` are picture files beside it, by what their runs deviate in.
+    Args:
+        figures: names of image files, by the deviations of their runs.
+        notes: hand-written Markdown to add.
     """
     footnotes: list[str] = []
     place = [f"{table.place}."] if table.place else []
@@ -58,6 +64,7 @@ def to_markdown(
         parts.append(f"![{table.title}{reduced}]({figure})")
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
+    parts += [notes.strip()] if notes.strip() else []
     parts.append(_provenance(table, rows))
     if footnotes:
         parts.append("\n".join(f"[^{i}]: {note}" for i, note in enumerate(footnotes, start=1)))
@@ -413,7 +420,7 @@ def _escape(text: str) -> str:
 
 def _provenance(table: Table, rows: Sequence[Row]) -> str:
     done = [row for row in rows if row.status == Status.DONE]
-    made = f"Made by `python scripts/table.py {table.argument}` from {table.name}.csv; do not edit."
+    made = f"Made by `python scripts/table.py {table.argument} --commit`; do not edit."
     if not done:
         return f"No run is done yet. {made}"
     hours = sum(row.seconds or 0 for row in done) / 3600

@@ -17,6 +17,7 @@ from ed.runtime.files import APP
 from ed.runtime.runs import ENVIRONMENT
 
 EXPERIMENTS = APP / "experiments"
+PROBES = "probes"  # below it: tables of reduced runs, not in the paper
 # where data and weights lie: another place of the same is no deviation either
 PLACES = ("task.data", "task.mnist", "task.shifts", "model.weights")
 
@@ -103,8 +104,11 @@ class Table:
 
     @property
     def argument(self) -> str:
-        """What scripts are told to find it: its name, or its file where it lies elsewhere."""
-        return self.name if self.path.resolve().parent == EXPERIMENTS else self.path.name
+        """How scripts find it: its name, probes/NAME, or the name of a file elsewhere."""
+        path = self.path.resolve()
+        if path.parent in (EXPERIMENTS, EXPERIMENTS / PROBES):
+            return str(path.relative_to(EXPERIMENTS).with_suffix(""))
+        return path.name
 
     @property
     def points(self) -> dict[str, Cell]:

@@ -13,7 +13,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from ed.analysis.collect import Row
-from ed.analysis.spec import SpecError, Table, reduced_name
+from ed.analysis.spec import SpecError, Table
+from ed.analysis.store import figure_stem
 from ed.runtime.runs import UNDER_WAY, Status
 
 STYLE = {
@@ -60,8 +61,7 @@ def figure_files(
             letters = int(LETTERS_PER_INCH * figure.get_figwidth())
             lines = [textwrap.fill(remark, letters) for remark in remarks]
             figure.suptitle("\n".join(lines), fontsize=8, color="tab:red")
-        stem = reduced_name(table.name, deviations.split())
-        return {f"{stem}.{kind}": _bytes(figure, kind) for kind in UNDATED}
+        return {f"{figure_stem(deviations)}.{kind}": _bytes(figure, kind) for kind in UNDATED}
 
 
 def _available(rows: Sequence[Row]) -> list[Row]:

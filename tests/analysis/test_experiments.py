@@ -71,7 +71,9 @@ def test_headers_count_their_runs():
 )
 def test_headers_follow_from_the_benchmark(name, network, row, steps, stated):
     path = load_table(name).path
-    section = (path.parent / "results" / "benchmark.md").read_text().split(f"## {network}")[1]
+    section = (
+        (path.parent / "results" / "speed" / "benchmark.md").read_text().split(f"## {network}")[1]
+    )
     step = float(re.search(rf"\| {re.escape(row)} \| ([\d.]+)", section).group(1)) / 1000
     header = " ".join(re.match(r"(#.*\n)+", path.read_text()).group().split("\n# "))
     assert "computed from benchmark.md" in header

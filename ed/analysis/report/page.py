@@ -12,12 +12,12 @@ from ed.analysis.report.sortable import sortable
 from ed.analysis.report.tables import (
     Experiment,
     figure,
-    owner,
-    picture_files,
+    image_files,
     section,
     section_id,
     verdict_mark,
 )
+from ed.analysis.spec import PROBES
 from ed.analysis.store import committed
 from ed.runtime.files import read_json
 from ed.runtime.runs import BROKEN, UNDER_WAY, Status
@@ -50,13 +50,15 @@ VERDICTS = {
     "pending k of n": "k of the n planned runs are done",
     "not in paper": "the paper prints no number here",
 }
+SPEED = "speed"  # the folder of measured times among the results
 DOCUMENTS = {"benchmark": "Benchmark", "step_time": "Step time"}  # those the bar leads to
 FORMULA = tag("span", "ED = Σ", tag("sub", "k"), " k |c", tag("sub", "k"), "|", class_="formula")
 
 
 def build_page(folder: Path = EXPERIMENTS) -> str:
-    """The page of the experiment files in `folder` and of what lies in its results/."""
+    """The page of the experiment files in `folder`, its probes and their results."""
     names = sorted(table_names(folder), key=lambda name: (not name.startswith(FIRST), name))
+    names += [f"{PROBES}/{name}" for name in table_names(folder / PROBES)]
     tables = [load_table(name, folder) for name in names]
     experiments = [Experiment(table, committed(table)) for table in tables]
     results = folder / "results"
@@ -67,8 +69,9 @@ def build_page(folder: Path = EXPERIMENTS) -> str:
             "main",
             _explorer(results / "explorer.json"),
             _overview(experiments),
-            *_sections(experiments, pool, results),
-            *_other_files(results, names),
+            *[section(experiment, pool) for experiment in experiments],
+            *_loose_images(results),
+            *_documents(results),
             _provenance(pool),
         ),
         tag("footer", "Made by ", code("make report"), " from experiments/ and its results."),
@@ -136,7 +139,7 @@ def _targets(results: Path) -> dict[str, str]:
     targets = {"explorer": "Explorer"} if (results / "explorer.json").exists() else {}
     targets |= {"overview": "Results"}
     for name, label in DOCUMENTS.items():
-        if (results / f"{name}.md").exists():
+        if (results / SPEED / f"{name}.md").exists():
             targets |= {f"document-{name}": label}
     return targets | {"provenance": "Hardware and versions"}
 
@@ -198,21 +201,14 @@ def _progress(done: int, planned: int) -> Html:
     return tag("span", bar, count, class_="progress-field")
 
 
-def _sections(experiments: Sequence[Experiment], pool: dict, results: Path) -> list[Html]:
-    names = [experiment.table.name for experiment in experiments]
-    pictures: dict[str | None, list[Path]] = {}
-    for path in picture_files(results):
-        pictures.setdefault(owner(path, names), []).append(path)
-    sections = [section(e, pool, pictures.get(e.table.name, [])) for e in experiments]
-    if None in pictures:
-        loose = [figure(path) for path in pictures[None]]
-        sections.append(tag("section", tag("h2", "Figures"), *loose, id="figures"))
-    return sections
+def _loose_images(results: Path) -> list[Html]:
+    """Images that belong to no table."""
+    images = [figure(path) for path in image_files(results)]
+    return [tag("section", tag("h2", "Figures"), *images, id="figures")] if images else []
 
 
-def _other_files(results: Path, names: Sequence[str]) -> list[Html]:
-    """Markdown among the results that is no table's: the benchmark, above all."""
-    paths = [path for path in sorted(results.glob("*.md")) if path.stem not in names]
+def _documents(results: Path) -> list[Html]:
+    """Measured times, written by hand or by the benchmark."""
     return [
         tag(
             "section",
@@ -220,7 +216,7 @@ def _other_files(results: Path, names: Sequence[str]) -> list[Html]:
             id=f"document-{path.stem}",
             class_="document",
         )
-        for path in paths
+        for path in sorted((results / SPEED).glob("*.md"))
     ]
 
 
