@@ -350,7 +350,7 @@ def test_reduced_runs_are_drawn_apart(drawn, tmp_path):
     (own, first), (reduced, second) = re.findall(r"!\[(.*)\]\((.*)\)", text)
     assert (own, first) == (drawn.title, "figure.png")
     assert reduced == f"{drawn.title}; reduced: {' '.join(sets)}"
-    assert second.startswith("figure@max_grad_norm1.5-epochs2-")
+    assert second.startswith("figure@maxgradnorm1.5-epochs2-")
     assert (tmp_path / "mine" / "mini" / second).exists()
     assert main(here) == 0
     figures = {path.name for path in (tmp_path / "results" / "mini").glob("figure*")}
