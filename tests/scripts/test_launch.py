@@ -153,11 +153,11 @@ def test_a_run_is_claimed_until_it_has_ended(tmp_path, monkeypatch):
     run.folder.mkdir(parents=True)
     with launch.claimed(run, rerun_failed=False) as claim:
         process = launch.start(run, None, claim)
-    assert launch.is_busy(run)
+    assert launch.is_busy(run.folder)
     assert launch.claimed(run, rerun_failed=False) is None
     process.kill()
     process.wait()
-    assert not launch.is_busy(run)
+    assert not launch.is_busy(run.folder)
 
 
 def test_a_run_that_failed_under_another_launcher_meanwhile_is_not_run_again(
@@ -186,7 +186,7 @@ def test_a_run_stays_claimed_until_its_failure_is_written_down(tmp_path, monkeyp
     finish, seen = launch.finish, []
 
     def finish_late(run, code):
-        seen.append(launch.is_busy(run))
+        seen.append(launch.is_busy(run.folder))
         finish(run, code)
 
     monkeypatch.setattr(launch, "finish", finish_late)
@@ -194,7 +194,7 @@ def test_a_run_stays_claimed_until_its_failure_is_written_down(tmp_path, monkeyp
     assert launch.main(arguments) == 1
     assert seen == [True]
     (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
-    assert not launch.is_busy(run)
+    assert not launch.is_busy(run.folder)
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
