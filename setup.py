@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-FILES = ("train.py", "configs/**/*.yaml", "experiments/*.yaml", "scripts/*.py")
+FILES = ("train.py", "configs/**/*.yaml", "experiments/**/*.yaml", "scripts/*.py")
 
 
 class BuildWithApp(build_py):

@@ -9,7 +9,6 @@ are not done yet and the same command goes on.
 """
 
 import argparse
-import fcntl
 import os
 import re
 import shlex
@@ -27,21 +26,32 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import (
-    Row,
-    collect_run,
-    failed_at_once,
-    flat,
-    row_or_damage,
-    seed_differences,
-)
+from ed.analysis.collect import DAMAGED, Row, collect_run, row_or_damage, seed_differences
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.analysis.tables import load_table
 from ed.engine.errors import INTERRUPTED, composition, explain
-from ed.runtime.files import HOME, lock, refuse_control, write_atomic, write_json
+from ed.runtime.files import HOME, lock, refuse_control
+from ed.runtime.runs import (
+    BROKEN,
+    CLAIM,
+    CONFIG,
+    DEVIATIONS,
+    FAILED,
+    OUTPUT,
+    UNDER_WAY,
+    Status,
+    failed_at_once,
+    flat,
+    has_begun,
+    is_busy,
+    is_done,
+    is_run,
+    write_deviations,
+    write_failure,
+)
 from scripts.slurm import queued_among, require_slurm, submit
 
-CLAIM = ".launch"  # locked from the moment a run is started until it has ended
+QUEUED = "queued"  # shown for a run that SLURM has not started yet
 POLL_SECONDS = 0.2
 ENDED_BY_SOMEONE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
@@ -69,14 +79,14 @@ def main(arguments: list[str] | None = None) -> int:
         if options.status:
             return report(table, runs)
         if options.where == "print":
-            missing = [run for run in runs if not is_done(run)]
+            missing = [run for run in runs if not is_done(run.folder)]
             note_or_warn(missing, table)
             print(*(shlex.join(command(run)) for run in missing), sep="\n")
             return 0
         if options.where == "slurm":
             require_slurm(options.partition)
         rows = standings(runs, table)
-        damaged = next((row for row in rows if row.status == "damaged"), None)
+        damaged = next((row for row in rows if row.status == DAMAGED), None)
         if damaged is not None:
             raise LaunchError(damaged.error)
         due = [r for r, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
@@ -168,57 +178,27 @@ def command(run: Run) -> list[str]:
     return [sys.executable, "train.py", *run.arguments, *places]
 
 
-def is_done(run: Run) -> bool:
-    return (run.folder / "DONE").exists()
-
-
 def is_due(row: Row, rerun_failed: bool) -> bool:
-    return row.status in ("pending", "partial") or (row.status == "failed" and rerun_failed)
+    due = (Status.PENDING, Status.STOPPED, *(BROKEN if rerun_failed else ()))
+    return row.status in due
 
 
 def standings(runs: Sequence[Run], table: Table) -> list[Row]:
-    """What the folders say, and whether a process is at work there, or will be."""
-    # asked first: a task that is no longer queued has left in its folder how it ended
-    queued, notes = queued_among(run.folder for run in runs if not is_done(run))
+    """The status of every run: from its folder, and from SLURM if it is queued there."""
+    # SLURM first: a task that has left the queue has written to its folder how it ended
+    queued, notes = queued_among(run.folder for run in runs if not is_done(run.folder))
     rows = [standing(run, table, run.folder in queued) for run in runs]
     for index, run in enumerate(runs):
         if run.folder in notes:
-            rows[index] = replace(rows[index], status="damaged", error=notes[run.folder])
+            rows[index] = replace(rows[index], status=DAMAGED, error=notes[run.folder])
     return rows
 
 
 def standing(run: Run, table: Table, is_queued: bool) -> Row:
     row = row_or_damage(run, table)
-    if row.status == "damaged":
-        return row
-    busy = row.status != "done" and is_busy(run)
-    if busy or (row.status != "done" and is_queued):
-        return Row(row.table, row.cell, row.seed, status="running" if busy else "queued")
+    if is_queued and row.status not in (Status.DONE, Status.RUNNING, DAMAGED):
+        return replace(row, status=QUEUED, error="")
     return row
-
-
-def is_busy(run: Run) -> bool:
-    return is_locked(run, CLAIM) or is_locked(run, ".lock")
-
-
-def is_locked(run: Run, name: str) -> bool:
-    """Whether a process keeps this lock; LaunchError where the system does not tell."""
-    # the engine locks its folder as well, where the lock file may have been deleted
-    path = run.folder if name == ".lock" and not (run.folder / name).exists() else run.folder / name
-    try:
-        file = os.open(path, os.O_RDONLY)
-        try:  # to be shared: NFS locks for one alone only what may be written
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        finally:
-            os.close(file)
-    except BlockingIOError:
-        return True
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        reason = f"{path}: {error.strerror}"
-        raise LaunchError(f"{reason}, so whether this run is running is unknown") from None
-    return False
 
 
 def freeze(runs: Sequence[Run], table: Table) -> None:
@@ -238,12 +218,12 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
             raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
     note_deviations(runs, table)
     for run in runs:
-        if is_busy(run):
+        if is_busy(run.folder):
             continue  # another launcher was faster, and has frozen it
         own = {"seed": run.seed, "system": {"run_dir": str(run.folder)}}
         config = OmegaConf.merge(cells[run.table, run.cell], own)
-        if failed_at_once(run) or waits_for_other_place(run, config):
-            (run.folder / "config.yaml").unlink(missing_ok=True)
+        if failed_at_once(run.folder) or waits_for_other_place(run, config):
+            (run.folder / CONFIG).unlink(missing_ok=True)
         RunFolder(run.folder, config).close()
 
 
@@ -253,12 +233,10 @@ def waits_for_other_place(run: Run, config) -> bool:
 
     from ed.engine.trust import read_config
 
-    stored = run.folder / "config.yaml"
-    if not stored.exists() or (run.folder / "meta.json").exists():
+    if not is_run(run.folder) or has_begun(run.folder):
         return False
-    before, now = (
-        flat(OmegaConf.to_container(c, resolve=True)) for c in (read_config(stored), config)
-    )
+    stored = read_config(run.folder / CONFIG)
+    before, now = (flat(OmegaConf.to_container(c, resolve=True)) for c in (stored, config))
     return all(before.get(key) == now.get(key) for key in {*before, *now} - {*PLACES})
 
 
@@ -271,8 +249,7 @@ def note_deviations(runs: Sequence[Run], table: Table) -> None:
         for name in (run.table, table.name)
     }
     for folder, deviations in folders.items():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "deviations.json", deviations)
+        write_deviations(folder, deviations)
 
 
 def note_or_warn(runs: Sequence[Run], table: Table) -> None:
@@ -280,8 +257,8 @@ def note_or_warn(runs: Sequence[Run], table: Table) -> None:
     try:
         note_deviations(runs, table)
     except OSError as error:
-        told = f"{error.filename}: {error.strerror}"
-        print(f"hint: {told}; table.py finds such runs by deviations.json there", file=sys.stderr)
+        reason = f"{error.filename}: {error.strerror}"
+        print(f"hint: {reason}; table.py finds such runs by {DEVIATIONS} there", file=sys.stderr)
 
 
 def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) -> int:
@@ -343,8 +320,8 @@ def claimed(run: Run, *, rerun_failed: bool) -> IO | None:
     is killed. The launcher keeps it as well, until it has told how the run ended.
     """
     claim = open(run.folder / CLAIM, "w")  # noqa: SIM115, kept until the run has ended
-    failed = run.folder / "FAILED"
-    if not lock(claim) or is_done(run) or (failed.exists() and not rerun_failed):
+    failed = run.folder / FAILED
+    if not lock(claim) or is_done(run.folder) or (failed.exists() and not rerun_failed):
         claim.close()
         return None
     failed.unlink(missing_ok=True)
@@ -354,7 +331,7 @@ def claimed(run: Run, *, rerun_failed: bool) -> IO | None:
 def start(run: Run, gpu: str | None, claim: IO) -> subprocess.Popen:
     environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     print(f"start   {run.table}/{run.cell}/seed{run.seed}", flush=True)
-    with open(run.folder / "output.log", "ab") as log:
+    with open(run.folder / OUTPUT, "ab") as log:
         return subprocess.Popen(
             command(run),
             cwd=ROOT,
@@ -368,11 +345,9 @@ def start(run: Run, gpu: str | None, claim: IO) -> subprocess.Popen:
 
 def finish(run: Run, code: int) -> None:
     interrupted = code == INTERRUPTED or -code in ENDED_BY_SOMEONE
-    how = "done" if code == 0 else "stopped" if interrupted else "failed"
-    if how == "failed":
-        write_atomic(
-            run.folder / "FAILED", f"exit {code}: {last_line(run.folder / 'output.log')}\n"
-        )
+    how = Status.DONE if code == 0 else Status.STOPPED if interrupted else Status.FAILED
+    if how == Status.FAILED:
+        write_failure(run.folder, f"exit {code}: {last_line(run.folder / OUTPUT)}")
     print(f"{how:7} {run.table}/{run.cell}/seed{run.seed}", flush=True)
 
 
@@ -415,16 +390,17 @@ def report(table: Table, runs: Sequence[Run]) -> int:
     width = max(len(row.cell) for row in rows)
     for row in rows:
         about = f"{row.last[table.primary]:.4g}" if table.primary in row.last else ""
-        if row.status == "partial":
-            about = f"{row.steps} of {row.total_steps or '?'} steps  {about}"
+        if row.status in UNDER_WAY:
+            about = f"{row.steps or 0} of {row.total_steps or '?'} steps  {about}"
         print(f"{row.cell:{width}}  seed {row.seed}  {row.status:8} {row.error or about}".rstrip())
     counts = Counter(row.status for row in rows)
     print(f"{len(rows)} runs: {', '.join(f'{n} {status}' for status, n in counts.items())}")
-    if counts["failed"]:
+    broken = sum(counts[status] for status in BROKEN)
+    if broken:
         print("hint: failed runs stay as they are; --rerun-failed runs them again")
-    if counts["done"] == len(rows):
+    if counts[Status.DONE] == len(rows):
         return 0
-    return 1 if counts["failed"] or counts["damaged"] else INTERRUPTED
+    return 1 if broken or counts[DAMAGED] else INTERRUPTED
 
 
 if __name__ == "__main__":

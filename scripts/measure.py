@@ -29,6 +29,7 @@ from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
 from ed.models.named import check_timm_name, load_timm, unreachable
 from ed.models.weights import load_weights, read_weights
+from ed.runtime import runs
 from ed.runtime.hub import hub_or_cache
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
@@ -128,11 +129,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Subject:
-    if not (options.run / "config.yaml").exists():
-        below = sorted(path.parent for path in options.run.glob("*/config.yaml"))
+    if not runs.is_run(options.run):
+        below = sorted(path.parent for path in options.run.glob(f"*/{runs.CONFIG}"))
         near = f"; did you mean {below[0]}?" if below else ""
         raise FileNotFoundError(
-            f"--run {options.run}: no run folder (it holds no config.yaml){near}"
+            f"--run {options.run}: no run folder (it holds no {runs.CONFIG}){near}"
         )
     for option in ("data", "split"):
         if getattr(options, option):

@@ -25,7 +25,8 @@ from ed.engine.main import load_run
 from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS, LEVELS, MODES, Games, engine_version, make_games
 from ed.figures.episode import Episode, gif, strip
-from ed.runtime.files import read_json, write_atomic
+from ed.runtime import runs
+from ed.runtime.files import write_atomic
 from ed.runtime.streams import generator
 from ed.tasks.procgen import ProcgenPPO
 
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not isinstance(task, ProcgenPPO):
         raise ValueError(f"{options.run} is a run of {type(task).__name__}, not of task=procgen")
     warn_of_engine(options.run, task)
-    trained = "trained for" if (options.run / "DONE").exists() else "not yet done with its"
+    trained = "trained for" if runs.is_done(options.run) else "not yet done with its"
     print(f"agent of {options.run}, {trained} {task.frames:,} frames")
     levels = parse_levels(options.levels) if options.levels else task.levels["test"]
     mode, copies = options.mode or task.mode, min(options.episodes, COPIES)
@@ -113,9 +114,9 @@ def known_levels(levels: range, task: ProcgenPPO) -> str:
 def warn_of_engine(folder: Path, task: ProcgenPPO) -> None:
     """Releases draw the same level differently: a return on another one means little."""
     try:
-        trained = read_json(folder / "meta.json")["sessions"][-1].get("engine")
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-        trained = "an unknown engine, as meta.json is damaged"
+        trained = runs.read_meta(folder)["sessions"][-1].get("engine")
+    except (OSError, ValueError, LookupError):
+        trained = f"an unknown engine, as {runs.META} is damaged"
     here = engine_version(task.engine)
     if trained != here:
         print(f"warning: trained on {trained}, played on {here}, which draws differently")

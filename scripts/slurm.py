@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ed.engine.errors import INTERRUPTED
 from ed.runtime.files import read_json, refuse_control, write_atomic, write_json
+from ed.runtime.runs import FAILED, OUTPUT, SLURM
 
 # A signal that comes while Python is still importing ends the run before it can save. That is no
 # failure either, but under a time limit that is too short it would happen for ever, so it is one
@@ -42,8 +43,8 @@ cd {root} || exit 1
 mapfile -d '' -t job < <({python} -c {entry} {folder}/jobs.json "$SLURM_ARRAY_TASK_ID")
 [ "${{#job[@]}}" -gt 1 ] || exit 1
 run_folder=${{job[0]}}
-log="$run_folder/output.log"
-rm -f "$run_folder/FAILED"
+log="$run_folder/{log}"
+rm -f "$run_folder/{failed}"
 # srun does not take it from sbatch by itself, since SLURM 22.05
 [ -n "$SLURM_CPUS_PER_TASK" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export SLURM_KILL_BAD_EXIT=1  # of several processes of a run none waits for one that has failed
@@ -66,7 +67,7 @@ elif [ "$code" -ne 0 ]; then
     [ "$code" -gt 128 ] && signal=" ($(kill -l "$code"))" || signal=""
     # after our own line of an error, torch may tell of the connections that ended with it
     said=$(session | grep '^error: ' || session | grep -vE '^srun: |^slurmstepd.* CANCELLED AT |^$')
-    echo "exit $code$signal: $(tail -n 1 <<< "${{said:-no output}}")" > "$run_folder/FAILED"
+    echo "exit $code$signal: $(tail -n 1 <<< "${{said:-no output}}")" > "$run_folder/{failed}"
 fi
 exit "$code"
 """
@@ -131,7 +132,7 @@ def submit(
         shutil.rmtree(folder)
         raise
     for index, path in enumerate(commands):
-        write_json(path / "slurm.json", {"job": job, "task": index})
+        write_json(path / SLURM, {"job": job, "task": index})
     return job
 
 
@@ -154,6 +155,8 @@ def array_script(
         entry=shlex.quote(ENTRY),
         root=shlex.quote(str(root)),
         interrupted=INTERRUPTED,
+        log=OUTPUT,
+        failed=FAILED,
         early=" | ".join(str(128 + number) for number in (signal.SIGUSR2, signal.SIGTERM)),
         max_early=MAX_EARLY_ENDS,
         settings="\n".join(given),
@@ -167,7 +170,7 @@ def queued_among(folders: Iterable[Path]) -> tuple[set[Path], dict[Path, str]]:
     """
     tasks, damaged = {}, {}
     for folder in folders:
-        path = folder / "slurm.json"
+        path = folder / SLURM
         try:
             tasks |= {folder: _task(path)} if path.exists() else {}
         except ValueError as error:

@@ -1,23 +1,24 @@
 # ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
 """Collect a table's runs: python scripts/table.py TABLE [--latex] [--out DIR] [--commit] [--check]
 
-Prints the paper's numbers beside ours. --out DIR writes TABLE.md, TABLE.csv (one line per run) and
-figures there; --commit writes them to results/ beside the table's file, where the repository keeps
-its own. Rows in the committed CSV file stay: runs done on another machine arrive as its lines
-(--add), or as copied run folders (--runs). Two runs that claim one cell with different numbers are
+Prints the paper's numbers beside ours, from run folders (--runs) and from the committed results; a
+fresh run takes precedence. --commit writes the table's folder under results/ beside its file:
+README.md, runs.csv (one line per run), curves.parquet (every logged value) and its figure.
+--out DIR writes the same to DIR/TABLE. Runs done on another machine arrive as copied run folders
+(--runs) or as lines of a CSV file (--add). Two runs that claim one cell with different numbers are
 an error.
 
 A data figure of the paper is a table whose file says `figure: ed.figures.NAME:draw`. Once runs are
-done, draw(table, rows) -> matplotlib Figure (None while too few are) gives TABLE.png and TABLE.pdf:
+done, draw(table, rows) -> matplotlib Figure (None while too few are) gives figure.png and .pdf:
     table       ed.analysis.spec.Table: cells, labels, metrics, paper's numbers
     rows        ed.analysis.collect.Row, the finished ones without deviations, in the table's order
     row.last    the final value of each of the table's metrics
-    row.history()   all that the run logged: [{"step": 50, "train/loss": ...}, ...]; it needs the
-                run's folder, under --runs or committed under experiments/results/runs; where one is
-                missing, the figure stays as it is (--available draws the others, and runs under way
-                of cells that have none finished, and says so)
-The function is pure and loads no torch; size and layout are its own, fonts and files are not.
-Rows with deviations (launch.py --set) are drawn apart, as TABLE@..., and marked as reduced.
+    row.history()   all that the run logged: [{"step": 50, "train/loss": ...}, ...]. If a run lacks
+                it, the figure stays as it is; --available draws the other runs, and
+                unfinished ones in cells without a finished run, and says so
+The function is pure and loads no torch. It chooses size and layout, but neither fonts nor files.
+Reduced runs (launch.py --set) are shown and drawn separately. They are never committed with the
+table: a probe, experiments/probes/NAME.yaml, is the place for them.
 """
 
 import argparse
@@ -27,29 +28,43 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import NoHistory, Row, collect, read_results, seed_differences
-from ed.analysis.merging import committed, layered, merge, records, result_path
-from ed.analysis.render import to_csv, to_latex, to_markdown
-from ed.analysis.spec import SpecError, Table, reduced_name
+from ed.analysis.collect import NoHistory, Row, collect, seed_differences
+from ed.analysis.merging import layered, merge
+from ed.analysis.render import to_latex, to_markdown
+from ed.analysis.spec import EXPERIMENTS, PROBES, SpecError, Table, reduced_name
+from ed.analysis.store import (
+    README,
+    committed,
+    is_current,
+    read_results,
+    results_folder,
+    write_results,
+)
 from ed.analysis.tables import load_table, table_names
-from ed.runtime.files import HOME, write_atomic
+from ed.runtime.files import HOME
+from ed.runtime.runs import UNDER_WAY, Status
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
-        names = table_names() if options.tables == ["all"] else options.tables
+        names = all_names() if options.tables == ["all"] else options.tables
         stale = [name for name in names if not handle(load_table(name), options)]
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for name in stale:
         print(
-            f"error: the results of {name} are not what its CSV file gives: run "
+            f"error: the results of {name} are not what its runs.csv gives: run "
             f"python scripts/table.py {name} --commit",
             file=sys.stderr,
         )
     return 1 if stale else 0
+
+
+def all_names() -> list[str]:
+    """Every table, then every probe."""
+    return table_names() + [f"{PROBES}/{name}" for name in table_names(EXPERIMENTS / PROBES)]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -57,38 +72,39 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names, files, or all")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table's files there")
-    commit = "write them to results/ beside the table's file, over the committed ones"
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table's folder there")
+    commit = "write the table's folder under results/, over the committed one"
     parser.add_argument("--commit", action="store_true", help=commit)
     parser.add_argument("--latex", action="store_true", help="print the table as LaTeX as well")
-    parser.add_argument("--check", action="store_true", help="only see that .md follows from .csv")
+    parser.add_argument("--check", action="store_true", help="only check the committed results")
     parser.add_argument("--runs", nargs="+", type=Path, default=[HOME / "runs"], metavar="DIR")
-    available = "draw figures of what is here: not all that is done, or runs under way"
+    available = "draw the runs whose values are here, finished or not"
     parser.add_argument("--available", action="store_true", help=available)
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="CSV")
     return parser.parse_args(arguments)
 
 
 def handle(table: Table, options: argparse.Namespace) -> bool:
-    """Prints the table and writes its files, or tells whether the committed ones are up to date."""
-    csv_path, markdown_path = (result_path(table, suffix) for suffix in ("csv", "md"))
+    """Prints the table and writes its files, or checks whether the committed ones are current."""
     if options.check:
-        return up_to_date(table, csv_path, markdown_path)
+        return is_current(table)
     missing = [path for path in options.add if not path.exists()]
     if missing:
         raise SpecError(f"--add {missing[0]}: no such file")
     added = [row for path in options.add for row in read_results(path, table)]
-    theirs = merge([*committed(table), *added])
-    rows, replaced = layered(merge(collect(table, options.runs, warn=warn_of_damage)), theirs)
+    ours = merge(collect(table, options.runs, warn=warn_of_damage))
+    fresh = {row.key for row in ours if row.status == Status.DONE}
+    rows, replaced = layered(ours, merge([*committed(table, fresh=fresh), *added]))
     for new, old in replaced:
-        told = [f"{row.source} ({row.last.get(table.primary)})" for row in (new, old)]
-        print(f"warning: {told[0]} takes the place of {told[1]}", file=sys.stderr)
+        names = [f"{row.source} ({row.last.get(table.primary)})" for row in (new, old)]
+        print(f"warning: {names[0]} takes the place of {names[1]}", file=sys.stderr)
     for difference in seed_differences(rows, table):
-        print(f"warning: {difference}; their mean is shown all the same", file=sys.stderr)
+        print(f"warning: {difference}; the mean is shown anyway", file=sys.stderr)
     print(to_markdown(table, rows))
-    folders = [csv_path.parent] if options.commit else []
-    for folder in [*folders, *([options.out] if options.out else [])]:
-        write(table, rows, folder, available=options.available)
+    if options.commit and any(row.status != Status.PENDING for row in rows):
+        write(table, without_reduced(rows), results_folder(table), available=options.available)
+    if options.out:
+        write(table, rows, options.out / table.name, available=options.available)
     if options.latex:
         print(to_latex(table, rows))
     return True
@@ -98,64 +114,47 @@ def warn_of_damage(reason: str) -> None:
     print(f"warning: left out: {reason}", file=sys.stderr)
 
 
+def without_reduced(rows: list[Row]) -> list[Row]:
+    """The rows to commit."""
+    reduced = sorted({row.deviations for row in rows} - {""})
+    if reduced:
+        print(
+            f"note: --commit leaves out reduced runs ({'; '.join(reduced)}); make them a probe, "
+            f"experiments/{PROBES}/NAME.yaml, to commit them",
+            file=sys.stderr,
+        )
+    return [row for row in rows if not row.deviations]
+
+
 def write(table: Table, rows: list[Row], folder: Path, *, available: bool) -> None:
-    """TABLE.csv, TABLE.md and the figures, in one folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    markdown_path = folder / f"{table.name}.md"
-    write_atomic(folder / f"{table.name}.csv", to_csv(table, rows))
-    draw(table, rows, folder, available=available)
-    figures = figures_beside(table, rows, folder)
-    write_atomic(markdown_path, to_markdown(table, rows, figures=figures))
-    done = sum(row.status == "done" for row in rows)
-    print(f"{markdown_path}: {done} of {len(rows)} runs done")
+    """Writes the table's folder, with figures of its runs and of each reduction."""
+    figures = {} if table.figure is None else draw(table, rows, available=available)
+    write_results(table, rows, folder, figures)
+    for name in figures:
+        print(folder / name)
+    done = sum(row.status == Status.DONE for row in rows)
+    print(f"{folder / README}: {done} of {len(rows)} runs done")
 
 
-def draw(table: Table, rows: list[Row], folder: Path, *, available: bool) -> None:
-    """Writes the table's figures, where it has any: of its own runs, and of each reduction."""
-    if table.figure is None:
-        return
-    from ed.figures.files import figure_files  # matplotlib: only where something is drawn
+def draw(table: Table, rows: list[Row], *, available: bool) -> dict[str, bytes]:
+    """The files of all figures that can be drawn."""
+    from ed.figures.files import figure_files  # matplotlib: only if something is drawn
 
-    drawable = ("done", "partial") if available else ("done",)
+    drawable = (Status.DONE, *UNDER_WAY) if available else (Status.DONE,)
+    files = {}
     for deviations in dict.fromkeys(row.deviations for row in rows if row.status in drawable):
         try:
-            files = figure_files(table, rows, deviations, available=available)
+            files |= figure_files(table, rows, deviations, available=available)
         except NoHistory as missing:
-            done = [row for row in rows if (row.status, row.deviations) == ("done", deviations)]
-            here = sum(row.folder is not None for row in done)
+            done = [r for r in rows if (r.status, r.deviations) == (Status.DONE, deviations)]
+            here = sum(row.record is not None for row in done)
             print(
-                f"no figure of {reduced_name(table.name, deviations.split())} is drawn: of "
-                f"{len(done)} finished runs {here} have their folders here ({missing} has not); "
-                "give the others by --runs, or draw these alone with --available",
+                f"no figure of {reduced_name(table.name, deviations.split())} is drawn: {here} of "
+                f"{len(done)} finished runs have their logged values here ({missing} has not); "
+                "give the other folders by --runs, or draw these alone with --available",
                 file=sys.stderr,
             )
-            continue
-        for name, content in files.items():
-            write_atomic(folder / name, content)
-            print(folder / name)
-
-
-def figures_beside(table: Table, rows: list[Row], folder: Path) -> dict[str, str]:
-    """Its image and those of its reductions, where they have been drawn, by deviations."""
-    if table.figure is None:
-        return {}
-    names = {
-        d: f"{reduced_name(table.name, d.split())}.png" for d in {row.deviations for row in rows}
-    }
-    return {d: name for d, name in sorted(names.items()) if (folder / name).exists()}
-
-
-def up_to_date(table: Table, csv_path: Path, markdown_path: Path) -> bool:
-    if not csv_path.exists() and not markdown_path.exists():
-        return True  # nothing is claimed, so nothing is wrong
-    if not (csv_path.exists() and markdown_path.exists()):
-        return False
-    rows = merge(read_results(csv_path, table))
-    merge([*rows, *collect(table, [records(table)])])  # they must agree
-    same_csv = csv_path.read_text("utf-8") == to_csv(table, rows)
-    return same_csv and markdown_path.read_text("utf-8") == to_markdown(
-        table, rows, figures=figures_beside(table, rows, csv_path.parent)
-    )
+    return files
 
 
 if __name__ == "__main__":

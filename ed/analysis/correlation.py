@@ -14,6 +14,7 @@ import numpy as np
 from ed.analysis.collect import Row
 from ed.analysis.spec import Table
 from ed.analysis.stats import summarise
+from ed.runtime.runs import Status
 
 RESAMPLES = 10_000
 LEAST_POINTS = 4  # three points and a line: r says nothing
@@ -60,7 +61,7 @@ def cell_means(table: Table, rows: Sequence[Row], metric: str) -> dict[str, floa
     """Mean over the seeds of each cell that has all of them."""
     means = {}
     for name, cell in table.cells.items():
-        own = [row for row in rows if row.home == cell.home and row.status == "done"]
+        own = [row for row in rows if row.home == cell.home and row.status == Status.DONE]
         values = [row.last[metric] for row in own if metric in row.last]
         if len(values) == len(table.seeds):
             means[name] = summarise(values).mean

@@ -8,11 +8,9 @@ committed: then `layered` says which it takes the place of.
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
-from ed.analysis.collect import CollectError, Row, collect, read_results
-from ed.analysis.spec import Table
-from ed.analysis.tables import load_table
+from ed.analysis.collect import CollectError, Row
+from ed.runtime.runs import Status
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:
@@ -20,17 +18,20 @@ def merge(rows: Iterable[Row]) -> list[Row]:
     kept: dict[tuple, Row] = {}
     for row in rows:
         before = kept.get(row.key)
-        if before is None or before.status != "done":
-            if before is None or row.status != "pending":
-                kept[row.key] = row
-        elif row.status == "done" and not _agree(before, row):
+        if before is None or before.status != Status.DONE:
+            if before is None or row.status != Status.PENDING:
+                same = before is not None and row.record is None and before.steps == row.steps
+                kept[row.key] = replace(row, record=before.record) if same else row
+        elif row.status == Status.DONE and not _agree(before, row):
             raise CollectError(
                 f"two runs claiming the same cell {row.table}/{row.cell}/seed{row.seed}"
                 f"{' (' + row.deviations + ')' if row.deviations else ''}: {before.source} has "
                 f"{_numbers(before)}, {row.source} has {_numbers(row)}; remove the wrong one"
             )
-        elif row.status == "done":
-            known = {"last": row.last | before.last, "folder": before.folder or row.folder}
+        elif row.status == Status.DONE:
+            more = row.last.keys() - before.last.keys()  # e.g. of a measure that was added later
+            records = (row.record, before.record) if more else (before.record, row.record)
+            known = {"last": row.last | before.last, "record": records[0] or records[1]}
             best = row.best if before.best is None else before.best
             kept[row.key] = replace(before, best=best, **known)
     return list(kept.values())
@@ -43,50 +44,14 @@ def layered(*layers: Iterable[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
     for layer in layers:
         rows = []
         for row in layer:
-            stronger = known.get(row.key) if row.status == "done" else None
+            stronger = known.get(row.key) if row.status == Status.DONE else None
             if stronger is None or _agree(stronger, row):
                 rows.append(row)
             else:
                 replaced.append((stronger, row))
-        known = {row.key: row for row in rows if row.status == "done"} | known
+        known = {row.key: row for row in rows if row.status == Status.DONE} | known
         kept = [*rows, *kept]  # merging, the later knows better
     return merge(kept), replaced
-
-
-def result_path(table: Table, suffix: str) -> Path:
-    return table.path.parent / "results" / f"{table.name}.{suffix}"
-
-
-def committed(table: Table) -> list[Row]:
-    """What the repository knows of a table: its CSV file, other tables' and committed records.
-
-    Where they disagree, somebody has run anew what is committed, and that table's file has it.
-    """
-    own = read_results(result_path(table, "csv"), table)
-    return layered(borrowed(table), own, collect(table, [records(table)]))[0]
-
-
-def records(table: Table) -> Path:
-    """Folders of committed runs, without their checkpoints."""
-    return table.path.parent / "results" / "runs"
-
-
-def borrowed(table: Table) -> list[Row]:
-    """Committed rows of other tables whose runs this one shows, too."""
-    homes = {cell.home for cell in table.points.values() if cell.home[0] != table.name}
-    rows = []
-    for name in sorted({home[0] for home in homes}):
-        other = load_table(str(table.path.with_name(f"{name}.yaml")))
-        read = read_results(result_path(other, "csv"), other)
-        shared = [row for row in read if row.home in homes and not row.deviations]
-        rows += [_seen_by(table, row, other) for row in shared if row.seed in table.seeds]
-    return rows
-
-
-def _seen_by(table: Table, row: Row, other: Table) -> Row:
-    """A row of another table with this table's metrics alone, as a folder of the run would give."""
-    last = {metric: row.last[metric] for metric in table.metrics if metric in row.last}
-    return replace(row, last=last, best=row.best if table.primary == other.primary else None)
 
 
 def _agree(one: Row, other: Row) -> bool:

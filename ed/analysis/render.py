@@ -1,18 +1,16 @@
-"""Rows of results as CSV, Markdown and LaTeX. The same rows always give the same text."""
+"""Rows of results as Markdown and LaTeX. The same rows always give the same text."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ed.analysis import returns
-from ed.analysis.collect import Row, columns
+from ed.analysis.collect import Row
 from ed.analysis.correlation import RESAMPLES, correlations
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, difference, summarise, verdict
-from ed.runtime.files import csv_text
+from ed.runtime.runs import BROKEN, UNDER_WAY, Status
 
 CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
 CORRELATION_MEANING = (
@@ -45,25 +43,18 @@ class Line:
     remarks: list[str]
 
 
-def to_csv(table: Table, rows: Sequence[Row]) -> str:
-    """One line per run, in the table's order; runs that have not begun are left out."""
-    order = {cell.home: place for place, cell in enumerate(table.points.values())}
-    begun = [row for row in rows if row.status != "pending"]
-    begun.sort(key=lambda row: (row.deviations, order[row.home], row.seed))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns(table))
-    for row in begun:
-        writer.writerow([_csv_field(row, name) for name in columns(table)])
-    return text.getvalue()
-
-
 def to_markdown(
-    table: Table, rows: Sequence[Row], *, figures: Mapping[str, str] | None = None
+    table: Table,
+    rows: Sequence[Row],
+    *,
+    figures: Mapping[str, str] | None = None,
+    notes: str = "",
 ) -> str:
     """The table for people: the paper's numbers beside ours, and footnotes on what deviates.
 
-    `figures` are picture files beside it, by what their runs deviate in.
+    Args:
+        figures: names of image files, by the deviations of their runs.
+        notes: hand-written Markdown to add.
     """
     footnotes: list[str] = []
     place = [f"{table.place}."] if table.place else []
@@ -73,6 +64,7 @@ def to_markdown(
         parts.append(f"![{table.title}{reduced}]({figure})")
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
+    parts += [notes.strip()] if notes.strip() else []
     parts.append(_provenance(table, rows))
     if footnotes:
         parts.append("\n".join(f"[^{i}]: {note}" for i, note in enumerate(footnotes, start=1)))
@@ -121,7 +113,7 @@ def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list
             values = _values(chosen, metric)
             done = len(_values(own, metric))
             if cell.best_of is not None and chosen:  # a grid does not wait for what will not come
-                done += sum(row.diverged for row in own)
+                done += sum(row.status == Status.DIVERGED for row in own)
             ours, paper = summarise(values), cell.paper.get(metric, Paper())
             judged = verdict(
                 ours,
@@ -292,7 +284,7 @@ def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Means over the finished seeds of each cell that has any, under `pool_header`."""
     fields = []
     for cell in table.cells.values():
-        own = [row for row in rows if row.home == cell.home and row.status == "done"]
+        own = [row for row in rows if row.home == cell.home and row.status == Status.DONE]
         means = [summarise(_values(own, metric)).mean for metric in table.metrics]
         if own:
             shown = ("-" if mean is None else f"{mean:.4g}" for mean in means)
@@ -340,7 +332,7 @@ def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row]
         return [], []
     choose = min if grid.lower_is_better else max
     best = choose(complete, key=lambda p: summarise(_values(complete[p], metric)).mean)
-    wild = {row.home for row in rows if row.diverged}
+    wild = {row.home for row in rows if row.status == Status.DIVERGED}
     lost = [point.name for point in points if point.home in wild]
     without = f" ({', '.join(lost)} diverged)" if lost else ""
     by = f", by the lowest {table.metrics[metric]}" if grid.lower_is_better else ""
@@ -351,11 +343,11 @@ def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row]
 def _unfinished(rows: Sequence[Row]) -> list[str]:
     remarks = []
     for row in rows:
-        if row.status == "partial":
+        if row.status in UNDER_WAY:
             remarks.append(f"seed {row.seed} is at step {row.steps} of {row.total_steps or '?'}")
-        elif row.status == "failed":
+        elif row.status in BROKEN:
             remarks.append(f"seed {row.seed} failed: {row.error}")
-    seeds = [str(row.seed) for row in rows if row.status == "done" and row.dirty]
+    seeds = [str(row.seed) for row in rows if row.status == Status.DONE and row.dirty]
     if seeds:
         remarks.append(f"uncommitted changes in the code of seed {', '.join(seeds)}")
     return remarks
@@ -368,12 +360,12 @@ def _homes(table: Table, cell: Cell) -> set[tuple[str, str]]:
 
 
 def _begun(rows: Sequence[Row]) -> bool:
-    return any(row.status != "pending" for row in rows)
+    return any(row.status != Status.PENDING for row in rows)
 
 
 def _values(rows: Sequence[Row], metric: str) -> list[float]:
     """Of finished runs; `summarise` adds them exactly, so that their order does not matter."""
-    return [row.last[metric] for row in rows if row.status == "done" and metric in row.last]
+    return [row.last[metric] for row in rows if row.status == Status.DONE and metric in row.last]
 
 
 def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
@@ -427,8 +419,8 @@ def _escape(text: str) -> str:
 
 
 def _provenance(table: Table, rows: Sequence[Row]) -> str:
-    done = [row for row in rows if row.status == "done"]
-    made = f"Made by `python scripts/table.py {table.argument}` from {table.name}.csv; do not edit."
+    done = [row for row in rows if row.status == Status.DONE]
+    made = f"Made by `python scripts/table.py {table.argument} --commit`; do not edit."
     if not done:
         return f"No run is done yet. {made}"
     hours = sum(row.seconds or 0 for row in done) / 3600
@@ -442,13 +434,3 @@ def _provenance(table: Table, rows: Sequence[Row]) -> str:
         f"{count} done, {hours:.2f} hours in all, on {', '.join(devices)} with torch "
         f"{', '.join(versions)}, commit {', '.join(commits)}. {reported}. {made}"
     )
-
-
-def _csv_field(row: Row, name: str) -> str:
-    kind, _, metric = name.partition(":")
-    value = row.last.get(metric) if kind == "last" else getattr(row, kind)
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return repr(value) if isinstance(value, float) else csv_text(str(value))

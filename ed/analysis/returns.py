@@ -12,6 +12,7 @@ import numpy as np
 
 from ed.analysis.collect import Row
 from ed.analysis.spec import SpecError, Table
+from ed.runtime.runs import Status
 
 METHODS = {"none": "PPO", "ed": "PPO + ED"}  # by the choice of regularizer
 GAME = "task.game"
@@ -158,7 +159,7 @@ class Aggregate:
 
 def aggregates(table: Table, rows: Sequence[Row]) -> list[Aggregate]:
     """Interquartile means of the final value of the table's `aggregate` metric, normalised."""
-    known = [row for row in rows if row.status == "done" and table.aggregate in row.last]
+    known = [row for row in rows if row.status == Status.DONE and table.aggregate in row.last]
     found = []
     for method, own in by_method(game_runs(table, known)).items():
         values = [[row.last[table.aggregate] for row in game.rows] for game in own]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ed.runtime.files import APP
+from ed.runtime.runs import ENVIRONMENT
 
 EXPERIMENTS = APP / "experiments"
-# settings that cannot change a result, so no deviations
-INCIDENTAL = ("system", "logger")
+PROBES = "probes"  # below it: tables of reduced runs, not in the paper
 # where data and weights lie: another place of the same is no deviation either
 PLACES = ("task.data", "task.mnist", "task.shifts", "model.weights")
 
@@ -103,12 +103,15 @@ class Table:
         """Whether a setting cannot change a result here; measures change those they are."""
         measured = any(metric.startswith("measure/") for metric in self.metrics)
         group = key.partition(".")[0]
-        return group in INCIDENTAL or (group == "measures" and not measured)
+        return group in ENVIRONMENT or (group == "measures" and not measured)
 
     @property
     def argument(self) -> str:
-        """What scripts are told to find it: its name, or its file where it lies elsewhere."""
-        return self.name if self.path.resolve().parent == EXPERIMENTS else self.path.name
+        """How scripts find it: its name, probes/NAME, or the name of a file elsewhere."""
+        path = self.path.resolve()
+        if path.parent in (EXPERIMENTS, EXPERIMENTS / PROBES):
+            return str(path.relative_to(EXPERIMENTS).with_suffix(""))
+        return path.name
 
     @property
     def points(self) -> dict[str, Cell]:

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from ed.analysis.collect import CollectError, changes, flat, read_json
+from ed.analysis.collect import CollectError, changes
 from ed.analysis.stats import summarise
-from ed.runtime.files import yaml_text
+from ed.runtime.runs import CONFIG, INCIDENTAL, flat, read_config, read_done
 
-INCIDENTAL = ("seed", "system", "logger", "measures")  # what tells no two kinds of run apart
+# settings that do not distinguish two kinds of run; the sampler may, see `differing`
+IGNORED = {"seed", *INCIDENTAL} - {"sampler"}
 DIGITS = 4
 
 
@@ -33,8 +32,8 @@ def read_runs(roots: Sequence[Path]) -> list[SweepRun]:
     paths = [path for root in roots for path in sorted(_configs(root, seen))]
     if not paths:
         names = ", ".join(map(str, roots))
-        raise CollectError(f"{names}: no run folders there (none holds a config.yaml)")
-    return [_read(path) for path in paths]
+        raise CollectError(f"{names}: no run folders there (none holds a {CONFIG})")
+    return [_read(path.parent) for path in paths]
 
 
 def _configs(root: Path, seen: set[Path]) -> Iterator[Path]:
@@ -45,24 +44,19 @@ def _configs(root: Path, seen: set[Path]) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(folder.resolve())
-        if "config.yaml" in files:
-            yield folder / "config.yaml"
+        if CONFIG in files:
+            yield folder / CONFIG
             if "wandb" in folders:  # wandb's copy of the run has a config.yaml of its own kind
                 folders.remove("wandb")
 
 
-def _read(path: Path) -> SweepRun:
-    try:
-        config = yaml.safe_load(yaml_text(path))
-        seed = config["seed"]
-    except (yaml.YAMLError, ValueError, KeyError, TypeError):
-        raise CollectError(f"{path} is not the config of a run: mend or remove it") from None
-    done = read_json(path.with_name("DONE"))
-    kept = {key: value for key, value in config.items() if key not in INCIDENTAL}
+def _read(folder: Path) -> SweepRun:
+    config, done = read_config(folder), read_done(folder)
+    if "seed" not in config:
+        raise CollectError(f"{folder / CONFIG} is not the config of a run: it has no seed")
+    kept = {key: value for key, value in config.items() if key not in IGNORED}
     measures = flat(config.get("measures") or {})
-    if done is not None and not isinstance(done.get("last"), dict):
-        raise CollectError(f"{path.with_name('DONE')} is not the summary of a run: remove it")
-    return SweepRun(dict(_settings(kept)), measures, seed, done and done["last"])
+    return SweepRun(dict(_settings(kept)), measures, config["seed"], done and done["last"])
 
 
 def _settings(config: dict) -> Iterator[tuple[str, str]]:

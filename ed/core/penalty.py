@@ -127,7 +127,7 @@ def penalty(
 
     Without labels a network can flatten every path for free if inputs carry a mark that blending
     destroys, such as the black border of a zero-padded crop: it is then confident only where the
-    mark is. Use crops without borders, or labels (experiments/results/crop.md).
+    mark is. Use crops without borders, or labels (experiments/results/crop).
     """
     field = as_field(model, inputs, output=output, class_dim=class_dim)
     check_merge(field.context)

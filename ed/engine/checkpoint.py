@@ -14,11 +14,8 @@ from pickle import UnpicklingError  # raised by torch.load for what is not plain
 import torch
 from torch import Tensor, nn
 
-from ed.engine.run import RunError
 from ed.runtime.files import check_seal, seal, write_atomic
-
-NAMES = ("last.pt", "last.pt.tmp", "previous.pt")
-WEIGHTS = "model.safetensors"  # of a finished run
+from ed.runtime.runs import CHECKPOINTS, LAST, PREVIOUS, UNNAMED, WEIGHTS, RunError
 
 
 class SaveError(RuntimeError):
@@ -30,7 +27,7 @@ def save_checkpoint(folder: Path, state: dict) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     _check_plain(buffer)
-    last, temporary = folder / "last.pt", folder / "last.pt.tmp"
+    last, temporary = folder / LAST, folder / UNNAMED
     content = buffer.getbuffer()
     digest = seal(content)
     try:
@@ -40,7 +37,7 @@ def save_checkpoint(folder: Path, state: dict) -> None:
             file.flush()
             os.fsync(file.fileno())
         if last.exists():
-            os.replace(last, folder / "previous.pt")
+            os.replace(last, folder / PREVIOUS)
         os.replace(temporary, last)
     except OSError as error:
         if not folder.is_dir():
@@ -92,7 +89,7 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
     as going on from an older one would overwrite it.
     """
     foreign = None
-    for name in NAMES:
+    for name in CHECKPOINTS:
         path = folder / name
         if not path.exists():
             continue
@@ -112,7 +109,7 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    for name in (*NAMES, WEIGHTS):
+    for name in (*CHECKPOINTS, WEIGHTS):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from ed.runtime.files import write_atomic
+from ed.runtime.runs import WANDB_ID
 
 
 class Wandb:
@@ -14,7 +15,7 @@ class Wandb:
 
     def __init__(self, *, project: str, mode: str, group: str | None, folder: Path, config: dict):
         wandb = _package("wandb", "wandb")
-        identifier = folder / "wandb_id"
+        identifier = folder / WANDB_ID
         if not identifier.exists():
             write_atomic(identifier, uuid.uuid4().hex[:8])
         try:

@@ -14,10 +14,10 @@ from torch import nn
 from ed.core.model_state import evaluating
 from ed.engine.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from ed.engine.metrics import Metrics, brief, check_finite, duration
-from ed.engine.run import RunFolder, identity
+from ed.engine.run import RunFolder, resolved
 from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
-from ed.runtime import processes
+from ed.runtime import processes, runs
 from ed.tasks.base import Batch, Task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -223,7 +223,7 @@ class _Session:
             "seconds": self.seconds,
             "threads": torch.get_num_threads(),
             "metrics": metrics.text(),
-            "config": identity(self.run.cfg),
+            "config": runs.identity(resolved(self.run.cfg)),
         }
         if self.run.writes:
             metrics.sync()

@@ -16,11 +16,11 @@ from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, remove_checkpoints, trained_weights
 from ed.engine.loop import Cadence, Interrupted, describe, train
 from ed.engine.metrics import LogFile, TerminalHandler
-from ed.engine.run import RunFolder, default_folder, digest
+from ed.engine.run import RunFolder, default_folder, resolved
 from ed.engine.settings import check_leaf, check_settings
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
-from ed.runtime import processes
+from ed.runtime import processes, runs
 from ed.runtime.distributed import join, local_device
 from ed.runtime.streams import stream_seed
 from ed.tasks.base import Task
@@ -71,7 +71,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
 
     writes = processes.rank() == 0
     with contextlib.closing(RunFolder(path, cfg, writes=writes)) as folder:
-        log_to(path / "train.log" if writes else None)
+        log_to(path / runs.LOG if writes else None)
         # the first decides: on another machine the folder may be another one, or seen later
         summary = processes.gather(folder.done)[0]
         if summary is not None:
@@ -94,7 +94,7 @@ def fill_in_classes(cfg: DictConfig) -> None:
 
 def check_same_run(cfg: DictConfig, path: Path) -> None:
     """Tasks of one srun are one run here; elsewhere they may be meant as several."""
-    ours = f"{path}, config {digest(cfg)}, seed {cfg.seed}"
+    ours = f"{path}, config {runs.digest(resolved(cfg))}, seed {cfg.seed}"
     first, *others = processes.gather(ours)
     for number, other in enumerate(others, start=1):
         if other != first:
@@ -160,11 +160,11 @@ def build_measure(leaf: DictConfig):
 
 def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     """Measures that a finished run was not given, or with other settings, and can be given now."""
-    stored = read_config(path / "config.yaml").get("measures") or {}
+    stored = read_config(path / runs.CONFIG).get("measures") or {}
     leaves = {name: leaf for name, leaf in stored.items() if name in measures}
     if not cfg.system.trust:
         built = OmegaConf.create({"measures": leaves})
-        check_targets(built, path / "config.yaml", own=targets(cfg))
+        check_targets(built, path / runs.CONFIG, own=targets(cfg))
     taken = {name: build_measure(leaf) for name, leaf in leaves.items()}
     # equal as measures: a default may have had no key then; as text: a class may know no equality
     missing = [
@@ -250,8 +250,8 @@ def load_run(
         trust: also build parts that are not ed's, which runs code that the folder names.
     """
     folder = Path(folder)
-    if not (folder / "config.yaml").exists():
-        raise FileNotFoundError(f"{folder} is no run folder: it holds no config.yaml")
+    if not runs.is_run(folder):
+        raise FileNotFoundError(f"{folder} is no run folder: it holds no {runs.CONFIG}")
     cfg = stored_config(folder, trust=trust)
     weights = trained_weights(folder, logger.warning)
     if weights is None:

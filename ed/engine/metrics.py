@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ed.runtime.files import read_rows, write_atomic
+from ed.runtime.runs import DIVERGED, METRICS
 
 MOST_SHOWN = 12  # values in a line for people
 logger = logging.getLogger("ed")
@@ -34,7 +35,7 @@ class Metrics:
         tracker=None,
         writes: bool = True,
     ):
-        self.path, self.total, self.start = folder / "metrics.jsonl", total, start
+        self.path, self.total, self.start = folder / METRICS, total, start
         self.rows = self._resumed(saved)
         if writes:
             write_atomic(self.path, self.text())
@@ -139,11 +140,11 @@ def _writing(path: Path):
 
 
 def check_finite(values: dict[str, float], after: int, step: int, folder: Path) -> None:
-    """Stops a run that has left the numbers, before anything of it is saved."""
+    """Raises if any value is NaN or infinite, before anything is saved."""
     bad = [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise FloatingPointError(
-            f"diverged: {', '.join(bad)} between steps {after + 1} and {step} of {folder}: "
+            f"{DIVERGED}{', '.join(bad)} between steps {after + 1} and {step} of {folder}: "
             "nothing of this was saved. Try a smaller optimizer.lr, optimizer.max_grad_norm=1, or "
             "a weaker regularizer"
         )

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ed.engine.compose import CONFIGS
 from ed.runtime.files import yaml_text
+from ed.runtime.runs import CONFIG
 
 PARTS = ("task", "model", "regularizer", "sampler", "optimizer")
 SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # of Hydra; ours use none of them
@@ -28,7 +29,7 @@ class UntrustedConfig(ValueError):
 
 def stored_config(folder: Path, *, trust: bool = False) -> DictConfig:
     """The config of a run folder, safe to build; with `trust`, whatever it names."""
-    path = folder / "config.yaml"
+    path = folder / CONFIG
     cfg = read_config(path)
     for key in ("task", "model"):
         if key not in cfg or "_target_" not in cfg[key]:

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from ed.analysis.collect import Row
 from ed.analysis.spec import Table
+from ed.runtime.runs import Status
 
 KEY = re.compile(r"measure/ensembling/alpha([\d.e-]+)/(acc|acc_ood)")
 PENALISED = "_ed"  # cells NAME and NAME_ed share a panel
@@ -18,7 +19,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     """One panel per model; a curve is the mean of a cell's seeds, which lie faintly behind it."""
     panels = defaultdict(dict)
     for name, cell in table.cells.items():
-        done = [r for r in rows if r.home == cell.home and r.status == "done"]
+        done = [r for r in rows if r.home == cell.home and r.status == Status.DONE]
         curves = [curve(row) for row in done]
         curves = [values for values in curves if len(values)]
         if curves:

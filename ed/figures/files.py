@@ -13,7 +13,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from ed.analysis.collect import Row
-from ed.analysis.spec import SpecError, Table, reduced_name
+from ed.analysis.spec import SpecError, Table
+from ed.analysis.store import figure_stem
+from ed.runtime.runs import UNDER_WAY, Status
 
 STYLE = {
     "font.size": 9,
@@ -36,19 +38,19 @@ def figure_files(
 ) -> dict[str, bytes]:
     """Name and content of each file of one figure, of the finished runs with these deviations.
 
-    A figure that reads what runs logged raises NoHistory where the folder of one is missing, lest
-    it take the place of one with more runs.
+    A figure that reads logged values raises NoHistory if those of a run are missing, so that it
+    does not replace a figure with more runs.
 
     Args:
-        available: draw the runs whose folders are here, in cells without a finished one also those
-            under way, and say in the picture how many they are.
+        available: draw the runs whose logged values are here, and unfinished ones in cells without
+            a finished run; the image states how many.
     """
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
     here = sorted(
         (row for row in rows if row.deviations == deviations),
         key=lambda row: (order[row.home], row.seed),
     )
-    done = [row for row in here if row.status == "done"]
+    done = [row for row in here if row.status == Status.DONE]
     drawn = _available(here) if available else done
     with matplotlib.rc_context(STYLE):
         figure = drawing(table)(table, drawn)
@@ -59,20 +61,23 @@ def figure_files(
             letters = int(LETTERS_PER_INCH * figure.get_figwidth())
             lines = [textwrap.fill(remark, letters) for remark in remarks]
             figure.suptitle("\n".join(lines), fontsize=8, color="tab:red")
-        stem = reduced_name(table.name, deviations.split())
-        return {f"{stem}.{kind}": _bytes(figure, kind) for kind in UNDATED}
+        return {f"{figure_stem(deviations)}.{kind}": _bytes(figure, kind) for kind in UNDATED}
 
 
 def _available(rows: Sequence[Row]) -> list[Row]:
-    """A mean with a run that has just begun would end where that one does, so none has both."""
-    finished = {row.home for row in rows if row.status == "done" and row.folder}
-    wanted = {True: "done", False: "partial"}
-    return [r for r in rows if r.folder and r.status == wanted[r.home in finished]]
+    """Finished runs, or unfinished ones in cells that have none: a mean ends with the shortest."""
+    recorded = [row for row in rows if row.record is not None]
+    finished = {row.home for row in recorded if row.status == Status.DONE}
+    return [
+        row
+        for row in recorded
+        if row.status == Status.DONE or (row.status in UNDER_WAY and row.home not in finished)
+    ]
 
 
 def _remarks(table: Table, deviations: str, drawn: Sequence[Row], done: Sequence[Row]) -> list[str]:
     """What must stand in the picture, as it travels without its table."""
-    under_way = sum(row.status == "partial" for row in drawn)
+    under_way = sum(row.status in UNDER_WAY for row in drawn)
     finished = len(drawn) - under_way
     remarks = [f"Reduced: {deviations}"] if deviations else []
     if not deviations and not table.comparable:

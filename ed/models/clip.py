@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ed.models.prompts import captions
 from ed.models.weights import load_weights, read_weights
+from ed.runtime import runs
 from ed.runtime.hub import hub_or_cache
 
 LARGEST_SCALE = 100.0  # of the logits, CLIP's own bound
@@ -203,7 +204,7 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
                 f"{given}: no such file. Give `openai` (for CLIP ViT-B), or a file of weights; "
                 "those of the stand-in come from python scripts/launch.py clip_standin_pretrain"
             )
-        if (path.parent / "config.yaml").exists() and not (path.parent / "DONE").exists():
+        if runs.is_run(path.parent) and not runs.is_done(path.parent):
             raise ValueError(
                 f"{given}: the run that trains it is not finished; wait for it, or give its "
                 "command again. (A copy in another folder is taken as it is.)"

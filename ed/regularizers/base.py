@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 # Kernels of equal depth in one launch: 0.94 of ViT-Tiny's step for the same compilation time
-# (`experiments/results/step_time.md`).
+# (`experiments/results/speed/step_time.md`).
 COMPILATION = {"dynamic": False, "options": {"combo_kernels": True}}
 
 

@@ -6,17 +6,18 @@ import pytest
 from hydra.utils import instantiate
 
 from ed.analysis.spec import Run, expand, nested, parse_value
-from ed.analysis.tables import load_table, table_names
+from ed.analysis.tables import load_table
 from ed.engine.check import check
 from ed.engine.compose import GROUPS, compose_config
 from ed.engine.main import build_measures
 from ed.engine.settings import check_settings
 from ed.figures.files import drawing
+from scripts.table import all_names
 
 
 def all_cells() -> list[Run]:
     """One run per cell, the first seed's; cells that are another table's runs come there."""
-    tables = [load_table(name) for name in table_names()]
+    tables = [load_table(name) for name in all_names()]
     runs = [run for table in tables for run in expand(table, seeds=table.seeds[:1])]
     return list({run.folder: run for run in runs}.values())
 
@@ -36,7 +37,7 @@ def test_cell_composes_and_passes_check(run):
 
 
 def test_every_file_states_command_and_cost():
-    for name in table_names():
+    for name in all_names():
         path = load_table(name).path
         header = re.match(r"(#.*\n)+", path.read_text())
         assert header, f"{path} has no header"
@@ -46,7 +47,7 @@ def test_every_file_states_command_and_cost():
 
 
 def test_headers_count_their_runs():
-    for name in table_names():
+    for name in all_names():
         table = load_table(name)
         count = int(re.search(r"# (\d+) runs", table.path.read_text()).group(1))
         assert count == len(expand(table)), name
@@ -71,13 +72,15 @@ def test_headers_count_their_runs():
 )
 def test_headers_follow_from_the_benchmark(name, network, row, steps, stated):
     path = load_table(name).path
-    section = (path.parent / "results" / "benchmark.md").read_text().split(f"## {network}")[1]
+    section = (
+        (path.parent / "results" / "speed" / "benchmark.md").read_text().split(f"## {network}")[1]
+    )
     step = float(re.search(rf"\| {re.escape(row)} \| ([\d.]+)", section).group(1)) / 1000
     header = " ".join(re.match(r"(#.*\n)+", path.read_text()).group().split("\n# "))
     assert "computed from benchmark.md" in header
     assert stated.format(hours=steps * step / 3600, seconds=steps * step) in header
 
 
-@pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).figure])
+@pytest.mark.parametrize("name", [name for name in all_names() if load_table(name).figure])
 def test_figures_can_be_found(name):
     assert callable(drawing(load_table(name)))

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from ed.analysis.collect import Row
-from ed.analysis.render import mean_and_std, signed, table_lines, to_csv, to_latex, to_markdown
+from ed.analysis.render import mean_and_std, signed, table_lines, to_latex, to_markdown
 from ed.analysis.spec import Paper
 from ed.analysis.stats import Ours, summarise, tolerance, verdict
+from ed.analysis.store import to_csv
 from ed.engine.metrics import check_finite
+from ed.runtime.runs import Status
 from tests.helpers.tables import SPEC, full_rows, write_table
 
 
@@ -128,7 +130,7 @@ def test_the_best_by_a_loss_is_the_lowest(tmp_path):
 
 def test_a_grid_is_pending_until_all_its_points_are_done(table):
     *rows, last = full_rows(table)
-    for under_way in ([], [replace(last, status="partial")]):  # whatever that has shown so far
+    for under_way in ([], [replace(last, status=Status.STOPPED)]):  # whatever that has shown so far
         line = table_lines(table, [*rows, *under_way])[-1]
         assert line.verdict == "pending 3 of 4"
         assert line.ours.mean == 2.0
@@ -139,12 +141,12 @@ def test_a_grid_does_not_wait_for_what_diverged(table, tmp_path):
     *rows, last = full_rows(table)
     with pytest.raises(FloatingPointError) as error:
         check_finite({"train/loss": math.nan}, 0, 1, tmp_path)
-    failed = replace(last, status="failed", last={}, error=f"exit 1: error: {error.value}")
+    failed = replace(last, status=Status.DIVERGED, last={}, error=f"exit 1: error: {error.value}")
     line = table_lines(table, [*rows, failed])[-1]
     assert not line.verdict.startswith("pending")
     assert line.ours.mean == 2.0
     assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points (rho-0.5 diverged)"]
-    accident = replace(failed, error="exit 1: error: no such folder")
+    accident = replace(failed, status=Status.FAILED, error="exit 1: error: no such folder")
     assert table_lines(table, [*rows, accident])[-1].verdict == "pending 3 of 4"
     nothing = [replace(failed, cell=row.cell, seed=row.seed) for row in full_rows(table)[4:]]
     assert table_lines(table, nothing)[-1].verdict == "pending 0 of 4"

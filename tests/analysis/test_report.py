@@ -18,17 +18,19 @@ import torch
 from PIL import Image
 
 import ed
-from ed.analysis.collect import Row, read_results
-from ed.analysis.merging import result_path
-from ed.analysis.render import table_lines, to_csv
+from ed.analysis.collect import Row
+from ed.analysis.curves import write_curves
+from ed.analysis.render import table_lines
 from ed.analysis.report.charts import Axis, key, line_chart
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, tag
 from ed.analysis.report.page import build_page
 from ed.analysis.report.tables import Experiment, comparison, header_comment, print_width
-from ed.analysis.spec import EXPERIMENTS, reduced_name
+from ed.analysis.spec import EXPERIMENTS
 from ed.analysis.stats import Ours
+from ed.analysis.store import CSV, CURVES, read_results, results_folder, to_csv
 from ed.analysis.tables import load_table, table_names
+from ed.runtime.runs import Record
 from tests.helpers.browser import browser, missing
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +127,7 @@ def test_every_experiment_is_there_with_every_cell(page, name):
 @pytest.mark.parametrize("name", table_names())
 def test_every_row_of_every_csv_file_is_there(page, name):
     table = load_table(name)
-    for row in read_results(result_path(table, "csv"), table):
+    for row in read_results(results_folder(table) / CSV, table):
         shown = page.texts[f"{row.table}--{row.cell}"].split()
         for value in (
             row.seed,
@@ -187,27 +189,29 @@ def test_the_command_is_quick_the_same_every_time_and_needs_no_torch(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """One experiment with a recorded run, a reduced one and a failed one."""
+    """One experiment with a recorded run and a failed one."""
     (tmp_path / "small.yaml").write_text(SPEC)
-    results = tmp_path / "results"
-    results.mkdir()
+    results = tmp_path / "results" / "small"
+    results.mkdir(parents=True)
     header = "table,cell,seed,deviations,status,steps,total_steps,last:eval/acc,last:eval/loss,"
     header += "best:eval/acc,seconds,device,torch,commit,dirty,error\n"
     rows = (
         "small,plain,0,,done,40,40,91.25,0.5,92.5,7.5,Some GPU,2.11.0,0123456789ab,no,\n"
         f"small,plain,1,,failed,20,40,50.0,0.9,,,Some GPU,2.11.0,0123456789ab,yes,{HOSTILE}\n"
-        "small,widths-16,0,task.epochs=1,done,4,4,33.25,0.7,33.25,1.5,CPU,2.11.0,abcdef01,no,\n"
     )
-    (results / "small.csv").write_text(header + rows)
-    record = results / "runs" / "small" / "plain" / "seed0"
-    record.mkdir(parents=True)
-    (record / "config.yaml").write_text("model: {width: 8}\nseed: 0\ntask: {data: <b>}\n")
+    (results / CSV).write_text(header + rows)
     metrics = [{"step": s, "train/loss": 2.0 / s, "eval/acc": 60.0 + s} for s in range(1, 41)]
-    (record / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     session = {"device": "Some GPU", "versions": {"numpy": "2.9.9"}, "command": HOSTILE}
-    (record / "meta.json").write_text(json.dumps({"sessions": [session]}))
-    summary = {"last": {"eval/acc": 91.25, "eval/loss": 0.5}, "best": {"eval/acc": 92.5}}
-    (record / "DONE").write_text(json.dumps(summary | {"steps": 40, "seconds": 7.5}))
+    last = {"eval/acc": 91.25, "eval/loss": 0.5}
+    record = Record(
+        source="",
+        config={"model": {"width": 8}, "seed": 0, "task": {"data": "<b>"}},
+        meta={"sessions": [session]},
+        done={"last": last, "best": {"eval/acc": 92.5}, "steps": 40, "seconds": 7.5},
+        failure="",
+        history=lambda: metrics,
+    )
+    write_curves(results / CURVES, {("plain", 0): record})
     return tmp_path
 
 
@@ -216,17 +220,23 @@ def test_a_record_gives_curves_settings_and_versions(folder):
     shown = page.texts["small--plain"]
     assert "train/loss, by step, log scale" in shown
     assert "eval/acc, by step" in shown
-    assert "task: {data: <b>}" in shown
+    assert "data: <b>" in shown
     assert "2.9.9" in shown
     curves = [a for name, a in page.elements if name == "path" and a["class"] == "line s0"]
     assert [a["d"].count("L") for a in curves] == [39, 39]
 
 
-def test_failed_and_reduced_runs_are_there(folder):
+def test_failed_runs_are_there(folder):
+    assert "failed" in Page(build_page(folder)).texts["small--plain"]
+
+
+def test_probes_come_after_the_tables(folder):
+    (folder / "probes").mkdir()
+    text = (folder / "small.yaml").read_text().replace("title: ", "title: A probe of ", 1)
+    (folder / "probes" / "aside.yaml").write_text(text)
     page = Page(build_page(folder))
-    assert "failed" in page.texts["small--plain"]
-    assert "task.epochs=1" in page.texts["experiment-small"]
-    assert "33.25" in page.texts["small--widths-16"]
+    assert "A probe of" in page.texts["experiment-aside"]
+    assert list(page.texts).index("experiment-small") < list(page.texts).index("experiment-aside")
 
 
 def test_a_run_that_another_table_collected_stands_with_its_cell(folder):
@@ -234,9 +244,10 @@ def test_a_run_that_another_table_collected_stands_with_its_cell(folder):
         "title: Other\nplace: Nowhere\nmetric: eval/acc\nseeds: [0, 1]\nfixed: [task=toy]\n"
         "cells: {borrowed: {same_as: small/plain, paper: null}}\n"
     )
-    text = (folder / "results" / "small.csv").read_text().replace(",last:eval/loss", "")
+    text = (folder / "results" / "small" / CSV).read_text().replace(",last:eval/loss", "")
     row = "small,plain,1,,done,40,40,93.75,93.75,7.5,Some GPU,2.11.0,fedcba9876,no,\n"
-    (folder / "results" / "other.csv").write_text(text.splitlines()[0] + "\n" + row)
+    (folder / "results" / "other").mkdir()
+    (folder / "results" / "other" / CSV).write_text(text.splitlines()[0] + "\n" + row)
     page = Page(build_page(folder))
     assert "93.75" in page.texts["small--plain"].split()
     assert "fedcba98" in page.texts["provenance"].split()
@@ -280,8 +291,8 @@ def test_a_pool_shows_every_variant_with_its_r(tmp_path):
         for place, cell in enumerate(table.cells.values())
         for seed in table.seeds
     ]
-    (tmp_path / "results").mkdir()
-    result_path(table, "csv").write_text(to_csv(table, rows))
+    results_folder(table).mkdir(parents=True)
+    (results_folder(table) / CSV).write_text(to_csv(table, rows))
     text = Page(build_page(tmp_path)).texts["experiment-correlation_vit"]
     for variants in table.correlation.measures.values():
         assert all(table.metrics[metric] in text for metric in variants)
@@ -290,26 +301,16 @@ def test_a_pool_shows_every_variant_with_its_r(tmp_path):
     assert text.count("-1.00 to -1.00") == 1
 
 
-def test_pictures_go_to_the_experiment_they_are_named_after(folder):
-    results = folder / "results"
-    (results / "small_curves.png").write_bytes(b"\x89PNG")
-    (results / "other.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
-    page = Page(build_page(folder))
-    assert "small curves" in page.texts["experiment-small"]
+def test_a_figure_stands_with_its_experiment_and_other_images_at_the_end(folder):
+    (folder / "results" / "small" / "figure.png").write_bytes(b"\x89PNG")
+    (folder / "results" / "other.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    text = build_page(folder)
+    page = Page(text)
     assert "other" in page.texts["figures"]
     sources = [value.split(",")[0] for _, value in page.values("src")]
     assert sources == ["data:image/png;base64", "data:image/svg+xml;base64"]
-
-
-def test_what_has_a_title_already_is_not_named_again(folder):
-    """A table's own picture stands under its title, a reduction's in the fold of that name."""
-    for stem in ("small", reduced_name("small", ["task.epochs=1"])):
-        (folder / "results" / f"{stem}.png").write_bytes(b"\x89PNG")
-    text = build_page(folder)
-    assert text.count("data:image/png;base64") == 2
-    assert text.count("figcaption>small") == 0
-    _, fold = text.split("<summary>Reduced: ")
-    assert fold.split("</details>")[0].count("data:image/png;base64") == 1
+    assert text.count("<figcaption>other") == 1
+    assert "<figcaption>figure" not in text  # the experiment's title names it
 
 
 def png(width: int, resolution: bytes) -> bytes:
@@ -343,12 +344,9 @@ def test_a_strip_needs_two_numbers_to_compare():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("runs/small/plain/seed0/meta.json", "{", "meta.json is not JSON"),
-        ("runs/small/plain/seed0/meta.json", "[]", "meta.json does not hold a dict"),
-        ("runs/small/plain/seed0/metrics.jsonl", "hello\n", "line 1 is not JSON"),
-        ("runs/small/plain/seed0/config.yaml", "model: {width: 9}\nseed: 0", "another run"),
+        ("small/curves.parquet", "hello", r"curves\.parquet is damaged"),
         ("explorer.json", "{", "explorer.json is not JSON"),
-        ("small.csv", "a,b\n", "line 1: not the header"),
+        ("small/runs.csv", "a,b\n", "line 1: not the header"),
     ],
 )
 def test_broken_files_are_named(folder, name, content, message):
@@ -368,7 +366,7 @@ def test_a_folder_without_experiments_leaves_the_page_as_it_is(tmp_path):
 
 
 def test_a_broken_file_ends_the_command_with_one_line(folder):
-    (folder / "results" / "small.csv").write_text("a,b\n")
+    (folder / "results" / "small" / CSV).write_text("a,b\n")
     words = [sys.executable, "scripts/report.py", "--experiments", str(folder)]
     words += ["--out", str(folder / "page.html")]
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

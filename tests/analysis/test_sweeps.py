@@ -2,13 +2,13 @@
 
 import csv
 import io
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ed.runtime.runs import write_done
 from scripts.runs import main
 
 ED = {"_target_": "ed.regularizers.ed.EDRegularizer", "weight": 7.0, "degree": 3}
@@ -24,7 +24,7 @@ def write_run(folder: Path, seed: int, regularizer: dict, last: dict | None, **s
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     if last is not None:
-        (folder / "DONE").write_text(json.dumps({"last": last}))
+        write_done(folder, {"last": last, "best": {}, "steps": 5, "seconds": 1.0})
 
 
 @pytest.fixture
@@ -154,19 +154,19 @@ def test_mistakes_end_in_one_line(runs, capsys, arguments, message):
 def test_a_damaged_record_is_named(runs, capsys):
     (runs / "ed" / "seed0" / "DONE").write_text("{")
     assert main([str(runs)]) == 1
-    assert "seed0/DONE is not JSON" in capsys.readouterr().err
+    assert "seed0/DONE is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["seed: [", "", "weight: 3"])
 def test_a_damaged_config_is_named(runs, capsys, text):
     (runs / "ed" / "seed0" / "config.yaml").write_text(text)
     assert main([str(runs)]) == 1
-    assert "seed0/config.yaml is not the config of a run" in capsys.readouterr().err
+    assert "seed0/config.yaml is not " in capsys.readouterr().err
 
 
 def test_a_number_that_some_runs_lack_says_how_many_have_it(runs, capsys):
-    done = runs / "none/seed1/DONE"
-    done.write_text(json.dumps({"last": {"eval/acc": 82.0, "measure/ed": 0.5}}))
+    last = {"eval/acc": 82.0, "measure/ed": 0.5}
+    write_done(runs / "none/seed1", {"last": last, "best": {}, "steps": 5, "seconds": 1.0})
     main([str(runs)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["none", "3", "82", "±", "2", "0.5", "(1)"] in lines

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from ed.analysis.collect import Row
-from ed.analysis.render import to_csv, to_markdown
+from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, expand, parse_value
+from ed.analysis.store import to_csv
 from ed.analysis.tables import load_table
 from ed.datasets.images import load_images
 from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
@@ -22,9 +23,10 @@ from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.loop import Interrupted
 from ed.engine.main import choose_device, start_tracker
-from ed.engine.run import RunError, RunFolder
+from ed.engine.run import RunFolder
 from ed.engine.settings import check_settings
 from ed.runtime.files import csv_text, from_csv_text
+from ed.runtime.runs import RunError
 from scripts import launch, table
 from tests.helpers.small import SMALL_GROKKING, small_config, small_run
 from tests.helpers.tables import fabricate, write_table

@@ -14,11 +14,12 @@ from ed.engine.compose import compose_config, flat_keys
 from ed.engine.main import wants_channels_last
 from ed.engine.metrics import Metrics, brief
 from ed.engine.optimizer import SGD, AdamW
-from ed.engine.run import digest
+from ed.engine.run import resolved
 from ed.engine.schedule import learning_rate_factor
 from ed.engine.step import TrainStep
 from ed.models.spaces import split
 from ed.regularizers.base import StepState
+from ed.runtime.runs import digest
 from ed.runtime.streams import stream_seed
 from ed.tasks.cifar10 import Cifar10
 from tests.helpers.small import small_run
@@ -360,7 +361,7 @@ def test_measures_of_an_earlier_step_are_not_those_of_the_final_model(tmp_path):
 
 def test_a_run_is_known_by_the_values_of_its_settings_that_count():
     def known(*overrides: str) -> str:
-        return digest(compose_config(list(overrides)))
+        return digest(resolved(compose_config(list(overrides))))
 
     assert known("regularizer=ed", "regularizer.weight=7") == known("regularizer=ed")
     assert known("regularizer=ed", "regularizer.weight=8") != known("regularizer=ed")

@@ -26,8 +26,9 @@ from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.loop import Interrupted, _stop_requests
 from ed.engine.main import load_run
 from ed.engine.metrics import Metrics
-from ed.engine.run import RunError, RunFolder, changed_files
+from ed.engine.run import RunFolder, changed_files
 from ed.runtime.files import read_rows, seal, write_atomic
+from ed.runtime.runs import RunError
 from tests.helpers.small import SMALL, SMALL_GROKKING, small_config, small_run, weights
 
 ROOT = Path(__file__).parents[2]

@@ -217,7 +217,7 @@ def test_a_shortened_table_says_so_wherever_it_goes():
 def test_runs_under_way_are_drawn_as_far_as_they_are():
     """On the frames of the whole run: 3 of 10 M, not stretched; the aggregate ends there, too."""
     runs = [
-        replace(run, steps=300, status="partial") if run.cell == "none-jumper" else run
+        replace(run, steps=300, status="stopped") if run.cell == "none-jumper" else run
         for run in short_runs(lambda *_: 10.0, seeds=(0,))
     ]
     figure = draw(load_table("procgen_short"), runs)
@@ -236,7 +236,7 @@ def test_runs_under_way_are_drawn_as_far_as_they_are():
 def test_a_run_under_way_has_no_final_return():
     table = load_table("procgen_short")
     runs = [
-        replace(run, steps=300, status="partial") if run.cell.endswith("jumper") else run
+        replace(run, steps=300, status="stopped") if run.cell.endswith("jumper") else run
         for run in short_runs(lambda *_: 10.0, seeds=(0,))
     ]
     plain, ed = aggregates(table, runs)

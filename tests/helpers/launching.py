@@ -8,9 +8,10 @@ from pathlib import Path
 
 import yaml
 
-from ed.analysis.collect import collect, columns
+from ed.analysis.collect import collect
 from ed.analysis.merging import merge
-from ed.analysis.render import to_csv, to_markdown
+from ed.analysis.render import to_markdown
+from ed.analysis.store import columns, to_csv
 
 SPEC = {
     "title": "Six small runs",

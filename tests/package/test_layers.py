@@ -18,7 +18,7 @@ ALLOWED = {
     "models": ("core", "kernels", "runtime"),
     "regularizers": ("core", "runtime"),
     "measures": ("core", "runtime"),
-    "figures": ("core", "analysis"),
+    "figures": ("core", "runtime", "analysis"),
     "envs": ("core.validate",),
     "tasks": ("core", "runtime", "datasets", "models", "envs"),
     "engine": ("core", "runtime", "tasks.base", "regularizers.base", "measures.base"),

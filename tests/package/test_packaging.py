@@ -25,7 +25,7 @@ def wheel(tmp_path_factory):
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     for name in listed:
-        if (ROOT / name).is_file() and not name.startswith(("tests/", "experiments/results/")):
+        if (ROOT / name).is_file() and not name.startswith("tests/") and "/results/" not in name:
             target = folder / "source" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
@@ -67,7 +67,8 @@ def test_the_wheel_carries_what_its_commands_need(wheel):
         points = archive.read(entry).decode()
     for name in (path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")):
         assert f"ed/_app/{name}" in names
-    for name in ("train.py", "scripts/table.py", "experiments/table1.yaml"):
+    probes = "experiments/probes/pca_5_epochs.yaml"
+    for name in ("train.py", "scripts/table.py", "experiments/table1.yaml", probes):
         assert f"ed/_app/{name}" in names
     assert "ed/py.typed" in names
     assert not [name for name in names if "/results/" in name or name.startswith("tests")]

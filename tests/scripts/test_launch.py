@@ -65,8 +65,10 @@ def test_killed_launcher_and_runs_end_like_undisturbed_ones(tmp_path, capsys, mo
     wait_for(lambda: any(steps_of(run) >= 2 for run in runs), "a run in the middle")
     for pid in active:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not any(launch.is_locked(run, launch.CLAIM) for run in runs), "their end")
-    assert not all(map(launch.is_done, runs[:2])), "killed too late to show anything"
+    wait_for(lambda: not any(launch.is_busy(run.folder) for run in runs), "their end")
+    assert not all(launch.is_done(run.folder) for run in runs[:2]), (
+        "killed too late to show anything"
+    )
 
     second = subprocess.run(
         [sys.executable, "scripts/launch.py", *arguments], cwd=ROOT, check=False
@@ -129,7 +131,7 @@ def test_failures_are_told_whatever_the_run_has_said(tmp_path, monkeypatch, code
         (
             "import sys; open(sys.argv[1] + '/metrics.jsonl', 'w').write('{\"step\": 3}\\n')\n"
             "raise SystemExit(75)",
-            "partial",
+            "stopped",
         ),
     ],
 )
@@ -140,7 +142,7 @@ def test_interrupted_runs_are_not_failures(tmp_path, capsys, monkeypatch, code, 
         assert launch.main(arguments) == 75
         output = capsys.readouterr().out
         assert "start   six/ed/seed0" in output
-        assert ("3 of ? steps" in output) == (status == "partial")
+        assert ("3 of ? steps" in output) == (status == "stopped")
         assert f"1 runs: 1 {status}" in output
 
 
@@ -151,11 +153,11 @@ def test_a_run_is_claimed_until_it_has_ended(tmp_path, monkeypatch):
     run.folder.mkdir(parents=True)
     with launch.claimed(run, rerun_failed=False) as claim:
         process = launch.start(run, None, claim)
-    assert launch.is_busy(run)
+    assert launch.is_busy(run.folder)
     assert launch.claimed(run, rerun_failed=False) is None
     process.kill()
     process.wait()
-    assert not launch.is_busy(run)
+    assert not launch.is_busy(run.folder)
 
 
 def test_a_run_that_failed_under_another_launcher_meanwhile_is_not_run_again(
@@ -184,7 +186,7 @@ def test_a_run_stays_claimed_until_its_failure_is_written_down(tmp_path, monkeyp
     finish, seen = launch.finish, []
 
     def finish_late(run, code):
-        seen.append(launch.is_busy(run))
+        seen.append(launch.is_busy(run.folder))
         finish(run, code)
 
     monkeypatch.setattr(launch, "finish", finish_late)
@@ -192,7 +194,7 @@ def test_a_run_stays_claimed_until_its_failure_is_written_down(tmp_path, monkeyp
     assert launch.main(arguments) == 1
     assert seen == [True]
     (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
-    assert not launch.is_busy(run)
+    assert not launch.is_busy(run.folder)
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
@@ -361,6 +363,6 @@ def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(tmp_path, capsys, mo
     capsys.readouterr()
     assert launch.main([*arguments, "--status"]) == 1
     path = tmp_path / "six/ed/seed0" / launch.CLAIM
-    assert capsys.readouterr().err == (
-        f"error: {path}: {os.strerror(number)}, so whether this run is running is unknown\n"
-    )
+    assert f"{path}: {os.strerror(number)}" in capsys.readouterr().out
+    assert launch.main(arguments) == 1  # it might be running, so it is not started
+    assert capsys.readouterr().err.startswith(f"error: {path}: {os.strerror(number)}")

@@ -79,7 +79,7 @@ def test_a_file_in_place_of_the_runs_is_refused(tmp_path, capsys, more):
     assert launch.main(arguments) == 1
     assert capsys.readouterr().err == f"error: --runs {tmp_path}/file: not a folder\n"
     (run, *_) = expand(load_table(arguments[0]), root=tmp_path / "file")
-    assert not launch.is_locked(run, ".lock")
+    assert not launch.is_busy(run.folder)
 
 
 def test_a_run_that_began_before_it_failed_keeps_its_settings_and_its_log(

@@ -211,7 +211,7 @@ def test_a_disturbed_array_ends_like_the_local_launcher(cluster, tmp_path):
             hold(run)
         preempted = preempt_one(runs[:2])
         cancel(runs[2])
-        assert "partial" in launch(*slurm, "--status", "--cells", "ed", "--seeds", "2").stdout
+        assert "stopped" in launch(*slurm, "--status", "--cells", "ed", "--seeds", "2").stdout
         again = launch(*slurm)  # while the others are queued or running
         assert ": 1 runs" in again.stdout, again.stdout + again.stderr
         (limited,) = (run for run in runs[:2] if run is not preempted)

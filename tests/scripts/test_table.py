@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ed.analysis.collect import Row, read_results
-from ed.analysis.merging import committed, merge
-from ed.analysis.render import to_csv
+from ed.analysis.collect import Row
+from ed.analysis.merging import merge
 from ed.analysis.spec import Table, expand
+from ed.analysis.store import CSV, CURVES, README, committed, read_results, to_csv
+from ed.runtime.runs import Record
 from scripts import table as script
 from tests.helpers.tables import fabricate, full_rows, write_table
 
@@ -29,12 +31,13 @@ def test_committed_files_stay_unless_asked(table, tmp_path, capsys):
     assert "79.00 (1)" in capsys.readouterr().out
     assert not (tmp_path / "results").exists()
     assert script.main([*here, "--out", str(tmp_path / "mine")]) == 0
-    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"mini.csv", "mini.md"}
+    written = {path.name for path in (tmp_path / "mine" / "mini").iterdir()}
+    assert written == {README, CSV, CURVES}
     assert not (tmp_path / "results").exists()
 
 
 def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, capsys):
-    runs, results = expand(table, root=tmp_path / "runs"), tmp_path / "results"
+    runs, results = expand(table, root=tmp_path / "runs"), tmp_path / "results" / "mini"
     fabricate(runs[0], 79.0)
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
     assert main(here) == 0
@@ -44,57 +47,79 @@ def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, cap
     fabricate(runs[1], 81.0)
     assert main(here) == 0
     assert main([*here, "--check"]) == 0
-    text = (results / "mini.md").read_text()
+    text = (results / "README.md").read_text()
     assert "80.00 ± 1.41 (2)" in text
-    before = (results / "mini.csv").read_bytes(), text
+    before = (results / "runs.csv").read_bytes(), text
     assert main([*here, str(tmp_path / "elsewhere")]) == 0
-    assert before == ((results / "mini.csv").read_bytes(), (results / "mini.md").read_text())
+    assert before == ((results / "runs.csv").read_bytes(), (results / "README.md").read_text())
     # the same cell with other numbers in two folders: refused, nothing written
     fabricate(runs[0], 70.0)
     assert main([*here, str(tmp_path / "elsewhere")]) == 1
     assert "two runs claiming the same cell mini/baseline/seed0" in capsys.readouterr().err
-    assert before == ((results / "mini.csv").read_bytes(), (results / "mini.md").read_text())
+    assert before == ((results / "runs.csv").read_bytes(), (results / "README.md").read_text())
 
 
 def test_a_fresh_run_takes_the_place_of_a_committed_one_and_says_so(table, tmp_path, capsys):
-    """Whoever reproduces a table has other numbers than we, and the committed records stay."""
+    """Whoever reproduces a table has other numbers than we."""
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
-    results, records = tmp_path / "results", tmp_path / "results" / "runs"
-    fabricate(expand(table, root=records)[0], 79.0)
+    results = tmp_path / "results" / "mini"
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     assert main(here) == 0
-    assert "79.00 (1)" in (results / "mini.md").read_text()
+    before = {path.name: path.read_bytes() for path in results.iterdir()}
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0 * (1 + 1e-14))  # another machine
     assert main(here) == 0
+    assert before == {path.name: path.read_bytes() for path in results.iterdir()}
     assert "takes the place" not in capsys.readouterr().err
     fabricate(expand(table, root=tmp_path / "runs")[0], 70.0)
-    for _ in range(2):  # once written, the file disagrees with the record: no matter
-        assert main(here) == 0
-        assert "70.00 (1)" in (results / "mini.md").read_text()
-        (row,) = [row for row in committed(table) if row.status == "done"]
-        assert row.last == {"eval/acc": 70.0}
-    told = f"{tmp_path}/runs/mini/baseline/seed0 (70.0) takes the place of {results}"
-    assert told in capsys.readouterr().err
-    assert main([*here, "--check"]) == 1  # what a maintainer commits must agree
+    assert main(here) == 0
+    replaced = f"{tmp_path}/runs/mini/baseline/seed0 (70.0) takes the place of {results}"
+    assert replaced in capsys.readouterr().err
+    assert "70.00 (1)" in (results / README).read_text()
+    (row,) = [row for row in committed(table) if row.status == "done"]
+    assert row.last == {"eval/acc": 70.0}
+    assert row.history()[-1] == {"step": 10, "eval/acc": 70.0}
+    assert main([*here, "--check"]) == 0
+
+
+def test_a_committed_run_of_other_settings_is_an_error_until_it_is_run_again(tmp_path, capsys):
+    table = write_table(tmp_path)
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
+    assert main(here) == 0
+    (tmp_path / "runs").rename(tmp_path / "old")
+    table = write_table(tmp_path, fixed=["task=cifar10", "task.epochs=200"])
+    for more in ([], ["--check"]):
+        assert main([*here, *more]) == 1
+        error = capsys.readouterr().err
+        assert "baseline/seed0 has task.epochs=300.0, but the table says 200" in error
+        assert error.count("\n") == 1
+    fabricate(expand(table, root=tmp_path / "runs")[0], 70.0)
+    assert main(here) == 0
+    assert main([*here, "--check"]) == 0
 
 
 def test_metrics_that_only_one_source_knows_are_joined():
     row = Row("t", "c", 0, status="done", steps=9, last={"eval/acc": 1.0}, best=2.0)
-    more = replace(row, last={"eval/acc": 1.0, "measure/norm": 3.0}, best=None, folder=Path("a"))
-    for rows in ((row, more), (more, row)):
-        (merged,) = merge(rows)
-        assert (merged.last, merged.best, merged.folder) == (more.last, 2.0, Path("a"))
+    known = [Record(name, {}, {}, None, "", list) for name in "ab"]
+    more = replace(row, last={"eval/acc": 1.0, "measure/norm": 3.0}, best=None, record=known[0])
+    for less in (row, replace(row, record=known[1])):
+        for rows in ((less, more), (more, less)):
+            (merged,) = merge(rows)
+            assert (merged.last, merged.best, merged.record) == (more.last, 2.0, known[0])
 
 
 def test_reduced_runs_are_found_by_what_the_launcher_noted(table, tmp_path, capsys):
     run = expand(table, sets=["task.epochs=2"], root=tmp_path / "runs")[0]
     fabricate(run, 60.0)
-    (run.folder.parents[2] / "deviations.json").write_text('["task.epochs=2"]')
+    (run.folder.parents[1] / "deviations.json").write_text('["task.epochs=2"]')
     assert main([str(table.path), "--runs", str(tmp_path / "runs")]) == 0
-    assert "mini.md: 1 of 9 runs done" in capsys.readouterr().out  # 8, and the one that was begun
-    text = (tmp_path / "results" / "mini.md").read_text()
+    text, note = capsys.readouterr()
     assert "## Reduced: task.epochs=2" in text
     assert "60.00 (1)" in text
     assert "| ed |" not in text.split("## Reduced")[1]  # only what was begun
+    assert "--commit leaves out reduced runs (task.epochs=2)" in note
+    assert note.count("\n") == 1
+    assert "Reduced" not in (tmp_path / "results" / "mini" / README).read_text()
 
 
 def test_rows_of_another_tables_file_are_shown_with_the_metrics_of_this_one(tmp_path):
@@ -107,8 +132,8 @@ def test_rows_of_another_tables_file_are_shown_with_the_metrics_of_this_one(tmp_
         if row.cell in ("baseline", "ed")
     ]
     rows += [replace(row, deviations="task.epochs=2") for row in rows]
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "mini.csv").write_text(to_csv(home, rows))
+    (tmp_path / "results" / "mini").mkdir(parents=True)
+    (tmp_path / "results" / "mini" / CSV).write_text(to_csv(home, rows))
     shown = {"cells": {"same": {"same_as": "mini/ed", "paper": None}}, "tuning": None, "seeds": [1]}
     (row,) = committed(write_table(tmp_path, "one", **shown))
     assert (row.home, row.seed, row.deviations) == (("mini", "ed"), 1, "")
@@ -123,7 +148,7 @@ def test_a_results_file_holds_all_that_is_known_of_a_run(table, tmp_path):
     rows = [
         Row("mini", "baseline", 0, "", "done", 20, 20, **score, **about, dirty=False),
         Row("mini", "baseline", 1, "", "failed", 5, 20, **about, dirty=True, error="exit 1: a, b"),
-        Row("mini", "ed", 0, "task.epochs=2", "partial", 5),
+        Row("mini", "ed", 0, "task.epochs=2", "stopped", 5),
     ]
     (tmp_path / "mini.csv").write_text(to_csv(table, rows))
     assert read_results(tmp_path / "mini.csv", table) == rows
@@ -133,9 +158,10 @@ def test_lines_of_another_file_are_added(table, tmp_path):
     fabricate(expand(table, root=tmp_path / "far")[0], 79.0)
     main([str(table.path), "--runs", str(tmp_path / "far")])
     far = tmp_path / "far.csv"
-    (tmp_path / "results" / "mini.csv").rename(far)
+    (tmp_path / "results" / "mini" / CSV).rename(far)
+    shutil.rmtree(tmp_path / "results")
     assert main([str(table.path), "--runs", str(tmp_path / "none"), "--add", str(far)]) == 0
-    assert (tmp_path / "results" / "mini.csv").read_text() == far.read_text()
+    assert (tmp_path / "results" / "mini" / "runs.csv").read_text() == far.read_text()
 
 
 @pytest.mark.parametrize(
@@ -165,14 +191,14 @@ def test_a_damaged_results_file_is_an_error_and_stays(table, tmp_path, damage, c
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
     main(here)
-    path = tmp_path / "results" / "mini.csv"
+    path = tmp_path / "results" / "mini" / "runs.csv"
     path.write_text(damage(path.read_text()))
     before = path.read_bytes()
     assert main(here) == 1
     assert main([*here, "--check"]) == 1
     errors = capsys.readouterr().err
     assert complaint in errors
-    assert "mini.csv" in errors
+    assert CSV in errors
     assert path.read_bytes() == before
 
 
@@ -194,7 +220,7 @@ def test_mistakes_of_the_command_are_one_line(arguments, complaint, capsys):
 def test_check_notices_an_edited_table(table, tmp_path, capsys):
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     main([str(table.path), "--runs", str(tmp_path / "runs")])
-    path = tmp_path / "results" / "mini.md"
+    path = tmp_path / "results" / "mini" / "README.md"
     whole = path.read_text()
     path.write_text(whole.replace("79.00", "89.00"))
     assert main([str(table.path), "--check"]) == 1
@@ -203,8 +229,8 @@ def test_check_notices_an_edited_table(table, tmp_path, capsys):
     assert main([str(table.path), "--check"]) == 1
     path.write_text(whole)
     assert main([str(table.path), "--check"]) == 0
-    lines = path.with_suffix(".csv").read_text().splitlines(keepends=True)
-    path.with_suffix(".csv").write_text("".join([*lines, lines[-1]]))  # the same run once more
+    lines = path.with_name(CSV).read_text().splitlines(keepends=True)
+    path.with_name(CSV).write_text("".join([*lines, lines[-1]]))  # the same run once more
     assert main([str(table.path), "--check"]) == 1
 
 
@@ -237,62 +263,65 @@ def drawn(tmp_path, monkeypatch) -> Table:
 
 
 def test_a_figure_is_drawn_once_runs_are_done_the_same_every_time(drawn, tmp_path):
-    results = tmp_path / "results"
+    results = tmp_path / "results" / "mini"
     runs = expand(drawn, root=tmp_path / "runs")
     here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
     fabricate(runs[0])
     fabricate(runs[1], done=False)
     assert main(here) == 0
-    assert not (results / "mini.png").exists()  # one finished run is too few for this figure
-    assert "(mini.png)" not in (results / "mini.md").read_text()
+    assert not (results / "figure.png").exists()  # one finished run is too few for this figure
+    assert "(figure.png)" not in (results / "README.md").read_text()
     fabricate(runs[1])
     assert main(here) == 0
-    assert f"\n\n![{drawn.title}](mini.png)\n\n" in (results / "mini.md").read_text()
+    assert f"\n\n![{drawn.title}](figure.png)\n\n" in (results / "README.md").read_text()
     assert main([*here, "--check"]) == 0
-    first = [(results / f"mini.{kind}").read_bytes() for kind in ("png", "pdf")]
+    first = [(results / f"figure.{kind}").read_bytes() for kind in ("png", "pdf")]
     assert [content[:4] for content in first] == [b"\x89PNG", b"%PDF"]
     assert not any(word in first[1] for word in (b"CreationDate", b"Producer"))
-    # the folders are gone, their records are committed: the same files
-    (results / "runs").mkdir()
-    (tmp_path / "runs" / "mini").rename(results / "runs" / "mini")
+    # the folders are gone, their curves are committed: the same files
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
     for kind in ("png", "pdf"):
-        (results / f"mini.{kind}").unlink()
+        (results / f"figure.{kind}").unlink()
     assert main(here) == 0
-    assert first == [(results / f"mini.{kind}").read_bytes() for kind in ("png", "pdf")]
+    assert first == [(results / f"figure.{kind}").read_bytes() for kind in ("png", "pdf")]
 
 
 def test_a_figure_is_not_replaced_by_one_of_fewer_runs_unless_asked(drawn, tmp_path, capsys):
-    """The CSV file knows four runs; the folder of one of them is on another machine."""
+    """Of a run that arrives as a line of a CSV file no logged values are here."""
     import little_figure
 
-    picture = tmp_path / "results" / "mini.png"
+    results, far = tmp_path / "results" / "mini", tmp_path / "far.csv"
     here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
     for run in expand(drawn, cells=["baseline", "ed"], root=tmp_path / "runs"):
         fabricate(run)
     assert main(here) == 0
-    before = picture.read_bytes()
+    whole = (results / "figure.png").read_bytes()
+    (results / CSV).rename(far)
+    shutil.rmtree(results)
     run.folder.rename(tmp_path / "elsewhere")
+    assert main(here) == 0
+    before = (results / "figure.png").read_bytes()
     capsys.readouterr()
+    here += ["--add", str(far)]
     assert main(here) == 0
     complaint = capsys.readouterr().err
-    assert "no figure of mini is drawn: of 4 finished runs 3 have their folders here" in complaint
+    assert "no figure of mini is drawn: 3 of 4 finished runs" in complaint
     assert f"(mini/ed/seed{run.seed} has not)" in complaint
-    assert picture.read_bytes() == before
+    assert (results / "figure.png").read_bytes() == before
     assert main([*here, "--available"]) == 0
     assert capsys.readouterr().err == ""
     assert little_figure.latest.get_suptitle() == "3 of 4 finished runs"
-    assert picture.read_bytes() != before
     (tmp_path / "elsewhere").rename(run.folder)
     assert main(here) == 0
     assert little_figure.latest.get_suptitle() == ""
-    assert picture.read_bytes() == before
+    assert (results / "figure.png").read_bytes() == whole
 
 
 def test_runs_under_way_are_drawn_when_asked_where_none_is_done(drawn, tmp_path):
     """A mean over a finished run and one that has just begun would end with the latter."""
     import little_figure
 
-    picture = tmp_path / "results" / "mini.png"
+    picture = tmp_path / "results" / "mini" / "figure.png"
     here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
     for run in expand(drawn, cells=["baseline", "ed"], root=tmp_path / "runs"):
         fabricate(run, done=False)
@@ -312,21 +341,20 @@ def test_reduced_runs_are_drawn_apart(drawn, tmp_path):
     sets = ["optimizer.max_grad_norm=1.5", "task.epochs=2"]
     for run in expand(drawn, sets=sets, cells=["ed"], root=tmp_path / "runs"):
         fabricate(run)
-    (run.folder.parents[2] / "deviations.json").write_text(json.dumps(sets))
-    here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
-    assert main(here) == 0
-    (picture,) = (tmp_path / "results").glob("*.png")
-    assert picture.stem == run.folder.parents[2].name
-    assert picture.stem.startswith("mini@clip1.5-epochs2-")
-    markdown = tmp_path / "results" / "mini.md"
-    assert re.findall(r"!\[.*\]\((.*)\)", markdown.read_text()) == [picture.name]
-    assert main([*here, "--check"]) == 0
+    (run.folder.parents[1] / "deviations.json").write_text(json.dumps(sets))
     for run in expand(drawn, cells=["ed"], root=tmp_path / "runs"):
         fabricate(run)
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "mine")]
+    assert script.main(here) == 0
+    text = (tmp_path / "mine" / "mini" / README).read_text()
+    (own, first), (reduced, second) = re.findall(r"!\[(.*)\]\((.*)\)", text)
+    assert (own, first) == (drawn.title, "figure.png")
+    assert reduced == f"{drawn.title}; reduced: {' '.join(sets)}"
+    assert second.startswith("figure@maxgradnorm1.5-epochs2-")
+    assert (tmp_path / "mine" / "mini" / second).exists()
     assert main(here) == 0
-    shown = re.findall(r"!\[(.*)\]\((.*)\)", markdown.read_text())
-    reduced = f"{drawn.title}; reduced: {' '.join(sets)}"
-    assert shown == [(drawn.title, "mini.png"), (reduced, picture.name)]
+    figures = {path.name for path in (tmp_path / "results" / "mini").glob("figure*")}
+    assert figures == {"figure.png", "figure.pdf"}
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such.module:draw", "little_figure:paint"])

@@ -27,11 +27,12 @@ from ed.engine.compose import compose_config, sampler_is_unused
 from ed.engine.errors import EXPECTED, composition, explain
 from ed.engine.loop import Interrupted
 from ed.engine.main import load_run, start_tracker
-from ed.engine.run import RunError, RunFolder
+from ed.engine.run import RunFolder
 from ed.engine.settings import check_settings
 from ed.envs.procgen import EngineError
 from ed.runtime.files import read_rows
 from ed.runtime.processes import LostProcess
+from ed.runtime.runs import RunError
 from scripts import evaluate, launch
 from scripts.launch import command
 from tests.helpers.small import SMALL, small_config, small_run

@@ -1,6 +1,5 @@
 """CLIP: its zero-shot head, fine-tuning from there, ensembling of weights, and the stand-in."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from ed.measures.ensembling import Ensembling, interpolate
 from ed.models.clip import ClipClassifier, Towers, build, classifier, tokenise, zero_shot_rows
 from ed.models.prompts import captions
 from ed.runtime.files import read_rows
+from ed.runtime.runs import Record
 from ed.runtime.streams import generator
 from ed.tasks.clip import matching_loss
 from scripts import evaluate
@@ -493,23 +493,24 @@ def test_evaluation_without_training_is_zero_shot(pretrained, fine_tuned, capsys
     assert "model.weights has no default: give model.weights=VALUE" in capsys.readouterr().err
 
 
-def row_of(folder: Path, cell: str, seed: int, shift: float) -> Row:
+def row_of(cell: str, seed: int, shift: float, *, middle: float = 0.5) -> Row:
     """A finished run whose accuracies are 60 + 10 alpha + shift and 50 + 5 alpha + shift."""
     values = {"step": 9}
-    for alpha in (0.0, 0.5, 1.0):
+    for alpha in (0.0, middle, 1.0):
         values[f"measure/ensembling/alpha{alpha:g}/acc"] = 60 + 10 * alpha + shift
         values[f"measure/ensembling/alpha{alpha:g}/acc_ood"] = 50 + 5 * alpha + shift
         values[f"measure/ensembling/alpha{alpha:g}/acc_blur"] = -1.0  # not in the figure
-    folder = folder / cell / str(seed)
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text(json.dumps(values) + "\n")
-    return Row("clip_ood", cell, seed, status="done", folder=folder)
+    return Row("clip_ood", cell, seed, status="done", record=logged(values))
 
 
-def test_the_figure_averages_seeds_and_pairs_cells(tmp_path):
+def logged(values: dict) -> Record:
+    return Record("", config={}, meta={}, done=None, failure="", history=lambda: [values])
+
+
+def test_the_figure_averages_seeds_and_pairs_cells():
     table = load_table("clip_ood")
-    rows = [row_of(tmp_path, "b32", seed, shift=seed) for seed in (0, 2)]
-    rows += [row_of(tmp_path, "b32_ed", 0, shift=3.0), row_of(tmp_path, "b16_ed", 0, shift=9.0)]
+    rows = [row_of("b32", seed, shift=seed) for seed in (0, 2)]
+    rows += [row_of("b32_ed", 0, shift=3.0), row_of("b16_ed", 0, shift=9.0)]
     axes = ensembling.draw(table, rows).axes
     assert len(axes) == 2  # one per model
     labels = [[text.get_text() for text in axis.get_legend().get_texts()] for axis in axes]
@@ -520,15 +521,13 @@ def test_the_figure_averages_seeds_and_pairs_cells(tmp_path):
     assert drawn[both[0]] == [[61, 51], [66, 53.5], [71, 56]]
     assert [drawn[end] for end in ends] == [[[61, 51], [63, 53]], [[71, 56], [73, 58]]]
     assert ensembling.draw(table, []) is None
-    assert ensembling.draw(table, [replace(rows[1], status="partial")]) is None
-    (rows[0].folder / "metrics.jsonl").write_text('{"step": 9, "measure/ensembling/alpha1/acc": 7}')
-    assert ensembling.draw(table, rows[:1]) is None  # evaluated without shifts
+    assert ensembling.draw(table, [replace(rows[1], status="stopped")]) is None
+    without = logged({"step": 9, "measure/ensembling/alpha1/acc": 7})  # evaluated without shifts
+    assert ensembling.draw(table, [replace(rows[0], record=without)]) is None
 
 
-def test_seeds_at_different_alphas_have_no_mean_curve(tmp_path):
-    rows = [row_of(tmp_path, "b32", seed, shift=0.0) for seed in (0, 1)]
-    log = rows[1].folder / "metrics.jsonl"
-    log.write_text(log.read_text().replace("alpha0.5", "alpha0.4"))
+def test_seeds_at_different_alphas_have_no_mean_curve():
+    rows = [row_of("b32", seed, 0.0, middle=middle) for seed, middle in ((0, 0.5), (1, 0.4))]
     with pytest.raises(ValueError, match=r"the seeds of b32 were measured at different .*alphas"):
         ensembling.draw(load_table("clip_ood"), rows)
 

@@ -8,13 +8,13 @@ from hydra.utils import instantiate
 from torch import nn
 from torch.nn import functional as F
 
-from ed.analysis.collect import read_metrics
 from ed.analysis.tables import load_table
 from ed.core.nodes import ChebyshevNodes
 from ed.engine.compose import compose_config
 from ed.engine.main import run
 from ed.figures.grokking import MEASURES, draw, transition
 from ed.models.grokking import causal_attention
+from ed.runtime.runs import read_metrics
 from ed.tasks.grokking import OPERATIONS, equations
 
 GROKKING = ["task=grokking", "model=grokking", "precision=float32", "regularizer=none"]
@@ -225,7 +225,7 @@ def test_it_learns_the_training_equations_and_is_measured_on_the_way(tmp_path):
     summary = run(compose_config(settings), ["grokking"])
     assert summary["last"]["eval/train_acc"] == 100.0
     assert summary["last"]["eval/train_loss"] < 0.2
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows if "eval/acc" in row] == [1, 3, 10, 32, 100, 150]
     # every second evaluation, and the end
     assert [row["step"] for row in rows if "measure/ed" in row] == [3, 32, 150]

@@ -12,8 +12,9 @@ from ed.datasets.imagenet.views import to_tensor
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
 from ed.engine.main import run
-from ed.engine.run import digest
+from ed.engine.run import resolved
 from ed.runtime import processes
+from ed.runtime.runs import digest
 from ed.tasks.imagenet_task import ImageNetTask
 from scripts import evaluate
 from tests.helpers.small import weights
@@ -75,7 +76,7 @@ def test_evaluation_without_training_is_of_the_model_that_training_begins_with(n
 
 def test_workers_are_no_part_of_a_runs_identity():
     ours, theirs = (compose_config([*SMALL, f"system.workers={n}"]) for n in (0, 3))
-    assert digest(ours) == digest(theirs)
+    assert digest(resolved(ours)) == digest(resolved(theirs))
 
 
 def test_lengths_follow_from_pictures_and_repeats():

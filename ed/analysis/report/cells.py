@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
-from ed.analysis.collect import Row, read_sessions, series
+import yaml
+
+from ed.analysis.collect import Row, series
 from ed.analysis.report.charts import key, line_chart
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.sortable import Field, sortable
 from ed.analysis.spec import Cell, Table
+from ed.runtime.runs import Status
 
 SIGNIFICANT = 6
 
@@ -17,8 +20,8 @@ def anchor(home: tuple[str, str]) -> str:
 
 def cell_details(table: Table, cell: Cell, rows: Sequence[Row]) -> Html:
     """A fold with everything about one cell; `rows` are its own runs, reduced ones included."""
-    begun = [row for row in rows if row.status != "pending"]
-    done = sum(row.status == "done" and not row.deviations for row in begun)
+    begun = [row for row in rows if row.status != Status.PENDING]
+    done = sum(row.status == Status.DONE and not row.deviations for row in begun)
     count = f"{done} of {plural(len(table.seeds), 'run')} done"
     parts = [tag("summary", cell.label, " ", tag("span", count, class_="quiet"))]
     parts.append(_settings(table, cell))
@@ -48,7 +51,7 @@ def _runs_table(table: Table, rows: Sequence[Row]) -> Html:
 
 def _run_fields(row: Row, metrics: Sequence[str]) -> list[Field]:
     steps = "" if row.steps is None else f"{row.steps:,}"
-    if row.status != "done" and row.total_steps:
+    if row.status != Status.DONE and row.total_steps:
         steps += f" of {row.total_steps:,}"
     commit = join(code(row.commit[:8]), " + changes" if row.dirty else "") if row.commit else ""
     return [
@@ -72,7 +75,7 @@ def _value(value: float | None) -> str:
 
 def _recorded(table: Table, rows: Sequence[Row]) -> list[Html]:
     """Curves of all recorded runs together, then each run's complete settings and versions."""
-    recorded = {_name(row): row for row in rows if row.folder is not None}
+    recorded = {_name(row): row for row in rows if row.record is not None}
     histories = {name: row.history() for name, row in recorded.items()}
     if not recorded:
         return [tag("p", "No learning curves were kept for these runs.", class_="quiet")]
@@ -102,8 +105,8 @@ def _name(row: Row) -> str:
 
 
 def _surroundings(name: str, row: Row) -> Html:
-    sessions = [_session(session) for session in read_sessions(row.folder)]
-    config = (row.folder / "config.yaml").read_text("utf-8")
+    sessions = [_session(session) for session in row.record.sessions]
+    config = yaml.safe_dump(row.record.config, sort_keys=False, allow_unicode=True)
     summary = tag("summary", f"{name}: complete settings, hardware, versions")
     return tag("details", summary, *sessions, tag("pre", config, tabindex="0"))
 

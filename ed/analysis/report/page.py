@@ -4,23 +4,25 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ed.analysis.collect import STATUSES, Row, read_json
-from ed.analysis.merging import committed
+from ed.analysis.collect import Row
 from ed.analysis.report.markdown import render_markdown
 from ed.analysis.report.markup import Html, code, join, plural, tag
 from ed.analysis.report.sortable import sortable
 from ed.analysis.report.tables import (
     Experiment,
     figure,
-    owner,
-    picture_files,
+    image_files,
     section,
     section_id,
     verdict_mark,
 )
-from ed.analysis.spec import EXPERIMENTS
+from ed.analysis.spec import EXPERIMENTS, PROBES
+from ed.analysis.store import committed
 from ed.analysis.tables import load_table, table_names
+from ed.runtime.files import read_json
+from ed.runtime.runs import BROKEN, UNDER_WAY, Status
 
+FURTHEST = (Status.DONE, *UNDER_WAY, *BROKEN, Status.PENDING)  # first
 ASSETS = Path(__file__).parent
 TITLE = "Effective degree: the paper's numbers beside ours"
 FIRST = "table1"  # the paper's main table opens the list
@@ -48,13 +50,15 @@ VERDICTS = {
     "pending k of n": "k of the n planned runs are done",
     "not in paper": "the paper prints no number here",
 }
+SPEED = "speed"  # the folder of measured times among the results
 DOCUMENTS = {"benchmark": "Benchmark", "step_time": "Step time"}  # those the bar leads to
 FORMULA = tag("span", "ED = Σ", tag("sub", "k"), " k |c", tag("sub", "k"), "|", class_="formula")
 
 
 def build_page(folder: Path = EXPERIMENTS) -> str:
-    """The page of the experiment files in `folder` and of what lies in its results/."""
+    """The page of the experiment files in `folder`, its probes and their results."""
     names = sorted(table_names(folder), key=lambda name: (not name.startswith(FIRST), name))
+    names += [f"{PROBES}/{name}" for name in table_names(folder / PROBES)]
     tables = [load_table(name, folder) for name in names]
     experiments = [Experiment(table, committed(table)) for table in tables]
     results = folder / "results"
@@ -65,8 +69,9 @@ def build_page(folder: Path = EXPERIMENTS) -> str:
             "main",
             _explorer(results / "explorer.json"),
             _overview(experiments),
-            *_sections(experiments, pool, results),
-            *_other_files(results, names),
+            *[section(experiment, pool) for experiment in experiments],
+            *_loose_images(results),
+            *_documents(results),
             _provenance(pool),
         ),
         tag("footer", "Made by ", code("make report"), " from experiments/ and its results."),
@@ -80,7 +85,7 @@ def _pool(experiments: Sequence[Experiment]) -> dict[tuple, Row]:
     """Rows of all tables by key. A table may have collected another's run: the row that got
     furthest is taken, and among equal ones that of the table the run belongs to."""
     rows = [
-        (STATUSES.index(row.status), row.table != e.table.name, row)
+        (FURTHEST.index(row.status), row.table != e.table.name, row)
         for e in experiments
         for row in e.rows
     ]
@@ -134,7 +139,7 @@ def _targets(results: Path) -> dict[str, str]:
     targets = {"explorer": "Explorer"} if (results / "explorer.json").exists() else {}
     targets |= {"overview": "Results"}
     for name, label in DOCUMENTS.items():
-        if (results / f"{name}.md").exists():
+        if (results / SPEED / f"{name}.md").exists():
             targets |= {f"document-{name}": label}
     return targets | {"provenance": "Hardware and versions"}
 
@@ -196,21 +201,14 @@ def _progress(done: int, planned: int) -> Html:
     return tag("span", bar, count, class_="progress-field")
 
 
-def _sections(experiments: Sequence[Experiment], pool: dict, results: Path) -> list[Html]:
-    names = [experiment.table.name for experiment in experiments]
-    pictures: dict[str | None, list[Path]] = {}
-    for path in picture_files(results):
-        pictures.setdefault(owner(path, names), []).append(path)
-    sections = [section(e, pool, pictures.get(e.table.name, [])) for e in experiments]
-    if None in pictures:
-        loose = [figure(path) for path in pictures[None]]
-        sections.append(tag("section", tag("h2", "Figures"), *loose, id="figures"))
-    return sections
+def _loose_images(results: Path) -> list[Html]:
+    """Images that belong to no table."""
+    images = [figure(path) for path in image_files(results)]
+    return [tag("section", tag("h2", "Figures"), *images, id="figures")] if images else []
 
 
-def _other_files(results: Path, names: Sequence[str]) -> list[Html]:
-    """Markdown among the results that is no table's: the benchmark, above all."""
-    paths = [path for path in sorted(results.glob("*.md")) if path.stem not in names]
+def _documents(results: Path) -> list[Html]:
+    """Measured times, written by hand or by the benchmark."""
     return [
         tag(
             "section",
@@ -218,7 +216,7 @@ def _other_files(results: Path, names: Sequence[str]) -> list[Html]:
             id=f"document-{path.stem}",
             class_="document",
         )
-        for path in paths
+        for path in sorted((results / SPEED).glob("*.md"))
     ]
 
 
@@ -226,7 +224,7 @@ def _provenance(pool: dict[tuple, Row]) -> Html:
     """Hardware, versions and commits of all finished runs."""
     groups: dict[tuple, list[Row]] = {}
     for row in pool.values():
-        if row.status == "done":
+        if row.status == Status.DONE:
             where = (row.device, row.torch, row.commit, bool(row.dirty))
             groups.setdefault(where, []).append(row)
     body = []
@@ -251,10 +249,9 @@ def _provenance(pool: dict[tuple, Row]) -> Html:
 
 def _explorer(path: Path) -> Html | None:
     """The explorer's frame; its script fills it from the samples that stand beside it."""
-    samples = read_json(path)
-    if samples is None:
+    if not path.exists():
         return None
-    data = json.dumps(samples, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(read_json(path), separators=(",", ":")).replace("<", "\\u003c")
     script = Html(f'<script type="application/json" id="samples">{data}</script>')
     intro = (
         "A small ViT, trained on 2,000 pictures without and with the penalty (make demo). Dots "

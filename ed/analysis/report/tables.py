@@ -27,11 +27,13 @@ from ed.analysis.render import (
 from ed.analysis.report.cells import anchor, cell_details
 from ed.analysis.report.charts import interval_strip
 from ed.analysis.report.markdown import inline
-from ed.analysis.report.markup import Html, code, join, plural, tag
+from ed.analysis.report.markup import Html, join, plural, tag
 from ed.analysis.report.pools import pool as pool_table
 from ed.analysis.report.sortable import Field, sortable
-from ed.analysis.spec import Cell, Paper, Table, expand, reduced_name
+from ed.analysis.spec import Cell, Paper, Table, expand
 from ed.analysis.stats import Ours, difference
+from ed.analysis.store import FIGURE, results_folder
+from ed.runtime.runs import Status
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 
@@ -49,7 +51,7 @@ class Experiment:
 
     @property
     def done(self) -> set[tuple]:
-        plain = (row for row in self.rows if row.status == "done" and not row.deviations)
+        plain = (row for row in self.rows if row.status == Status.DONE and not row.deviations)
         return {(row.table, row.cell, row.seed) for row in plain} & self.planned
 
     @property
@@ -72,7 +74,7 @@ def section_id(table: Table) -> str:
     return f"experiment-{table.name}"
 
 
-def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[Path]) -> Html:
+def section(experiment: Experiment, pool: dict[tuple, Row]) -> Html:
     """All of an experiment. `pool` has the rows of every table by key: a run that another table
     has collected is shown with the cell it belongs to."""
     table, rows = experiment.table, experiment.rows
@@ -85,15 +87,15 @@ def section(experiment: Experiment, pool: dict[tuple, Row], pictures: Sequence[P
             main = join(grid, tag("details", title, main))
     else:
         main = pool_table(table, [row for row in rows if not row.deviations])
-    drawn = {path.stem: path for path in pictures}
-    folds = [*_tuning(table, rows, footnotes), *_reduced(table, rows, cells, footnotes, drawn)]
+    folds = _tuning(table, rows, footnotes)
+    image = results_folder(table) / f"{FIGURE}.png"
     parts = [
         tag("h3", table.title),
         tag("p", inline(f"{table.place}."), class_="place") if table.place else None,
         main,
-        _aggregate(table, rows, ""),
+        _aggregate(table, rows),
         _footnotes(table, footnotes),
-        *(figure(drawn[s], named=s != table.name) for s in drawn if "@" not in s),
+        figure(image, title=table.title, named=False) if image.exists() else None,
         _notes(table),
         _pending(experiment),
         *folds,
@@ -218,32 +220,9 @@ def _tuning(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[Htm
     return folds
 
 
-def _reduced(
-    table: Table,
-    rows: Sequence[Row],
-    cells: Sequence[tuple[Cell, str]],
-    footnotes: list[str],
-    drawn: dict[str, Path],
-) -> list[Html]:
-    """Runs with other settings than the file's, one fold per set of them; `drawn` has the
-    pictures by name."""
-    points = [(p, p.metrics[0]) for grid in table.tuning.values() for p in grid.points]
-    folds = []
-    for deviations in sorted({row.deviations for row in rows} - {""}):
-        lines = table_lines(table, rows, deviations) + grid_lines(table, rows, deviations)
-        pairs = [p for p in zip([*cells, *points], lines, strict=True) if p[1].begun]
-        shown = comparison(table, [p[0] for p in pairs], [p[1] for p in pairs], footnotes)
-        picture = drawn.get(reduced_name(table.name, deviations.split()))
-        shown = join(
-            shown, _aggregate(table, rows, deviations), picture and figure(picture, named=False)
-        )
-        folds.append(tag("details", tag("summary", "Reduced: ", code(deviations)), shown))
-    return folds
-
-
-def _aggregate(table: Table, rows: Sequence[Row], deviations: str) -> Html | None:
-    """All games as one number, where the table has such."""
-    body = aggregate_fields(table, [row for row in rows if row.deviations == deviations])
+def _aggregate(table: Table, rows: Sequence[Row]) -> Html | None:
+    """All games as one number, if the table has one."""
+    body = aggregate_fields(table, [row for row in rows if not row.deviations])
     if not body:
         return None
     shown = sortable(AGGREGATE, [[(text, text) for text in line] for line in body])
@@ -290,21 +269,16 @@ def header_comment(path: Path) -> list[tuple[bool, str]]:
     ]
 
 
-def picture_files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.suffix.lower() in KINDS)
 
 
-def owner(path: Path, names: Sequence[str]) -> str | None:
-    """The experiment a figure belongs to: the longest name that its file name begins with."""
-    return max((name for name in names if path.stem.startswith(name)), key=len, default=None)
-
-
-def figure(path: Path, *, named: bool = True) -> Html:
-    """A picture inside the page, with its name where nothing above it says what it is. SVG goes in
-    as a picture, too: there it can run no script."""
+def figure(path: Path, *, title: str | None = None, named: bool = True) -> Html:
+    """An embedded image, `named` if nothing above it says what it is. SVG is embedded as an image,
+    too, so that it cannot run scripts."""
     content = base64.b64encode(path.read_bytes()).decode()
     source = f"data:{KINDS[path.suffix.lower()]};base64,{content}"
-    title = path.stem.replace("_", " ")
+    title = title or path.stem.replace("_", " ")
     caption = tag("figcaption", title) if named else None
     picture = tag("img", src=source, alt=title, width=print_width(path.read_bytes()))
     return tag("figure", tag("div", picture, class_="card"), caption, class_="picture")

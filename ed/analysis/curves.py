@@ -1,0 +1,137 @@
+"""curves.parquet: every logged value of a table's runs, with their configs and summaries.
+
+The values are one long table:
+
+    pandas.read_parquet("curves.parquet")    # cell, seed, step, metric, value
+
+The rest is JSON in the file's metadata, by run:
+
+    runs = json.loads(pyarrow.parquet.read_schema("curves.parquet").metadata[b"runs"])
+    runs["ed/seed0"].keys()    # config, meta, done (null if unfinished), failure (empty if none)
+"""
+
+import functools
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from ed.analysis.collect import CollectError
+from ed.runtime.files import write_atomic
+from ed.runtime.runs import Record
+
+COLUMNS = ("cell", "seed", "step", "metric", "value")
+
+Key = tuple[str, int]  # cell and seed
+
+
+def read_curves(path: Path) -> dict[Key, Record]:
+    """The records in a file, in its order; their logged values are read on first use."""
+    if not path.exists():
+        return {}
+    parquet = _parquet(path)
+    try:
+        stored = json.loads(parquet.read_schema(path).metadata[b"runs"])
+        curves = _Curves(path)
+        return {
+            _key(name): Record(
+                source=f"{path}, {name}",
+                config=about["config"],
+                meta=about["meta"],
+                done=about["done"],
+                failure=about["failure"],
+                history=functools.partial(curves.history, _key(name)),
+            )
+            for name, about in stored.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, error) from None
+
+
+def write_curves(path: Path, records: Mapping[Key, Record]) -> None:
+    """Writes the records, unless the file holds the same ones: its bytes depend on pyarrow's."""
+    if not records:
+        path.unlink(missing_ok=True)
+    elif _content(read_curves(path)) != _content(records):
+        write_atomic(path, _to_bytes(records))
+
+
+class _Curves:
+    """The logged values of all runs of a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def history(self, key: Key) -> list[dict]:
+        return self._rows.get(key, [])
+
+    @functools.cached_property
+    def _rows(self) -> dict[Key, list[dict]]:
+        """One dict per step, or several if a metric was logged more than once at a step."""
+        try:
+            table = _parquet(self.path).read_table(self.path).to_pydict()
+            columns = [table[name] for name in COLUMNS]
+        except (OSError, ValueError, KeyError) as error:
+            raise _damaged(self.path, error) from None
+        found: dict[Key, list[dict]] = {}
+        for cell, seed, step, metric, value in zip(*columns, strict=True):
+            rows = found.setdefault((cell, seed), [])
+            if not rows or rows[-1]["step"] != step or metric in rows[-1]:
+                rows.append({"step": step})
+            rows[-1][metric] = value
+        return found
+
+
+def _to_bytes(records: Mapping[Key, Record]) -> bytes:
+    import pyarrow as pa
+
+    about, values = _content(records)
+    kinds = (pa.string(), pa.int64(), pa.int64(), pa.string(), pa.float64())
+    schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)), metadata={"runs": about})
+    table = pa.table(dict(zip(COLUMNS, zip(*values, strict=True), strict=True)), schema=schema)
+    file = io.BytesIO()
+    _parquet("curves").write_table(
+        table, file, compression="zstd", use_dictionary=["cell", "metric"]
+    )
+    return file.getvalue()
+
+
+def _content(records: Mapping[Key, Record]) -> tuple[str, list[tuple]]:
+    """All that a file holds: the JSON about the runs, and the rows of the table."""
+    about = {
+        f"{cell}/seed{seed}": {
+            "config": record.config,
+            "meta": record.meta,
+            "done": record.done,
+            "failure": record.failure,
+        }
+        for (cell, seed), record in records.items()
+    }
+    values = [
+        (cell, seed, row["step"], metric, float(value))
+        for (cell, seed), record in records.items()
+        for row in record.history()
+        for metric, value in row.items()
+        if metric != "step"
+    ]
+    return json.dumps(about), values
+
+
+def _key(name: str) -> Key:
+    cell, seed = name.rsplit("/seed", 1)
+    return cell, int(seed)
+
+
+def _parquet(path: Path | str):
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise CollectError(
+            f"{path}: reading it needs pyarrow: pip install 'effective-degree[tables]'"
+        ) from None
+    return pyarrow.parquet
+
+
+def _damaged(path: Path, error: Exception) -> CollectError:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return CollectError(f"{path} is damaged ({reason}); restore it")
