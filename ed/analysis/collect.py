@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
+from ed.analysis.recipes import group_defaults
 from ed.analysis.spec import EXPERIMENTS, PLACES, Run, Table, expand, nested, parse_value
 from ed.runtime import runs
 from ed.runtime.runs import Record, Status
@@ -191,7 +192,10 @@ def other_run(run: Run, table: Table, record: Record) -> str | None:
     """Why a record is not of the run that the table asks for; None if it is."""
     command = next((session.get("command", "") for session in record.sessions), "")
     choices = dict(word.split("=", 1) for word in command.split() if "=" in word)
-    for key, text in dict(o.split("=", 1) for o in run.overrides).items():
+    wanted = dict(text.split("=", 1) for text in run.overrides)
+    known = runs.flat(record.config)  # a run older than a setting has none
+    defaults = {k: text for k, text in group_defaults(run.overrides).items() if k in known}
+    for key, text in (defaults | wanted).items():
         if key in (*PLACES, "debug", "measures") or key.startswith("hydra."):
             continue  # the same data may lie elsewhere by now; these two choose several things
         if table.is_incidental(key):

@@ -1,5 +1,6 @@
 """Experiment configs (configs/experiment) as the overrides they stand for, read without Hydra."""
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from ed.analysis.spec import SpecError, nearest
 from ed.runtime.files import APP, yaml_text
 
 CHOICE = "experiment="
+GROUPS = ("task", "model", "optimizer", "regularizer")
 
 
 def expanded(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -23,6 +25,28 @@ def expanded(overrides: Sequence[str]) -> tuple[str, ...]:
         return tuple(others)
     recipe = _settings(names[-1], _folders(others), above=())
     return (*(f"{key}={value}" for key, value in recipe.items()), *others)
+
+
+def group_defaults(overrides: Sequence[str]) -> dict[str, str]:
+    """What the chosen group files set, by dotted key: the settings that no override names."""
+    choices = dict(text.split("=", 1) for text in overrides)
+    found = {}
+    for group in GROUPS:
+        found |= _group_file(group, choices.get(group, ""))
+    return found
+
+
+@functools.cache
+def _group_file(group: str, choice: str) -> dict[str, str]:
+    path = APP / "configs" / group / f"{choice}.yaml"
+    if not path.is_file():  # one of the user's own
+        return {}
+    raw = yaml.safe_load(yaml_text(path))
+    found: dict[str, str] = {}
+    for entry in raw.pop("defaults", []):
+        found |= _group_file(group, entry) if isinstance(entry, str) else {}
+    settings = {f"{group}.{key}": word for key, word in _flat(raw).items()}
+    return found | {k: word for k, word in settings.items() if "${" not in word and word != "???"}
 
 
 def _folders(overrides: Sequence[str]) -> list[Path]:

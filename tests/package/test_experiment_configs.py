@@ -12,8 +12,9 @@ from ed.engine.check import check
 from ed.engine.compose import CONFIGS, compose_config
 from ed.engine.errors import composition
 from ed.engine.main import build_measures
-from ed.engine.run import identity
+from ed.engine.run import resolved
 from ed.engine.settings import check_settings
+from ed.runtime.runs import identity
 
 NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 CHOSEN = {"clip_soup": ["model.index=1"]}  # what an experiment leaves to the user
@@ -56,7 +57,9 @@ def test_an_experiment_states_what_it_is_and_only_what_differs(name):
 
 
 def test_the_demo_is_the_default():
-    assert identity(compose_config(["experiment=demo"])) == identity(compose_config([]))
+    assert identity(resolved(compose_config(["experiment=demo"]))) == identity(
+        resolved(compose_config([]))
+    )
 
 
 def test_the_command_line_wins_over_an_experiment_and_debug_too():
