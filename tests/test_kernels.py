@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.kernels import block as fused
-from ed.kernels import rowwise
+from ed.kernels import norm_products, rowwise
 from ed.kernels.attention import attention, tiles
 from ed.models.vit import ViT
 from ed.regularizers.base import Regularizer
@@ -50,6 +50,8 @@ def small(runs, monkeypatch):
     """Few programs, each with several groups of rows, the last of them uneven."""
     for kernel in rowwise.PROGRAMS:
         monkeypatch.setitem(rowwise.PROGRAMS, kernel, 3)
+    for kernel, launch in norm_products.LAUNCH.items():
+        monkeypatch.setitem(norm_products.LAUNCH, kernel, launch | {"ROWS": 64})
 
 
 def errors(found: list, exact: list) -> torch.Tensor:
@@ -118,20 +120,61 @@ def test_tiles_cover_the_tokens():
 
 @pytest.mark.parametrize("width", [64, 192, 384])
 def test_residual_norm_is_as_near_to_float64_as_torchs(small, width):
-    rows = 30
-    weight, bias = (torch.randn(width, device=DEVICE) for _ in range(2))
-    offset = torch.zeros(width, device=DEVICE)
-
-    def theirs(x, y, offset, weight, bias):
-        total = x + y + offset - offset.detach()
-        return [total, F.layer_norm(total, (width,), weight, bias, 1e-6).to(y.dtype)]
-
     def ours(*given):
         return list(torch.ops.ed.add_norm(*given, 1e-6)[:2])
 
-    inputs = [3 + torch.randn(2, rows, width, device=DEVICE), half(2, rows, width)]
-    upstreams = [torch.randn(2, rows, width, device=DEVICE), half(2, rows, width)]
-    assert_no_worse(ours, theirs, [*inputs, offset, weight, bias], upstreams)
+    assert_no_worse(ours, plain_norm, *norm_inputs(width, width))
+
+
+def plain_norm(x, y, offset, weight, bias):
+    total = x + y + offset
+    return [total, F.layer_norm(total, weight.shape, weight, bias, 1e-6).to(y.dtype)]
+
+
+def norm_inputs(width: int, outputs: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What `plain_norm` takes, and gradients of the sum and of something with `outputs` columns."""
+    shape, like = (2, 35, width), {"device": DEVICE}
+    vectors = [torch.randn(width, **like) for _ in range(3)]
+    upstreams = [torch.randn(shape, **like), half(*shape[:2], outputs)]
+    return [3 + torch.randn(shape, **like), half(*shape), *vectors], upstreams
+
+
+def weights(outputs: int, inputs: int) -> torch.Tensor:
+    return half(outputs, inputs) / inputs**0.5
+
+
+@pytest.mark.parametrize("width", [48, 192])
+def test_norm_and_layer_are_as_near_to_float64_as_torchs(small, width):
+    b = torch.randn(3 * width, device=DEVICE)
+
+    def ours(*given):
+        return list(torch.ops.ed.add_norm_linear(*given, b, 1e-6))
+
+    def theirs(*given):
+        *given, w = given
+        total, normed = plain_norm(*given)
+        return [total, F.linear(normed, w, b.to(w.dtype))]
+
+    inputs, upstreams = norm_inputs(width, 3 * width)
+    assert_no_worse(ours, theirs, [*inputs, weights(3 * width, width)], upstreams)
+
+
+@pytest.mark.parametrize("projected", [False, True])
+@pytest.mark.parametrize("width", [48, 192])
+def test_norm_and_mlp_are_as_near_to_float64_as_torchs(small, width, projected):
+    def ours(x, y, *given):
+        *given, project = given if projected else (*given, None)
+        return list(torch.ops.ed.add_norm_mlp(x, y, project, *given, 1e-6))
+
+    def theirs(x, y, offset, weight, bias, w1, b1, w2, project=None):
+        y = y if project is None else F.linear(y, project)
+        total, normed = plain_norm(x, y, offset, weight, bias)
+        return [total, F.linear(F.gelu(F.linear(normed, w1, b1.to(w1.dtype))), w2)]
+
+    inputs, upstreams = norm_inputs(width, width)
+    inputs += [weights(4 * width, width), torch.randn(4 * width, device=DEVICE)]
+    inputs += [weights(width, 4 * width)] + [weights(width, width)] * projected
+    assert_no_worse(ours, theirs, inputs, upstreams)
 
 
 def test_gelu_is_as_near_to_float64_as_torchs(small):
@@ -299,7 +342,7 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
     compiled_for_hopper(attention_kernels.attention_gradient, pointers, sizes, number)
     number = dict.fromkeys(("rows", "steps", "number"), "i32") | {"eps": "fp32"}
     for name, pointers in {
-        "add_norm": "x:f y weight:f bias:f total:f normed means:f scales:f",
+        "add_norm": "x:f y offset:f weight:f bias:f total:f normed means:f scales:f",
         "add_norm_gradient": "to_total:f to_normed total:f weight:f means:f scales:f to_x:f to_y "
         "sums:f",
         "gelu": "x y",

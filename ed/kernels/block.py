@@ -1,10 +1,10 @@
 """Transformer blocks of timm by our kernels, on the blocks' own parameters.
 
 A block's last sum waits for the next block's norm, so that both are one pass over memory. Biases
-are added by the products as ever; their gradients come from the kernels behind the products.
+get their gradients from the kernels behind their products.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib.util import find_spec
 
 import torch
@@ -14,9 +14,13 @@ from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ed.kernels.attention import HEAD_SIZES, TOKENS, attention
+from ed.kernels import norm_products
+from ed.kernels.attention import HEAD_SIZES, SMALLEST, TOKENS, attention
+from ed.kernels.norm_products import add_norm_linear, add_norm_mlp
 from ed.kernels.rowwise import WIDTHS, add_norm, gelu
 
+# norms that are part of the products behind them, and the projection that is part of the MLP
+FUSED = {"qkv", "mlp", "proj"}
 HALVES = (torch.bfloat16, torch.float16)
 TRITON = find_spec("triton") is not None  # torch brings it on Linux
 
@@ -64,27 +68,55 @@ def run(
     rest = None
     for number, block in enumerate(blocks, start=1):
         x, rest = _block(block, x, rest, first_only and number == len(blocks))
-    return x + _linear(rest[0], rest[1], detach=False)
+    return x + rest[0] + rest[1]
 
 
-def _block(block: nn.Module, x: Tensor, rest, first_only: bool):
-    """One block up to its last product, which comes with the next block's norm.
+def _block(block: nn.Module, x: Tensor, rest: tuple[Tensor, Tensor] | None, first_only: bool):
+    """One block up to its last sum, which comes with the next block's norm.
 
     Args:
-        rest: input and layer of the product that the block before left, None at the first.
+        rest: what the block before left to be added, a product and its bias; None at the first.
     """
+    attn, fusions = block.attn, FUSED if _fits(block) else ()
     if rest is None:
-        normed = block.norm1(x)
+        qkv = _linear(block.norm1(x), attn.qkv)
+    elif "qkv" in fusions:
+        x, qkv = add_norm_linear(x, *rest, norm=block.norm1, layer=attn.qkv)
     else:
-        x, normed = add_norm(x, _linear(*rest), rest[1].bias, block.norm1)
-    attn, mlp = block.attn, block.mlp
-    mixed = attention(_linear(normed, attn.qkv), attn.qkv.bias, attn.num_heads)
-    if first_only:
-        x, mixed = x[:, :1], mixed[:, :1]
-    x, normed = add_norm(x, _linear(mixed, attn.proj), attn.proj.bias, block.norm2)
-    return x, (gelu(_linear(normed, mlp.fc1), mlp.fc1.bias), mlp.fc2)
+        x, normed = add_norm(x, *rest, block.norm1)
+        qkv = _linear(normed, attn.qkv)
+    mixed = attention(qkv, attn.qkv.bias, attn.num_heads)
+    if first_only:  # too few rows for tiles of them to fill a GPU
+        return _mlp(block, x[:, :1], mixed[:, :1], ())
+    return _mlp(block, x, mixed, fusions)
 
 
-def _linear(x: Tensor, layer: nn.Linear, *, detach: bool = True) -> Tensor:
-    """The layer; its bias gets no gradient from here where a kernel behind it sends one."""
-    return F.linear(x, layer.weight, layer.bias.detach() if detach else layer.bias)
+def _mlp(block: nn.Module, x: Tensor, mixed: Tensor, fusions: Collection[str]):
+    """From the attention's outputs to the block's last sum."""
+    proj, norm, fc1, fc2 = block.attn.proj, block.norm2, block.mlp.fc1, block.mlp.fc2
+    if "mlp" not in fusions:
+        x, normed = add_norm(x, F.linear(mixed, proj.weight), proj.bias, norm)
+        return x, (F.linear(gelu(_linear(normed, fc1), fc1.bias), fc2.weight), fc2.bias)
+    if "proj" in fusions:
+        y, project = mixed, proj.weight
+    else:
+        y, project = F.linear(mixed, proj.weight), None
+    x, y = add_norm_mlp(x, y, proj.bias, norm=norm, fc1=fc1, fc2=fc2, project=project)
+    return x, (y, fc2.bias)
+
+
+def _fits(block: nn.Module) -> bool:
+    """Whether tiles of rows and weights fit into a multiprocessor, as measured on Hopper."""
+    hidden, width = block.mlp.fc1.weight.shape
+    return width in norm_products.WIDTHS and hidden % SMALLEST == 0 and _big_enough()
+
+
+@torch.compiler.assume_constant_result
+def _big_enough() -> bool:
+    """On a GPU other than Hopper the tiles may be too large; an interpreter takes any."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() == (9, 0)
+
+
+def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """The layer; its bias gets no gradient here: the kernel behind it sends one."""
+    return F.linear(x, layer.weight, layer.bias.detach())

@@ -14,10 +14,10 @@ PROGRAMS = {"add_norm_gradient": 528, "gelu_gradient": 264}  # about; as many li
 
 
 def add_norm(x: Tensor, y: Tensor, offset: Tensor, norm: torch.nn.LayerNorm):
-    """x + y, in x's precision, and its layer norm, in y's: (..., C) both.
+    """total = x + y + offset, in x's precision, and its layer norm, in y's: (..., C) both.
 
     Args:
-        offset: bias (C,) that y already contains; it only receives its gradient here.
+        offset: (C,), the bias of the layer that made y.
     """
     total, normed, *_ = torch.ops.ed.add_norm(x, y, offset, norm.weight, norm.bias, norm.eps)
     return total, normed
@@ -60,7 +60,7 @@ def _add_norm(
     made, launch = _sum_and_norm(x, y, offset, weight, bias, eps), LAUNCH["add_norm"]
     rows = x.numel() // columns
     kernel[(-(-rows // launch["ROWS"]),)](
-        x, y, weight, bias, *made, rows, eps, C=columns, WIDE=_wide(columns), **launch
+        x, y, offset, weight, bias, *made, rows, eps, C=columns, WIDE=_wide(columns), **launch
     )
     return made
 

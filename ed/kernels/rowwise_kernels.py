@@ -10,10 +10,10 @@ import triton.language as tl
 
 @triton.jit
 def add_norm(
-    x, y, weight, bias, total, normed, means, scales, rows, eps,
+    x, y, offset, weight, bias, total, normed, means, scales, rows, eps,
     C: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """total = x + y, normed = (total - mean) * scale * weight + bias, of rows (rows, C)."""
+    """total = x + y + offset, normed = (total - mean) * scale * weight + bias, of (rows, C)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)
     exists, inside = row < rows, column < C
@@ -21,12 +21,13 @@ def add_norm(
     here = exists[:, None] & inside[None, :]
     values = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
     values += tl.load(y + place, mask=here, other=0.0).to(tl.float32)
+    values += tl.load(offset + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     mean = tl.sum(values, 1) / C
     centred = tl.where(here, values - mean[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / C + eps)
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    offset = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-    result = centred * scale[:, None] * factor[None, :] + offset[None, :]
+    shift = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    result = centred * scale[:, None] * factor[None, :] + shift[None, :]
     tl.store(total + place, values.to(total.dtype.element_ty), mask=here)
     tl.store(normed + place, result.to(normed.dtype.element_ty), mask=here)
     tl.store(means + row, mean, mask=exists)
