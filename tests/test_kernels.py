@@ -36,7 +36,7 @@ def test_interpreted():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "22 passed" in done.stdout
+    assert "32 passed" in done.stdout
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_gelu_holds_its_tails(runs):
 
 
 def vit(**changes) -> ViT:
-    shape = {"image_size": [16, 16], "patch": 4, "width": 64, "depth": 2, "heads": 2}
+    shape = {"image_size": [16, 16], "patch": 4, "width": 96, "depth": 2, "heads": 3}
     rest = {"pool": "token", "dropout": 0.0, "activation": "gelu"}
     torch.manual_seed(0)
     model = ViT(classes=5, **(shape | rest | changes)).to(DEVICE)
@@ -212,12 +212,16 @@ def gradients(model: ViT, x: torch.Tensor, forward=None) -> list[torch.Tensor]:
     return [y, *torch.autograd.grad(y, model.parameters(), upstream)]
 
 
-@pytest.mark.parametrize("pool", ["token", "avg"])
-def test_a_whole_network_equals_timms(runs, monkeypatch, pool):
-    model, x = vit(pool=pool), torch.randn(3, 3, 16, 16, device=DEVICE)
+@pytest.mark.parametrize(
+    ("pool", "fusions"),
+    [("token", fused.FUSED), ("avg", fused.FUSED), ("avg", {"mlp"}), ("avg", set())],
+)
+def test_a_whole_network_equals_timms(runs, monkeypatch, pool, fusions):
+    model, x = vit(pool=pool), torch.randn(2, 3, 16, 16, device=DEVICE)
     exact = gradients(copy.deepcopy(model).double(), x.double())
     names = list(model.state_dict())
     monkeypatch.setattr(fused, "applies", lambda *_: True)
+    monkeypatch.setattr(fused, "FUSED", fusions)
     model.kernels = True
     for ours, theirs in zip(gradients(model, x), exact, strict=True):
         torch.testing.assert_close(ours.double() / theirs.norm(), theirs / theirs.norm(), **CLOSE)
@@ -231,7 +235,7 @@ def test_inner_spaces_equal_the_whole(runs, monkeypatch):
     model.kernels = True
     for space in ("embedding", "block1"):
         features = model.to_space(x, space)
-        assert features.shape == (2, 17, 64)
+        assert features.shape == (2, 17, 96)
         torch.testing.assert_close(model.from_space(features, space), expected, **CLOSE)
 
 
@@ -265,7 +269,29 @@ def test_operators_say_what_they_do(small):
     check_operator(operators.gelu_gradient.default, (y.detach(), x.detach(), 3), **CLOSE)
 
 
-CHANGES = [{"activation": "gelu_tanh"}, {"dropout": 0.1}, {"width": 48, "heads": 2}]
+@pytest.mark.parametrize("projected", [False, True])
+def test_operators_of_products_say_what_they_do(small, projected):
+    check_operator, operators = torch.library.opcheck, torch.ops.ed
+
+    def given(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=DEVICE, requires_grad=True)
+
+    x, y, row, w1, b1, w2 = (
+        given(*shape) for shape in ((2, 20, 48), (2, 20, 48), (48,), (64, 48), (64,), (48, 64))
+    )
+    project = given(48, 48) if projected else None
+    mlp = (x, y, project, row, row, row, w1, b1, w2, 1e-6)
+    check_operator(operators.add_norm_mlp.default, mlp, **CLOSE)
+    known = [t if t is None else t.detach() for t in (x, y, x, project, row, row, w1, b1, w2)]
+    check_operator(operators.add_norm_mlp_gradient.default, (*known, 1e-6, 16), **CLOSE)
+    if not projected:
+        layer = (x, y, row, row, row, w1, b1.detach(), 1e-6)
+        check_operator(operators.add_norm_linear.default, layer, **CLOSE)
+        known = [t.detach() for t in (x, torch.randn(2, 20, 64, device=DEVICE), x, row, row, w1)]
+        check_operator(operators.add_norm_linear_gradient.default, (*known, 1e-6, 16), **CLOSE)
+
+
+CHANGES = [{"activation": "gelu_tanh"}, {"dropout": 0.1}, {"width": 48, "heads": 3}]
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=["activation", "dropout", "head size"])
@@ -277,11 +303,11 @@ def test_other_blocks_are_left_to_timm(changes):
 
 def test_kernels_apply_in_compiled_steps_in_half_precision_on_a_gpu(monkeypatch):
     model = vit()
-    x = torch.randn(2, 17, 64, device=DEVICE)
+    x = torch.randn(2, 17, 192, device=DEVICE)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with torch.autocast(DEVICE, HALF):
         assert fused.applies(model.blocks, x) == CUDA
-        assert not fused.applies(model.blocks, torch.randn(2, 300, 64, device=DEVICE))
+        assert not fused.applies(model.blocks, torch.randn(2, 300, 192, device=DEVICE))
     assert not fused.applies(model.blocks, x)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
     with torch.autocast(DEVICE, HALF):
@@ -313,7 +339,8 @@ def compiled_for_hopper():
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    def compiled(kernel, pointers: str, constants: dict, numbers: dict[str, str]) -> None:
+    def compiled(kernel, pointers: str, constants: dict, numbers: dict[str, str]) -> int:
+        """Bytes of shared memory."""
         pairs = (pointer.partition(":") for pointer in pointers.split())
         types = {name: "*fp32" if kind else "*bf16" for name, _, kind in pairs} | numbers
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
@@ -322,9 +349,9 @@ def compiled_for_hopper():
             name: constants[name] for name in ("num_warps", "num_stages") if name in constants
         }
         source = ASTSource(kernel, signature, constexprs=sizes)
-        assert (
-            "ptx" in triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
-        )
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert "ptx" in made.asm
+        return made.metadata.shared
 
     return compiled
 
@@ -350,6 +377,23 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
     }.items():
         sizes = {"C": 192, "WIDE": 256} | rowwise.LAUNCH[name]
         compiled_for_hopper(getattr(rowwise_kernels, name), pointers, sizes, number)
+
+
+def test_kernels_of_products_compile_for_a_gpu(compiled_for_hopper):
+    from ed.kernels import norm_product_kernels
+
+    number = {"rows": "i32", "eps": "fp32"}
+    for name, pointers in {
+        "add_norm_linear": "x:f y offset:f weight:f bias:f w b:f total:f out",
+        "add_norm_linear_gradient": "to_total:f to_out total:f weight:f bias:f w to_x:f to_y "
+        "normed sums:f",
+        "add_norm_mlp": "x:f y project offset:f weight:f bias:f w1 b1:f w2 total:f out",
+        "add_norm_mlp_gradient": "to_total:f to_out total:f project weight:f bias:f w1 b1:f w2 "
+        "to_x:f to_sum to_y normed hidden to_hidden sums:f",
+    }.items():
+        sizes = {"C": 192, "WIDTH": 576, "H": 768, "PROJECT": True} | norm_products.LAUNCH[name]
+        kernel = getattr(norm_product_kernels, name)
+        assert compiled_for_hopper(kernel, pointers, sizes, number) <= 227 * 1024
 
 
 @pytest.mark.gpu
