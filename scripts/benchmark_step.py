@@ -56,6 +56,7 @@ KINDS = {  # of kernels, by what their names contain; the first that fits
     "matrix products": ("nvjet", "gemm", "cutlass", "xmma"),
     "optimizer": ("multi_tensor", "adam"),
     "GELU": ("gelu", "erf"),
+    "norms with products, fused": ("add_norm_linear", "add_norm_mlp"),
     "layer norm and residuals": ("layer_norm", "add_norm"),
     "copies and fills": ("memcpy", "memset", "copy", "fill"),
 }

@@ -148,7 +148,8 @@ def test_norm_and_layer_are_as_near_to_float64_as_torchs(small, width):
     b = torch.randn(3 * width, device=DEVICE)
 
     def ours(*given):
-        return list(torch.ops.ed.add_norm_linear(*given, b, 1e-6))
+        *given, w = given
+        return list(torch.ops.ed.add_norm_linear(*given, w.detach(), b, 1e-6, w))
 
     def theirs(*given):
         *given, w = given
@@ -162,9 +163,10 @@ def test_norm_and_layer_are_as_near_to_float64_as_torchs(small, width):
 @pytest.mark.parametrize("projected", [False, True])
 @pytest.mark.parametrize("width", [48, 192])
 def test_norm_and_mlp_are_as_near_to_float64_as_torchs(small, width, projected):
-    def ours(x, y, *given):
-        *given, project = given if projected else (*given, None)
-        return list(torch.ops.ed.add_norm_mlp(x, y, project, *given, 1e-6))
+    def ours(x, y, offset, weight, bias, w1, b1, w2, *project):
+        cut = [w.detach() for w in (w1, w2, *project)]
+        given = (*(cut[2:] or [None]), offset, weight, bias, cut[0], b1, cut[1])
+        return list(torch.ops.ed.add_norm_mlp(x, y, *given, 1e-6, [w1, w2, *project]))
 
     def theirs(x, y, offset, weight, bias, w1, b1, w2, project=None):
         y = y if project is None else F.linear(y, project)
@@ -280,15 +282,18 @@ def test_operators_of_products_say_what_they_do(small, projected):
         given(*shape) for shape in ((2, 20, 48), (2, 20, 48), (48,), (64, 48), (64,), (48, 64))
     )
     project = given(48, 48) if projected else None
-    mlp = (x, y, project, row, row, row, w1, b1, w2, 1e-6)
+    owners = [w1, w2, *([project] if projected else [])]
+    cut = [owner.detach() for owner in owners]
+    mlp = (x, y, *(cut[2:] or [None]), row, row, row, cut[0], b1, cut[1], 1e-6, owners)
     check_operator(operators.add_norm_mlp.default, mlp, **CLOSE)
     known = [t if t is None else t.detach() for t in (x, y, x, project, row, row, w1, b1, w2)]
     check_operator(operators.add_norm_mlp_gradient.default, (*known, 1e-6, 16), **CLOSE)
     if not projected:
-        layer = (x, y, row, row, row, w1, b1.detach(), 1e-6)
+        layer = (x, y, row, row, row, cut[0], b1.detach(), 1e-6, w1)
         check_operator(operators.add_norm_linear.default, layer, **CLOSE)
         known = [t.detach() for t in (x, torch.randn(2, 20, 64, device=DEVICE), x, row, row, w1)]
         check_operator(operators.add_norm_linear_gradient.default, (*known, 1e-6, 16), **CLOSE)
+        check_operator(operators.transposed_product.default, (x.detach(), y.detach()), **CLOSE)
 
 
 CHANGES = [{"activation": "gelu_tanh"}, {"dropout": 0.1}, {"width": 48, "heads": 3}]

@@ -97,11 +97,11 @@ def _mlp(block: nn.Module, x: Tensor, mixed: Tensor, fusions: Collection[str]):
     if "mlp" not in fusions:
         x, normed = add_norm(x, F.linear(mixed, proj.weight), proj.bias, norm)
         return x, (F.linear(gelu(_linear(normed, fc1), fc1.bias), fc2.weight), fc2.bias)
+    layers = {"norm": norm, "fc1": fc1, "fc2": fc2}
     if "proj" in fusions:
-        y, project = mixed, proj.weight
+        x, y = add_norm_mlp(x, mixed, proj.bias, projection=proj, **layers)
     else:
-        y, project = F.linear(mixed, proj.weight), None
-    x, y = add_norm_mlp(x, y, proj.bias, norm=norm, fc1=fc1, fc2=fc2, project=project)
+        x, y = add_norm_mlp(x, F.linear(mixed, proj.weight), proj.bias, **layers)
     return x, (y, fc2.bias)
 
 

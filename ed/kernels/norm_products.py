@@ -2,8 +2,11 @@
 
 `add_norm_linear` is for the projection to queries, keys and values. `add_norm_mlp` is a whole MLP,
 whose hidden layer stays on the chip; it also takes the attention's last projection in. Gradients
-of weights are products of their own, on what the backward kernels write.
+of weights are products of their own, on what the backward kernels write. They are float32 from the
+start: operators read weights in half precision and send gradients to the parameters themselves.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +27,9 @@ def add_norm_linear(
 
     The layer's bias gets no gradient here: `ed.kernels.attention` sends it.
     """
-    w = layer.weight.to(y.dtype)
+    w = layer.weight.detach().to(y.dtype)
     return torch.ops.ed.add_norm_linear(
-        x, y, offset, norm.weight, norm.bias, w, layer.bias.detach(), norm.eps
+        x, y, offset, norm.weight, norm.bias, w, layer.bias.detach(), norm.eps, layer.weight
     )
 
 
@@ -38,20 +41,23 @@ def add_norm_mlp(
     norm: nn.LayerNorm,
     fc1: nn.Linear,
     fc2: nn.Linear,
-    project: Tensor | None = None,
+    projection: nn.Linear | None = None,
 ) -> tuple[Tensor, Tensor]:
     """total = x + y + offset (..., C), in x's precision, and the MLP of its norm, in y's.
 
     The MLP comes without the bias of `fc2`, which belongs to the next sum.
 
     Args:
-        project: weights (C, C) that y is multiplied with first.
+        projection: the layer that is still to be applied to y; its bias is `offset`.
     """
-    w1, w2 = fc1.weight.to(y.dtype), fc2.weight.to(y.dtype)
-    project = None if project is None else project.to(y.dtype)
+    owners = [fc1.weight, fc2.weight]
+    if projection is not None:
+        owners.append(projection.weight)
+    w1, w2, *project = (owner.detach().to(y.dtype) for owner in owners)
     return torch.ops.ed.add_norm_mlp(
-        x, y, project, offset, norm.weight, norm.bias, w1, fc1.bias, w2, norm.eps
-    )
+        x, y, *(project or [None]), offset, norm.weight, norm.bias, w1, fc1.bias, w2, norm.eps,
+        owners,
+    )  # fmt: skip
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -68,18 +74,33 @@ def _tiles(x: Tensor, rows: int) -> int:
     return -(-x.numel() // (x.shape[-1] * rows))
 
 
+@torch.library.custom_op("ed::transposed_product", mutates_args=())
+def _transposed_product(a: Tensor, b: Tensor) -> Tensor:
+    """a' b of rows (..., A) and (..., B): (A, B), float32."""
+    a, b = _rows(a).T, _rows(b)
+    if a.is_cuda and a.dtype != torch.float32 and "dtype" in torch.ops.aten.mm.overloads():
+        return torch.mm(a, b, out_dtype=torch.float32)  # since torch 2.8
+    return (a @ b).float()
+
+
+@_transposed_product.register_fake
+def _(a, b):
+    return a.new_empty((a.shape[-1], b.shape[-1]), dtype=torch.float32)
+
+
 # --- layer norm and a layer --------------------------------------------------------------------
 
 
 @torch.library.custom_op("ed::add_norm_linear", mutates_args=())
 def _add_norm_linear(
     x: Tensor, y: Tensor, offset: Tensor, weight: Tensor, bias: Tensor, w: Tensor, b: Tensor,
-    eps: float,
+    eps: float, owner: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The sum and the layer's outputs. The gradient of w goes to `owner`, which w is a copy of."""
     from ed.kernels.norm_product_kernels import add_norm_linear as kernel
 
     x, y, w = x.contiguous(), y.contiguous(), w.contiguous()
-    made = _sum_and_outputs(x, y, offset, weight, bias, w, b, eps)
+    made = _sum_and_outputs(x, y, offset, weight, bias, w, b, eps, owner)
     launch = _launch("add_norm_linear", len(w))
     kernel[(_tiles(x, launch["ROWS"]),)](
         x, y, offset, weight, bias, w, b, *made, len(_rows(x)), eps,
@@ -89,7 +110,7 @@ def _add_norm_linear(
 
 
 @_add_norm_linear.register_fake
-def _sum_and_outputs(x, y, offset, weight, bias, w, b, eps):
+def _sum_and_outputs(x, y, offset, weight, bias, w, b, eps, owner):
     return x.new_empty(x.shape), y.new_empty((*y.shape[:-1], w.shape[0]))
 
 
@@ -125,9 +146,9 @@ def _linear_gradients(to_total, to_out, total, weight, bias, w, eps, tile):
 
 
 def _keep_linear(ctx, inputs, output) -> None:
-    _, _, offset, weight, bias, w, _, ctx.eps = inputs
+    _, _, offset, weight, bias, w, _, ctx.eps, owner = inputs
     ctx.save_for_backward(output[0], weight, bias, w)
-    ctx.kinds = weight.dtype, bias.dtype, offset.dtype
+    ctx.kinds, ctx.owner = (weight.dtype, bias.dtype, offset.dtype), owner.dtype
 
 
 def _backward_of_linear(ctx, to_total: Tensor, to_out: Tensor):
@@ -137,8 +158,8 @@ def _backward_of_linear(ctx, to_total: Tensor, to_out: Tensor):
     )
     totals = zip(sums.sum(0), ctx.kinds, strict=True)
     to_weight, to_bias, to_offset = (total.to(kind) for total, kind in totals)
-    to_w = _rows(to_out).T @ _rows(normed)
-    return to_x, to_y, to_offset, to_weight, to_bias, to_w, None, None
+    to_owner = torch.ops.ed.transposed_product(to_out, normed).to(ctx.owner)
+    return to_x, to_y, to_offset, to_weight, to_bias, None, None, None, to_owner
 
 
 _add_norm_linear.register_autograd(_backward_of_linear, setup_context=_keep_linear)
@@ -150,12 +171,13 @@ _add_norm_linear.register_autograd(_backward_of_linear, setup_context=_keep_line
 @torch.library.custom_op("ed::add_norm_mlp", mutates_args=())
 def _add_norm_mlp(
     x: Tensor, y: Tensor, project: Tensor | None, offset: Tensor, weight: Tensor, bias: Tensor,
-    w1: Tensor, b1: Tensor, w2: Tensor, eps: float,
+    w1: Tensor, b1: Tensor, w2: Tensor, eps: float, owners: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The sum and the MLP's outputs. Gradients of w1, w2 and project go to `owners`."""
     from ed.kernels.norm_product_kernels import add_norm_mlp as kernel
 
     x, y, w1, w2 = (given.contiguous() for given in (x, y, w1, w2))
-    made = _sum_and_mlp(x, y, project, offset, weight, bias, w1, b1, w2, eps)
+    made = _sum_and_mlp(x, y, project, offset, weight, bias, w1, b1, w2, eps, owners)
     launch = _launch("add_norm_mlp", len(w1))
     kernel[(_tiles(x, launch["ROWS"]),)](
         x, y, _or_any(project, w1), offset, weight, bias, w1, b1, w2, *made, len(_rows(x)), eps,
@@ -170,7 +192,7 @@ def _or_any(project: Tensor | None, other: Tensor) -> Tensor:
 
 
 @_add_norm_mlp.register_fake
-def _sum_and_mlp(x, y, project, offset, weight, bias, w1, b1, w2, eps):
+def _sum_and_mlp(x, y, project, offset, weight, bias, w1, b1, w2, eps, owners):
     return x.new_empty(x.shape), y.new_empty(y.shape)
 
 
@@ -210,10 +232,11 @@ def _mlp_gradients(to_total, to_out, total, project, weight, bias, w1, b1, w2, e
 
 
 def _keep_mlp(ctx, inputs, output) -> None:
-    _, y, project, offset, weight, bias, w1, b1, w2, ctx.eps = inputs
+    _, y, project, offset, weight, bias, w1, b1, w2, ctx.eps, owners = inputs
     y = None if project is None else y
     ctx.save_for_backward(y, output[0], project, weight, bias, w1, b1, w2)
     ctx.kinds = b1.dtype, weight.dtype, bias.dtype, offset.dtype
+    ctx.owners = [owner.dtype for owner in owners]
 
 
 def _backward_of_mlp(ctx, to_total: Tensor, to_out: Tensor):
@@ -225,12 +248,14 @@ def _backward_of_mlp(ctx, to_total: Tensor, to_out: Tensor):
     parts = sums.sum(0).split([len(w1), *[w1.shape[1]] * 3])
     totals = zip(parts, ctx.kinds, strict=True)
     to_b1, to_weight, to_bias, to_offset = (total.to(kind) for total, kind in totals)
-    to_w1, to_w2 = _rows(to_hidden).T @ _rows(normed), _rows(to_out).T @ _rows(hidden)
+    factors = [(to_hidden, normed), (to_out, hidden)]
     if project is None:
-        to_y, to_project = to_sum, None
+        to_y = to_sum
     else:
-        to_project = _rows(to_sum).T @ _rows(y)
-    return to_x, to_y, to_project, to_offset, to_weight, to_bias, to_w1, to_b1, to_w2, None
+        factors.append((to_sum, y))
+    product = torch.ops.ed.transposed_product
+    to_owners = [product(*pair).to(kind) for pair, kind in zip(factors, ctx.owners, strict=True)]
+    return to_x, to_y, None, to_offset, to_weight, to_bias, None, to_b1, None, None, to_owners
 
 
 _add_norm_mlp.register_autograd(_backward_of_mlp, setup_context=_keep_mlp)
