@@ -106,14 +106,14 @@ def _mlp(block: nn.Module, x: Tensor, mixed: Tensor, fusions: Collection[str]):
 
 
 def _fits(block: nn.Module) -> bool:
-    """Whether tiles of rows and weights fit into a multiprocessor, as measured on Hopper."""
+    """Whether norms are fused into products: their tiles need the shared memory of Hopper."""
     hidden, width = block.mlp.fc1.weight.shape
-    return width in norm_products.WIDTHS and hidden % SMALLEST == 0 and _big_enough()
+    return width in norm_products.WIDTHS and hidden % SMALLEST == 0 and _on_hopper()
 
 
 @torch.compiler.assume_constant_result
-def _big_enough() -> bool:
-    """On a GPU other than Hopper the tiles may be too large; an interpreter takes any."""
+def _on_hopper() -> bool:
+    """True without a GPU too, where Triton's interpreter has no such limit."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() == (9, 0)
 
 

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-WIDTHS = (48, 96, 192)  # beyond, a third of a tile's sums and weights outgrows a multiprocessor
+# At 384 the weights of one chunk, twice buffered, leave no shared memory for the rows, and programs
+# would read 2.4 MB of weights each, which takes longer than their arithmetic.
+WIDTHS = (48, 96, 192)
 LAUNCH = {  # rows of a tile, columns of a chunk, and how a program runs
     "add_norm_linear": {"ROWS": 64, "CHUNK": 64, "num_warps": 4, "num_stages": 2},
     "add_norm_linear_gradient": {"ROWS": 64, "CHUNK": 64, "num_warps": 4, "num_stages": 2},
@@ -78,9 +80,9 @@ def _tiles(x: Tensor, rows: int) -> int:
 def _transposed_product(a: Tensor, b: Tensor) -> Tensor:
     """a' b of rows (..., A) and (..., B): (A, B), float32."""
     a, b = _rows(a).T, _rows(b)
-    if a.is_cuda and a.dtype != torch.float32 and "dtype" in torch.ops.aten.mm.overloads():
-        return torch.mm(a, b, out_dtype=torch.float32)  # since torch 2.8
-    return (a @ b).float()
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return (a @ b).float()  # a CPU has no product with another precision of its result
 
 
 @_transposed_product.register_fake
