@@ -32,9 +32,7 @@ def add_norm_linear(
     """total = x + y + offset (rows, C), out = norm(total) w' + b (rows, WIDTH)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     y0, y1, y2 = load_thirds(y, row, rows, C)
-    n0, n1, n2 = add_norm(
-        x, y0, y1, y2, offset, weight, bias, total, row, rows, eps, C, w.dtype.element_ty
-    )
+    n0, n1, n2 = add_norm(x, y0, y1, y2, offset, weight, bias, total, w, row, rows, eps, C)
     for start in range(0, WIDTH, CHUNK):
         w0, w1, w2 = by_rows(w, start, C, CHUNK)
         made = product_transposed(n0, n1, n2, w0, w1, w2) + vector(b, start, CHUNK)
@@ -79,9 +77,7 @@ def add_norm_mlp(
     y0, y1, y2 = load_thirds(y, row, rows, C)
     if PROJECT:
         y0, y1, y2 = projected(y0, y1, y2, project, C)
-    n0, n1, n2 = add_norm(
-        x, y0, y1, y2, offset, weight, bias, total, row, rows, eps, C, w1.dtype.element_ty
-    )
+    n0, n1, n2 = add_norm(x, y0, y1, y2, offset, weight, bias, total, w1, row, rows, eps, C)
     z0 = tl.zeros((ROWS, C // 3), tl.float32)
     z1 = tl.zeros((ROWS, C // 3), tl.float32)
     z2 = tl.zeros((ROWS, C // 3), tl.float32)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-# At 384 the weights of one chunk, twice buffered, leave no shared memory for the rows, and programs
-# would read 2.4 MB of weights each, which takes longer than their arithmetic.
+# At 384 every program would read 2.4 MB of weights, which takes longer than its arithmetic, and
+# chunks of 64 columns in two buffers leave no shared memory for the rows.
 WIDTHS = (48, 96, 192)
 LAUNCH = {  # rows of a tile, columns of a chunk, and how a program runs
     "add_norm_linear": {"ROWS": 64, "CHUNK": 64, "num_warps": 4, "num_stages": 2},

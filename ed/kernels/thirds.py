@@ -101,17 +101,15 @@ def add_third(x, values, offset, total, row, rows, THIRD: tl.constexpr, C: tl.co
 
 
 @triton.jit
-def add_norm(
-    x, y0, y1, y2, offset, weight, bias, total, row, rows, eps, C: tl.constexpr, HALF: tl.constexpr
-):
-    """The norm of total = x + y + offset, in thirds of type HALF; total is stored."""
+def add_norm(x, y0, y1, y2, offset, weight, bias, total, like, row, rows, eps, C: tl.constexpr):
+    """The norm of total = x + y + offset, in thirds of the type of `like`; total is stored."""
     t0 = add_third(x, y0.to(tl.float32), offset, total, row, rows, 0, C)
     t1 = add_third(x, y1.to(tl.float32), offset, total, row, rows, 1, C)
     t2 = add_third(x, y2.to(tl.float32), offset, total, row, rows, 2, C)
     mean, scale = moments(t0, t1, t2, eps, C)
-    n0 = norm_third(t0, mean, scale, weight, bias, 0, C).to(HALF)
-    n1 = norm_third(t1, mean, scale, weight, bias, 1, C).to(HALF)
-    n2 = norm_third(t2, mean, scale, weight, bias, 2, C).to(HALF)
+    n0 = norm_third(t0, mean, scale, weight, bias, 0, C).to(like.dtype.element_ty)
+    n1 = norm_third(t1, mean, scale, weight, bias, 1, C).to(like.dtype.element_ty)
+    n2 = norm_third(t2, mean, scale, weight, bias, 2, C).to(like.dtype.element_ty)
     return n0, n1, n2
 
 
