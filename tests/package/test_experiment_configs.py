@@ -57,9 +57,8 @@ def test_an_experiment_states_what_it_is_and_only_what_differs(name):
 
 
 def test_the_demo_is_the_default():
-    assert identity(resolved(compose_config(["experiment=demo"]))) == identity(
-        resolved(compose_config([]))
-    )
+    demo, default = (resolved(compose_config(words)) for words in (["experiment=demo"], []))
+    assert identity(demo) == identity(default)
 
 
 def test_the_command_line_wins_over_an_experiment_and_debug_too():
