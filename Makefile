@@ -1,5 +1,6 @@
 # make demo          effective degree at work on real pictures, in three minutes on two CPU cores
 # make test          all checks: lint, format, tests
+# make test-smoke    the quick part of the tests, in two minutes
 # make test-faults   kills, full disks, damaged and hostile files at random; takes a while
 # make test-slurm    the launcher and sweeps on a real SLURM, which it installs and starts; 3 minutes
 # make test-browser  the report page in a real browser, which it installs
@@ -12,7 +13,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-faults test-slurm test-browser test-lowest benchmark report format clean
+.PHONY: demo test test-smoke test-faults test-slurm test-browser test-lowest benchmark report format clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -21,6 +22,10 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n auto
+
+test-smoke: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -n auto -m smoke
 
 test-faults: .venv/ready
 	ED_FAULTS=full $(BIN)/python -m pytest tests/faults

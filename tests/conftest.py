@@ -7,10 +7,17 @@ import torch
 # the same on every machine, whatever its cores; set OMP_NUM_THREADS to test with another number
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 ONEDNN = torch.backends.mkldnn.enabled
+# a minute of tests over every room: `make test-smoke`
+SMOKE = ("core", "regularizers", "engine/test_step.py", "analysis/test_spec.py")
+SMOKE += ("runtime/test_runs.py", "package/test_layers.py", "package/test_leaves.py")
+SMOKE += ("package/test_experiment_configs.py", "models/test_vit.py", "datasets/test_crops.py")
 
 
 def pytest_collection_modifyitems(config, items):
+    here = Path(__file__).parent
     for item in items:
+        if item.path.relative_to(here).as_posix().startswith(SMOKE):
+            item.add_marker(pytest.mark.smoke)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("slow") and "slow" not in (config.option.markexpr or ""):

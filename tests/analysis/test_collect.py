@@ -157,12 +157,22 @@ def test_seeds_that_were_trained_differently_are_told(table, tmp_path):
     unimportant = {"system": {"device": "cpu"}, "added": "later"}
     path.write_text(yaml.safe_dump(config | unimportant))
     assert differences() == []
+    for number, precision in enumerate(("bf16", "float32")):
+        path = runs[number].folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config | {"seed": number, "precision": precision}))
+    told = "mini/ed: seeds differ in precision: bf16 (seed 0), float32 (seed 1)"
+    assert differences() == [told]
+
+
+def test_a_setting_that_no_override_names_makes_another_run_too(table, tmp_path):
+    run = expand(table, cells=["ed"], root=tmp_path)[0]
+    fabricate(run)
+    path = run.folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
     config["regularizer"]["pairs"] = 64
     path.write_text(yaml.safe_dump(config))
-    first = runs[0].folder / "config.yaml"
-    first.write_text(first.read_text().replace("weight:", "pairs: 128\n  weight:"))
-    told = "mini/ed: seeds differ in regularizer.pairs: 128 (seed 0), 64 (seed 1)"
-    assert differences() == [told]
+    with pytest.raises(CollectError, match=r"regularizer\.pairs=64, but the table says null"):
+        collect_run(run, table)
 
 
 @pytest.mark.parametrize(

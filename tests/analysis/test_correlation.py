@@ -203,7 +203,7 @@ def test_the_figure_has_a_panel_for_each_measure_with_r_and_line(table, values):
 def test_the_figure_is_the_same_bytes_for_the_same_rows_in_any_order(table, values):
     rows = rows_of(table, values)
     files = figure_files(table, rows)
-    assert set(files) == {"pool.png", "pool.pdf"}
+    assert set(files) == {"figure.png", "figure.pdf"}
     assert files == figure_files(table, rows[::-1])
 
 

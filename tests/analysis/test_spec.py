@@ -206,7 +206,7 @@ def test_errors_in_experiment_files_name_the_place(tmp_path, changes, complaint)
 def test_a_file_elsewhere_is_told_to_scripts_as_a_file(table):
     assert "Made by `python scripts/table.py mini.yaml --commit`" in to_markdown(table, [])
     for name in ("pnn", os.path.relpath(EXPERIMENTS / "pnn.yaml")):
-        assert "Made by `python scripts/table.py pnn` from" in to_markdown(load_table(name), [])
+        assert "Made by `python scripts/table.py pnn --commit`" in to_markdown(load_table(name), [])
 
 
 def test_nothing_on_a_grid_is_null_as_hydra_writes_it(tmp_path):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import yaml
-from hydra.errors import MissingConfigException
+from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -18,7 +18,13 @@ from ed.runtime.runs import identity
 
 NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 CHOSEN = {"clip_soup": ["model.index=1"]}  # what an experiment leaves to the user
-NAMED = ("task.name", "task.game", "task.frames")  # stated even where they equal the default
+NAMED = (
+    "task.name",
+    "task.game",
+    "task.frames",
+    "task.epochs",
+    "task.crop",
+)  # stated even where they equal the default
 
 
 def settings(config: dict, prefix: str = "") -> dict:
@@ -82,8 +88,10 @@ def test_an_unknown_experiment_is_named_with_the_choices(monkeypatch):
 
 
 def test_an_unknown_key_is_compared_with_those_of_the_experiment():
-    error = Exception("Could not override 'task.framse'")
-    assert "task.frames" in composition(error, ["experiment=procgen", "task.framse=3"])
+    words = ["experiment=procgen", "task.framse=3"]
+    with pytest.raises(ConfigCompositionException) as error:
+        compose_config(words)
+    assert "task.frames" in composition(error.value, words)
 
 
 @pytest.mark.parametrize(
