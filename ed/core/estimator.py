@@ -156,7 +156,7 @@ def estimate_each(
 def draw_pairs(source: Field, pairs: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
     """Both ends of each path, on the device of the points, and the generator that drew them."""
     source.check_points()
-    check_merge(source.context)
+    check_merge(source.context, wait=True)
     generator = torch.Generator().manual_seed(seed)
     first, second = distinct_pairs(len(source.x), pairs, generator=generator)
     return first.to(source.x.device), second.to(source.x.device), generator
