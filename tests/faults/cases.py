@@ -19,13 +19,14 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # optimizers import it on first use, which takes seconds
-from omegaconf import DictConfig
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.main import run
-from ed.engine.settings import check_settings
+from ed.engine.trust import targets
 from ed.runtime.files import read_rows
 from ed.tasks import procgen
 from tests.helpers.games import Bandit
@@ -53,7 +54,8 @@ class Setup:
 def composed(overrides: tuple[str, ...]) -> DictConfig:
     """Their config; what is composed before a fork costs its children nothing."""
     cfg = compose_config(list(overrides))
-    check_settings(cfg)  # imports the classes that it names
+    for target in targets(OmegaConf.to_container(cfg)):
+        get_object(target)  # imports it
     return cfg
 
 
