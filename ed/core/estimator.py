@@ -11,7 +11,7 @@ from torch import Tensor
 from ed.core.field import Field, as_field, check_merge
 from ed.core.memory import Footprint, points_per_chunk
 from ed.core.nodes import ChebyshevNodes
-from ed.core.representation import Representation, distinct_pairs
+from ed.core.representation import Representation, check_whole, distinct_pairs
 from ed.core.result import Comparison, Estimate
 from ed.core.tally import Tally
 from ed.core.walk import measuring, outputs_on_paths, pieces_on_paths, reporter, warn_if_misread
@@ -155,6 +155,7 @@ def estimate_each(
 
 def draw_pairs(source: Field, pairs: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
     """Both ends of each path, on the device of the points, and the generator that drew them."""
+    check_whole("seed", seed)
     source.check_points()
     check_merge(source.context, wait=True)
     generator = torch.Generator().manual_seed(seed)

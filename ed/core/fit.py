@@ -5,6 +5,8 @@ the nodes alone. So the small linear solve happens once per set of nodes, outsid
 gradient with respect to y is the matrix M' of the paper's Proposition (differentiability of ED).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -61,8 +63,8 @@ def widened(values: Tensor) -> Tensor:
 
 def check_resolution(resolution: int, degree: int, damping: float) -> None:
     """A polynomial of degree K has K + 1 coefficients; fewer points leave it undetermined."""
-    if not damping >= 0:
-        raise ValueError(f"damping must be >= 0, got {damping}")
+    if not 0 <= damping < math.inf:
+        raise ValueError(f"damping must be >= 0, got {damping}; use a finite number")
     if resolution <= degree and damping == 0:
         raise ValueError(
             f"resolution {resolution} is too small for degree {degree} without damping: "

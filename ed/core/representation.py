@@ -65,8 +65,8 @@ class Representation:
                 'use scale="paper"'
             )
         _check_choice("weighting", self.weighting, WEIGHTINGS)
-        _check_whole("resolution", self.resolution)
-        _check_whole("degree", self.degree)
+        check_whole("resolution", self.resolution)
+        check_whole("degree", self.degree)
         if self.degree < 0:
             raise ValueError(f"degree must be >= 0, got {self.degree}")
         if self.resolution < 2:
@@ -84,7 +84,7 @@ class Representation:
                 stacklevel=3,
             )
         if self.components is not None:
-            _check_whole("components", self.components)
+            check_whole("components", self.components)
             check_components(self.components, self.resolution)
 
     def nodes(
@@ -133,7 +133,7 @@ def sample_pairs(
     size: int, count: int, *, generator: torch.Generator | None = None, device=None
 ) -> tuple[Tensor, Tensor]:
     """Two independent uniform index draws per pair, as in Algorithm 1: two of shape (count,)."""
-    _check_whole("pairs", count)
+    check_whole("pairs", count)
     if size < 2:
         raise ValueError(
             f"paths need at least 2 examples to run between, got a batch of {size}; if it is what "
@@ -151,7 +151,7 @@ def sample_pairs(
 def distinct_pairs(size: int, count: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """`count` different unordered pairs of different examples, on the CPU: for measurements."""
     possible = size * (size - 1) // 2
-    _check_whole("pairs", count)
+    check_whole("pairs", count)
     if count < 1:
         raise ValueError(f"pairs={count}: at least one path")
     if size < 2:
@@ -197,8 +197,8 @@ def _drawn_from(generator: torch.Generator | None) -> dict:
     return {} if generator is None else {"generator": generator}
 
 
-def _check_whole(name: str, value) -> None:
-    if not isinstance(value, Integral):
+def check_whole(name: str, value) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
 
 
