@@ -162,6 +162,7 @@ def begun(setup: Setup, folder: Path) -> Path:
     """A run that was stopped twice on its way, so that it has a previous.pt as well."""
     for _ in range(2):
         attempt(lambda: setup.train(folder, "system.max_minutes=0"), folder.with_suffix(".log"))
+    assert not (folder / "DONE").exists(), f"{setup.name}: too short to be stopped twice"
     return folder
 
 

@@ -44,7 +44,7 @@ def tasks(data: Path) -> dict[str, list[str]]:
         "cifar10": [*SMALL, "task.batch_size=500", *RECORDED],
         "mnist_cifar": [
             "task=mnist_cifar", f"task.data={data / 'cifar'}", f"task.mnist={data / 'mnist'}",
-            "task.batch_size=5", "model=vit_tiny", "model.patch=16", *VIT, *EPOCH,
+            "task.batch_size=2", "model=vit_tiny", "model.patch=16", *VIT, *EPOCH,
         ],
         "imagenet": [
             "task=imagenet", "task.data=embedded", "task.image_size=[16,16]", "model=vit_s16",
@@ -65,7 +65,7 @@ def tasks(data: Path) -> dict[str, list[str]]:
         ],
         "text_classification": [
             "task=text_classification", f"task.data={data / 'reviews.csv'}", "task.text=review",
-            "task.label=verdict", "task.max_length=16", "task.batch_size=8", "model=transformers",
+            "task.label=verdict", "task.max_length=16", "task.batch_size=4", "model=transformers",
             f"model.name={data / 'bert'}", *EPOCH,
         ],
         "grokking": [*SMALL_GROKKING, "measures=norm", "system.save_seconds=0"],
