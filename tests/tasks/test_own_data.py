@@ -24,7 +24,7 @@ transformers = pytest.importorskip("transformers")
 REGULARIZERS = ("none", "mixup", "sam", "asam", "jacobian", "ed")
 IMAGES = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "augment": False, "space": "input"}
 IMAGES |= {"eval_every": 1, "image_size": [32, 32]}
-TEXTS = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "length": 16, "padding": "fixed"}
+TEXTS = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "max_length": 16, "padding": "fixed"}
 TEXTS |= {"eval_every": 1}
 CPU = ["system.device=cpu", "system.log_every=1", "task.epochs=1", "task.warmup_epochs=0"]
 CPU += ["task.batch_size=8"]
