@@ -1,7 +1,7 @@
 # make demo          effective degree at work on real pictures, in three minutes on two CPU cores
 # make test          all checks: lint, format, tests
 # make test-smoke    the quick part of the tests, in two minutes
-# make test-faults   kills, full disks, damaged and hostile files at random; takes a while
+# make test-faults   kills, full disks, damaged and hostile files at random; 10 minutes on two cores
 # make test-slurm    the launcher and sweeps on a real SLURM, which it installs and starts; 3 minutes
 # make test-browser  the report page in a real browser, which it installs
 # make test-lowest   the tests with the oldest packages that pyproject.toml allows, in .venv-lowest

@@ -14,6 +14,7 @@ from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation, distinct_pairs
 from ed.core.result import Comparison, Estimate
 from ed.core.tally import Tally
+from ed.core.validate import count
 from ed.core.walk import measuring, outputs_on_paths, pieces_on_paths, reporter, warn_if_misread
 
 __all__ = [
@@ -155,8 +156,9 @@ def estimate_each(
 
 def draw_pairs(source: Field, pairs: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
     """Both ends of each path, on the device of the points, and the generator that drew them."""
+    count("seed", seed, least=0)
     source.check_points()
-    check_merge(source.context)
+    check_merge(source.context, wait=True)
     generator = torch.Generator().manual_seed(seed)
     first, second = distinct_pairs(len(source.x), pairs, generator=generator)
     return first.to(source.x.device), second.to(source.x.device), generator

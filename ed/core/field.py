@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ed.core.device_checks import assert_on_device, readable
 from ed.core.inputs import points_of
-from ed.core.labels import readable
 from ed.core.model_state import batch_norms, frozen_statistics
 from ed.core.outputs import pick
 
@@ -35,7 +35,8 @@ class Field:
             rule: at an end of a path, its own; inside, the elementwise maximum of both ends. For
             a mask of what is kept (bool, 0/1, or 0/-inf where it is added to scores) that is the
             union. `estimate` and `penalty` reject contexts for which the maximum is meaningless:
-            masks of padding, and numbers that differ between examples.
+            masks of padding, and numbers that differ between examples. In `penalty` on a CUDA
+            device the numbers fail a device assertion, as wrong labels do.
         aside: a context manager for passes at points that are not data; it keeps them separate
             from the pass at the batch. None: batch norm of `module` keeps its running statistics,
             and without batch norm, batch and paths may share one forward pass.
@@ -190,24 +191,38 @@ def as_field(model: Callable[..., Tensor] | Field, inputs=None, **settings) -> F
     return replace(model, **settings) if settings else model
 
 
-def check_merge(context: Context) -> None:
-    """Raises ValueError for contexts whose maximum over two examples means nothing."""
+def check_merge(context: Context, *, wait: bool = False) -> None:
+    """Raises ValueError for contexts whose maximum over two examples means nothing.
+
+    Args:
+        wait: check values on any device, which takes a host sync. Otherwise a CUDA device and
+            compiled code assert them (`assert_on_device`).
+    """
     for name, value in context.items():
         if "padding" in name:
             raise ValueError(
                 f"context {name!r} marks padding, and paths keep the maximum of both ends: pass "
                 "what is kept, ~mask, under another name, and invert it in `forward`"
             )
-        if not readable(value) or value.dtype == torch.bool or (value == value[:1]).all():
+        if value.dtype == torch.bool or value.numel() == 0:
             continue
-        mask = ((value == 0) | (value == 1)).all()
-        added = value.is_floating_point() and value.max() == 0 and value.min() < -100
-        if not (mask or added):
-            raise ValueError(
-                f"context {name!r} is no mask and differs between examples, so it has no maximum "
-                "that both share: interpolate it as one of several inputs, "
-                "ed.Field.of(model, (x, y)), or use it in `forward`"
-            )
+        message = (
+            f"context {name!r} is no mask and differs between examples, so it has no maximum "
+            "that both share: interpolate it as one of several inputs, "
+            "ed.Field.of(model, (x, y)), or use it in `forward`"
+        )
+        if not (wait or readable(value)):
+            assert_on_device(_has_maximum(value), message)
+        elif not _has_maximum(value):
+            raise ValueError(message)
+
+
+def _has_maximum(value: Tensor) -> Tensor:
+    """Whether all examples share a value, or it is a mask: 0 and 1, or added to scores."""
+    sound = (value == value[:1]).all() | ((value == 0) | (value == 1)).all()
+    if not value.is_floating_point():
+        return sound
+    return sound | ((value.max() == 0) & (value.min() < -100))
 
 
 def _merge(first: Tensor, second: Tensor, alpha: Tensor) -> Tensor:

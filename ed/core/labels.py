@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ed.core.device_checks import assert_on_device, readable
 from ed.core.outputs import by_position
 
 SUM_TOLERANCE = 0.01  # of probabilities, which may come in bfloat16
@@ -40,8 +41,9 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
 def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Tensor:
     """(P,) class indices or (P, C) probabilities -> (P, C); with positions, (P, S, C).
 
-    A label outside the classes raises ValueError on the CPU. Elsewhere its row is nan, and so is
-    the penalty: raising would take a host sync at each step.
+    A label outside the classes raises ValueError on the CPU. On a CUDA device and in compiled code
+    a device assertion fails instead, as raising would take a host sync at each step. On devices
+    without assertions only its row shows it, which is nan.
     """
     if labels.is_floating_point():
         rows = by_position(labels, class_dim)
@@ -60,13 +62,14 @@ def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Te
                 f"labels: {labels[~valid][0].item()} is outside the model's {classes} classes; "
                 f"use 0 to {classes - 1}"
             )
+    if not readable(labels):
+        assert_on_device(
+            valid.all(),
+            "labels: an index is outside the model's classes (-100 is, too), or a row holds no "
+            "probabilities; leave such examples out of the penalty",
+        )
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     return torch.where(valid.unsqueeze(-1), rows, torch.nan)
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether its values can be checked at no cost: on the CPU, outside torch.compile."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _probable(labels: Tensor, class_dim: int) -> Tensor:

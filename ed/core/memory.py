@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,8 @@ class Footprint:
 
     def points(self, memory_gib: float) -> int:
         """How many points fit the budget, at least 1: a few activations each, and the fit."""
+        if not 0 < memory_gib < math.inf:
+            raise ValueError(f"memory_gib={memory_gib}: must be a positive number")
         size = max(LIVE_TENSORS * self.point, self.outputs * self.output_bytes)
         return max(1, int(memory_gib * 2**30) // size)
 

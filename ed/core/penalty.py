@@ -108,7 +108,10 @@ def penalty(
         inputs: (B, ...), the batch between whose examples the paths run; or a tuple or dict of
             inputs, which move together.
         labels: for label-anchored ED: (B,) class indices, or (B, C) probabilities. An index
-            outside the classes raises ValueError on the CPU, and gives nan on other devices.
+            outside the classes raises ValueError on the CPU, and RuntimeError in compiled code
+            there. A CUDA device asserts instead of waiting for the host: it prints the reason, the
+            next call that waits for it raises "device-side assert triggered", and the process has
+            to start again. On other devices the penalty is nan.
         pairs: number of random paths; half the batch by default, the paper's rule.
         representation: how paths are fitted.
         softmax: fit probabilities, as the paper does, or the outputs as they are: for a regression

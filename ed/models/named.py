@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import logging
 
+import torch
 from torch import Tensor, nn
 
 from ed.models.text import TextClassifier, checkpoint_source, load_classifier
@@ -33,7 +34,7 @@ def transformers_model(
 ) -> nn.Module:
     """An image or text classifier of transformers, whichever `name` has.
 
-    Pretrained weights keep their own image size; new ones take `image_size`.
+    Where the architecture fixes a size, pretrained weights keep theirs; new ones take `image_size`.
     """
     from transformers import AutoModelForImageClassification as ForImages
     from transformers import AutoModelForSequenceClassification as ForText
@@ -43,7 +44,7 @@ def transformers_model(
     if type(config) in ForImages._model_mapping:
         if image_size is not None and hasattr(config, "image_size") and not pretrained:
             config.image_size = list(image_size)
-        return ImageClassifier(_images(name, given, config, ForImages, pretrained))
+        return ImageClassifier(_images(name, given, config, ForImages, pretrained), image_size)
     if type(config) not in ForText._model_mapping:
         raise ValueError(f"{given}: a {config.model_type} classifies neither images nor text")
     model = load_classifier(name, classes, given) if pretrained else ForText.from_config(config)
@@ -51,15 +52,28 @@ def transformers_model(
 
 
 class ImageClassifier(nn.Module):
-    """Pixels (N, 3, H, W) -> logits (N, classes), from an image classifier of transformers."""
+    """Pixels (N, 3, H, W) -> logits (N, classes), from an image classifier of transformers.
 
-    def __init__(self, model: nn.Module):
+    Args:
+        wanted: size of the images that it will get; `image_size` is set unless it takes them.
+    """
+
+    def __init__(self, model: nn.Module, wanted: list[int] | None = None):
         super().__init__()
         self.model = model
         size = getattr(model.config, "image_size", None)
-        if size is not None:
+        if size is not None and not (wanted and self._takes(wanted)):
             self.image_size = [size, size] if isinstance(size, int) else list(size)
         self.train()
+
+    @torch.no_grad()
+    def _takes(self, size: list[int]) -> bool:
+        """Tried: convolutional networks state the size of their training, but take others."""
+        try:
+            self.eval()(torch.zeros(1, 3, *size))
+        except (RuntimeError, ValueError):
+            return False
+        return True
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(pixel_values=x).logits

@@ -71,6 +71,20 @@ def test_contexts_without_a_meaningful_maximum_are_rejected(name, context):
             measure()
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_code_rejects_them_as_well(backend):
+    x, keep = uniform(9, 4), torch.ones(9, 4)
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def penalty(context):
+        return ed.penalty(ed.Field(lambda p, c: p * c["time"], x, {"time": context}))
+
+    assert penalty(keep) > 0
+    penalty(torch.zeros(9, 4).fill_diagonal_(-torch.inf))
+    with pytest.raises(RuntimeError, match="context 'time'"):
+        penalty(keep * torch.arange(9).view(9, 1))
+
+
 def test_contexts_that_all_share_pass():
     field = ed.Field(lambda p, c: p, uniform(9, 4), {"position_ids": torch.arange(4).repeat(9, 1)})
     assert ed.estimate(field, **FEW).mean > 0

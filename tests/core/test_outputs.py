@@ -187,9 +187,30 @@ def test_labels_that_are_no_classes_are_rejected(labels, message):
         ed.penalty(nn.Identity(), torch.randn(6, 3), labels, pairs=36)
 
 
-def test_wrong_labels_give_nan_where_raising_would_need_a_host_sync():
-    compiled = torch.compile(targets, backend="eager", fullgraph=True)
-    found = compiled(torch.tensor([1, -100, 3]), 3)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.tensor([0, 1, -100, 2, 0, 1]),
+        torch.tensor([0, 1, 7, 7, 0, 1]),
+        torch.full((6, 3), 0.5),
+    ],
+    ids=["-100", "7", "rows that sum to 1.5"],
+)
+def test_compiled_code_rejects_wrong_labels_without_a_graph_break(backend, wrong):
+    model, x = nn.Linear(4, 3), torch.randn(6, 4)
+    penalty = torch.compile(ed.penalty, backend=backend, fullgraph=True)
+    right = wrong.softmax(-1) if wrong.is_floating_point() else wrong.clamp(0, 2)
+    penalty(model, x, right, pairs=36).backward()
+    assert model.weight.grad.isfinite().all()
+    with pytest.raises(RuntimeError, match="labels: "):
+        penalty(model, x, wrong, pairs=36)
+
+
+def test_wrong_labels_give_nan_on_devices_without_assertions(monkeypatch):
+    monkeypatch.setattr("ed.core.labels.assert_on_device", lambda *_: None)
+    monkeypatch.setattr("ed.core.labels.readable", lambda _: False)
+    found = targets(torch.tensor([1, -100, 3]), 3)
     assert torch.equal(found[0], torch.tensor([0.0, 1.0, 0.0]))
     assert found[1:].isnan().all()
 

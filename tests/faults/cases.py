@@ -5,6 +5,7 @@ A case ends in one of two ways: bit-equal to an undisturbed run, or with one lin
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -13,34 +14,55 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch._dynamo  # optimizers import it on first use, which takes seconds
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.main import run
+from ed.engine.trust import targets
 from ed.runtime.files import read_rows
-from tests.helpers.small import SMALL, SMALL_GROKKING
+from ed.tasks import procgen
+from tests.helpers.games import Bandit
 
 EQUAL, ONE_LINE = "bit-equal", "one-line error"
-TINY = [*SMALL, "task.batch_size=500", "system.device=cpu", "system.save_seconds=0"]  # 4 steps
-GROKKING = [*SMALL_GROKKING, "measures=norm", "system.save_seconds=0"]
-PNN = ["task=pnn", "task.steps=6", "task.warmup_steps=0", "task.examples=20", "model=pnn"]
-PNN += ["model.width=4", "system.device=cpu", "system.log_every=1", "system.save_seconds=0"]
-SETUPS = {
-    f"grokking {name}": [*GROKKING, f"regularizer={name}"] for name in ("none", "sam", "asam")
-}
-SETUPS |= {"pnn": PNN}
-SETUPS |= {
-    f"cifar10 {name}": [*TINY, f"regularizer={name}"]
-    for name in ("none", "mixup", "sam", "asam", "jacobian", "ed")
-}
 
 
-def train(folder: Path, setup: str) -> None:
-    run(compose_config([*SETUPS[setup], f"system.run_dir={folder}"]), ["fault"])
+@dataclass(frozen=True)
+class Setup:
+    """A small run, by its overrides, and the undisturbed one to compare with."""
+
+    name: str
+    overrides: tuple[str, ...]
+    whole: Path
+
+    def train(self, folder: Path, *more: str) -> None:
+        if self.name.startswith("procgen"):
+            play_bandit()
+        cfg = composed(self.overrides).copy()
+        cfg.merge_with_dotlist([f"system.run_dir={folder}", *more])
+        run(cfg, ["fault"])
+
+
+@functools.cache
+def composed(overrides: tuple[str, ...]) -> DictConfig:
+    """Their config; what is composed before a fork costs its children nothing."""
+    cfg = compose_config(list(overrides))
+    for target in targets(OmegaConf.to_container(cfg)):
+        get_object(target)  # imports it
+    return cfg
+
+
+def play_bandit() -> None:
+    """Procgen on a toy game, for the rest of this process."""
+    procgen.engine_version = "{} 1.0".format
+    procgen.ProcgenPPO.make_games = lambda task, side, count, _: Bandit(count, task.levels[side][0])
 
 
 def in_child(work: Callable[[], object], log: Path, limit: int | None = None) -> int:
@@ -106,31 +128,72 @@ def _timeless(row: dict) -> dict:
     return {key: value for key, value in row.items() if not key.startswith("time/")}
 
 
-def killed(whole: Path, folder: Path, setup: str, number: int, delay: float) -> str:
+def spread(work: dict[str, Callable[[], object]], folder: Path) -> dict[str, object]:
+    """What each piece of work returns; forked workers share it, one per core up to two."""
+    workers = min(2, os.cpu_count() or 1)
+    children = []
+    for worker in range(workers):
+        names = list(work)[worker::workers]
+        answer = folder / f"answers{worker}.json"
+        answer.unlink(missing_ok=True)
+
+        def part(names=names, answer=answer):
+            answer.write_text(json.dumps({name: work[name]() for name in names}))
+
+        log = folder / f"worker{worker}.log"
+        children.append((in_child(part, log), answer, log))
+    found = {}
+    for child, answer, log in children:
+        code = finish(child)
+        assert code == 0, log.read_text()
+        found |= json.loads(answer.read_text())
+    return found
+
+
+def undisturbed(setup: Setup) -> float:
+    """Trains a setup to its end; the seconds it takes."""
+    began = time.monotonic()
+    code, printed = attempt(lambda: setup.train(setup.whole), setup.whole.with_suffix(".log"))
+    assert code == 0, f"{setup.name}: {printed}"
+    return time.monotonic() - began
+
+
+def begun(setup: Setup, folder: Path) -> Path:
+    """A run that was stopped twice on its way, so that it has a previous.pt as well."""
+    for _ in range(2):
+        attempt(lambda: setup.train(folder, "system.max_minutes=0"), folder.with_suffix(".log"))
+    assert not (folder / "DONE").exists(), f"{setup.name}: too short to be stopped twice"
+    return folder
+
+
+def killed(setup: Setup, folder: Path, number: int, delay: float) -> str:
     """Signals a run after `delay` seconds, then runs the same command to its end."""
-    child = in_child(lambda: train(folder, setup), folder.with_suffix(".log"))
+    child = in_child(lambda: setup.train(folder), folder.with_suffix(".log"))
     time.sleep(delay)
     os.kill(child, number)  # ours, and not waited for yet, so the id is still its own
     finish(child)
-    code, printed = attempt(lambda: train(folder, setup), folder.with_suffix(".log"))
-    return judged(code, printed, lambda: same_run(whole, folder))
+    return trained_on(setup, folder)
 
 
-def disk_full(whole: Path, folder: Path, setup: str, limit: int) -> str:
+def disk_full(setup: Setup, folder: Path, limit: int) -> str:
     """Runs with files of at most `limit` bytes, which must not end silently; then without."""
-    log = folder.with_suffix(".log")
-    code, printed = attempt(lambda: train(folder, setup), log, limit)
-    first = judged(code, printed, lambda: same_run(whole, folder))
-    if first not in (EQUAL, ONE_LINE):
-        return first
-    code, printed = attempt(lambda: train(folder, setup), log)
-    return judged(code, printed, lambda: same_run(whole, folder))
+    code, printed = attempt(lambda: setup.train(folder), folder.with_suffix(".log"), limit)
+    first = judged(code, printed, lambda: same_run(setup.whole, folder))
+    return trained_on(setup, folder) if first in (EQUAL, ONE_LINE) else first
 
 
-def damaged(whole: Path, begun: Path, folder: Path, setup: str, name: str, damage) -> str:
+def damaged(setup: Setup, source: Path, folder: Path, name: str, damage) -> str:
     """Copies a begun run, damages one of its files and runs the same command to its end."""
-    shutil.copytree(begun, folder)
+    shutil.copytree(source, folder)
     path = folder / name
     path.write_bytes(damage(path.read_bytes()))
-    code, printed = attempt(lambda: train(folder, setup), folder.with_suffix(".log"))
-    return judged(code, printed, lambda: same_run(whole, folder))
+    return trained_on(setup, folder)
+
+
+def trained_on(setup: Setup, folder: Path) -> str:
+    """How the same command ends in a folder that a fault has left."""
+    code, printed = attempt(lambda: setup.train(folder), folder.with_suffix(".log"))
+    end = judged(code, printed, lambda: same_run(setup.whole, folder))
+    if end in (EQUAL, ONE_LINE):
+        shutil.rmtree(folder)  # a full campaign would fill the disk
+    return end

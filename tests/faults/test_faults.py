@@ -1,14 +1,15 @@
 """Faults at random moments and places: `make test-faults`, and a short form in `make test`.
 
-ED_FAULT_SEED repeats a campaign; ED_FAULTS=full is the long form (10 minutes).
+ED_FAULT_SEED repeats a campaign; ED_FAULTS=full is the long form (10 minutes on two cores).
 """
 
 import os
 import random
 import shutil
 import signal
-import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,13 @@ from ed.analysis.tables import load_table
 from ed.engine.main import load_run
 from ed.models.weights import read_weights
 from tests.faults import cases
-from tests.faults.cases import EQUAL, ONE_LINE, SETUPS, attempt, judged
+from tests.faults.cases import EQUAL, ONE_LINE, Setup, attempt, judged, spread
+from tests.faults.setups import preload, setups, write_data
 from tests.helpers.hostile import Payload, hostile_leaves, plant
 
 FULL = os.environ.get("ED_FAULTS") == "full"
 SEED = int(os.environ.get("ED_FAULT_SEED") or random.SystemRandom().randrange(10**6))
-SHORT_SETUPS = ("grokking none", "pnn", "cifar10 ed")
+SHORT_SETUPS = ("grokking none", "pnn none", "cifar10 ed", "procgen none")  # need no files
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 TABLE: dict[str, Counter] = {}
 
@@ -53,58 +55,62 @@ def note(kind: str, ends: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """An undisturbed run of every setup, with its seconds; and one stopped on its way."""
+def references(tmp_path_factory) -> dict[str, tuple[Setup, float]]:
+    """Every setup, with an undisturbed run of it and the seconds that this took."""
     root = tmp_path_factory.mktemp("undisturbed")
-    found = {}
-    for setup in SETUPS if FULL else SHORT_SETUPS:
-        whole, begun = root / setup / "whole", root / setup / "begun"
-        attempt(lambda path=whole, setup=setup: cases.train(path, setup), root / "log")  # warm
-        shutil.rmtree(whole)
-        began = time.monotonic()
-        code, printed = attempt(lambda p=whole, s=setup: cases.train(p, s), root / "log")
-        assert code == 0, printed
-        seconds = time.monotonic() - began
-        attempt(lambda p=begun, s=setup: stopped(p, s), root / "log")
-        attempt(lambda p=begun, s=setup: stopped(p, s), root / "log")  # a previous.pt as well
-        found[setup] = (whole, begun, seconds)
-    return found
+    data = root / "data"
+    chosen = {n: o for n, o in setups(data).items() if FULL or n in SHORT_SETUPS}
+    with pytest.MonkeyPatch.context() as patch:  # leave no trace in the user's own caches
+        patch.setenv("ED_CACHE", str(root / "cache"))
+        if FULL:
+            data.mkdir()
+            patch.setenv("HF_DATASETS_CACHE", str(root / "datasets"))
+            preload()
+            code, printed = attempt(lambda: write_data(data), root / "data.log")
+            assert code == 0, printed
+        found = {n: Setup(n, tuple(o), root / n.replace(" ", "-")) for n, o in chosen.items()}
+        for setup in found.values():
+            cases.composed(setup.overrides)
+        seconds = spread({n: partial(cases.undisturbed, s) for n, s in found.items()}, root)
+        yield {name: (setup, seconds[name]) for name, setup in found.items()}
 
 
-def stopped(folder: Path, setup: str) -> None:
-    from ed.engine.compose import compose_config
-    from ed.engine.main import run
+@pytest.fixture(scope="module")
+def begun(references, tmp_path_factory) -> dict[str, Path]:
+    """One setup of each task, stopped on its way: with ED, where the task takes it."""
+    root = tmp_path_factory.mktemp("begun")
+    last = {name.split()[0]: name for name in references}
+    return {name: cases.begun(references[name][0], root / name) for name in last.values()}
 
-    settings = [f"system.run_dir={folder}", "system.max_minutes=0"]
-    run(compose_config([*SETUPS[setup], *settings]), ["fault"])
+
+def campaign(kind: str, work: dict[str, Callable[[], str]], folder: Path) -> None:
+    note(kind, spread(work, folder))
 
 
 def chance(kind: str) -> random.Random:
     return random.Random(f"{SEED} {kind}")
 
 
-def test_kills_and_signals_at_random_moments(undisturbed, tmp_path):
-    draw, ends = chance("kill"), {}
-    for index in range(60 if FULL else 9):
-        setup = list(undisturbed)[index % len(undisturbed)]
-        whole, _, seconds = undisturbed[setup]
+def test_kills_and_signals_at_random_moments(references, tmp_path):
+    """Full form: every task with every regularizer that it takes, once."""
+    draw, work = chance("kill"), {}
+    for index in range(max(60, len(references)) if FULL else 8):
+        setup, seconds = list(references.values())[index % len(references)]
         number, delay = draw.choice(SIGNALS), draw.uniform(0, seconds)
-        folder = tmp_path / f"run{index}"
-        end = cases.killed(whole, folder, setup, number, delay)
-        ends[f"{index} {setup} {number.name} after {delay:.2f} s"] = end
-    note("kill or signal", ends)
+        case = f"{index} {setup.name} {number.name} after {delay:.2f} s"
+        work[case] = partial(cases.killed, setup, tmp_path / f"run{index}", number, delay)
+    campaign("kill or signal", work, tmp_path)
 
 
-def test_disks_that_are_full_at_random_levels(undisturbed, tmp_path):
-    draw, ends = chance("full"), {}
+def test_disks_that_are_full_at_random_levels(references, begun, tmp_path):
+    draw, work = chance("full"), {}
     for index in range(40 if FULL else 6):
-        setup = list(undisturbed)[index % len(undisturbed)]
-        whole = undisturbed[setup][0]
-        largest = max(path.stat().st_size for path in whole.iterdir())
+        setup, _ = references[list(begun)[index % len(begun)]]
+        largest = max(path.stat().st_size for path in setup.whole.iterdir())
         limit = int(largest ** draw.uniform(0.2, 1.0))
-        end = cases.disk_full(whole, tmp_path / f"run{index}", setup, limit)
-        ends[f"{index} {setup} {limit} bytes"] = end
-    note("disk full", ends)
+        case = f"{index} {setup.name} {limit} bytes"
+        work[case] = partial(cases.disk_full, setup, tmp_path / f"run{index}", limit)
+    campaign("disk full", work, tmp_path)
 
 
 def flipped(draw: random.Random):
@@ -126,21 +132,21 @@ FILES = ("last.pt", "previous.pt", "metrics.jsonl", "meta.json", "config.yaml")
 
 
 @pytest.mark.parametrize("kind", ["bit flip", "truncation"])
-def test_damage_to_every_file(kind, undisturbed, tmp_path):
-    draw, ends = chance(kind), {}
+def test_damage_to_every_file(kind, references, begun, tmp_path):
+    draw, work = chance(kind), {}
     make = flipped if kind == "bit flip" else truncated
-    for index in range(100 if FULL else 10):
-        setup = list(undisturbed)[index % len(undisturbed)]
-        whole, begun, _ = undisturbed[setup]
-        name = FILES[index % len(FILES)]
+    for index in range(5 * len(begun) if FULL else 10):
+        source = list(begun.items())[index // len(FILES) % len(begun)]
+        setup, name = references[source[0]][0], FILES[index % len(FILES)]
+        own = random.Random(draw.random())  # workers share no generator
         folder = tmp_path / f"run{index}"
-        end = cases.damaged(whole, begun, folder, setup, name, make(draw))
-        ends[f"{index} {setup} {name}"] = end
-    note(kind, ends)
+        case = f"{index} {setup.name} {name}"
+        work[case] = partial(cases.damaged, setup, source[1], folder, name, make(own))
+    campaign(kind, work, tmp_path)
 
 
-def test_hostile_run_folders(undisturbed, tmp_path):
-    whole, ends = undisturbed["grokking none"][0], {}
+def test_hostile_run_folders(references, tmp_path):
+    whole, ends = references["grokking none"][0].whole, {}
     marker = tmp_path / "marker"
     leaves = hostile_leaves(tmp_path, marker)
     for how, leaf in leaves.items():

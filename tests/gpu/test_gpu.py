@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
+import ed
 from ed.core.field import Field
 from ed.core.fit import fit_matrix
 from ed.core.model_state import evaluating
@@ -364,6 +365,60 @@ def test_processes_exchange_without_a_host_sync(alone_in_a_group):
     for half, whole in zip(halves, (x, y, x[0, 0]), strict=True):
         torch.testing.assert_close(2 * half, whole, rtol=0, atol=0)
     assert flags == [True, False]
+
+
+WRONG = """
+import sys, torch, ed
+how, kind = sys.argv[1:]
+torch.manual_seed(0)
+model, x = torch.nn.Linear(4, 3).cuda(), torch.randn(6, 4, device="cuda")
+labels, number = torch.arange(6, device="cuda") % 3, torch.ones(6, 4, device="cuda")
+
+def penalty():
+    field = ed.Field.of(lambda x, number: model(x * number), x, context={"number": number})
+    return ed.penalty(field, labels=labels, pairs=36)
+
+if how == "compiled":
+    penalty = torch.compile(penalty, fullgraph=True)
+value = penalty()
+if how == "captured":
+    torch.cuda.set_sync_debug_mode("error")
+    graph, outer = torch.cuda.CUDAGraph(), penalty
+    with torch.cuda.graph(graph):
+        value = outer()
+    penalty = graph.replay
+    penalty()
+    torch.cuda.set_sync_debug_mode("default")
+print("right", value.isfinite().item(), flush=True)
+if kind == "labels":
+    labels[2] = -100
+else:
+    number.copy_(torch.rand(6, 4))
+penalty()
+torch.cuda.synchronize()
+print("not rejected")
+"""
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled", "captured"])
+@pytest.mark.parametrize("kind", ["labels", "context"])
+def test_wrong_values_fail_a_device_assertion(how, kind):
+    """In a process of its own, as it cannot use the GPU afterwards."""
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", WRONG, how, kind], cwd=root, capture_output=True, text=True
+    )
+    assert run.stdout.split() == ["right", "True"], run.stderr
+    assert run.returncode == 1
+    assert f"{kind}: " in run.stderr or f"{kind} 'number'" in run.stderr
+    assert "device-side assert" in run.stderr
+
+
+def test_estimate_rejects_contexts_on_the_gpu_by_one_line():
+    x, number = torch.randn(9, 4, device="cuda"), torch.rand(9, 1, device="cuda")
+    field = Field(lambda p, c: p, x, {"number": number})
+    with pytest.raises(ValueError, match="context 'number'"):
+        ed.estimate(field, pairs=3)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

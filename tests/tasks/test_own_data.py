@@ -28,6 +28,7 @@ TEXTS = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "max_length": 16, "pa
 TEXTS |= {"eval_every": 1}
 CPU = ["system.device=cpu", "system.log_every=1", "task.epochs=1", "task.warmup_epochs=0"]
 CPU += ["task.batch_size=8"]
+CLASSIFIERS = {"vit": "ViTForImageClassification", "convnext": "ConvNextForImageClassification"}
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,41 @@ def test_a_folder_of_images_trains_a_timm_model(images, tmp_path, regularizer):
     assert trained.config.model.classes == trained.task.classes == 3
     record = json.loads((tmp_path / "run" / "meta.json").read_text())["sessions"][0]
     assert record["class_names"] == "blue, green, red"
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory):
+    """Folders with checkpoints of a transformer and of a convolutional network, for 5 classes."""
+    root = tmp_path_factory.mktemp("vision")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vit = transformers.ViTConfig(
+        image_size=32, patch_size=8, intermediate_size=16, num_labels=5, **sizes
+    )
+    transformers.ViTForImageClassification(vit).save_pretrained(root / "vit")
+    convnext = transformers.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_labels=5)
+    convnext.num_stages = 2
+    transformers.ConvNextForImageClassification(convnext).save_pretrained(root / "convnext")
+    return root
+
+
+@pytest.mark.parametrize("network", ["vit", "convnext"])
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_a_folder_of_images_trains_a_transformers_model(
+    images, vision, tmp_path, regularizer, network
+):
+    extra = ["model=transformers", f"model.name={vision / network}", f"regularizer={regularizer}"]
+    summary = train_images(images, tmp_path / "run", *extra)
+    assert summary["steps"] == 3
+    assert np.isfinite(summary["last"]["eval/loss"])
+    trained = ed.load_run(tmp_path / "run", "cpu")
+    assert trained.config.model.classes == trained.task.classes == 3
+    assert trained.model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+    stored = getattr(transformers, CLASSIFIERS[network]).from_pretrained(vision / network)
+    before = next(iter(stored.base_model.parameters()))
+    after = next(iter(trained.model.model.base_model.parameters()))
+    assert not torch.equal(before, after)  # the whole network learns, not the new head alone
+    assert (before - after).norm() < 0.5 * before.norm()  # from the stored weights on
 
 
 def test_two_processes_train_on_a_folder_of_images(images, tmp_path):
@@ -260,6 +296,7 @@ def test_an_image_classifier_of_transformers_gets_a_new_head(tmp_path):
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
     model = transformers_model(str(tmp_path), classes=3).eval()
     assert model.image_size == [32, 32]
+    assert transformers_model(str(tmp_path), classes=3, image_size=[16, 24]).image_size == [32, 32]
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
     stored = transformers.ViTForImageClassification.from_pretrained(tmp_path).vit
     for name, value in stored.state_dict().items():

@@ -1,0 +1,25 @@
+"""What a type checker learns about the API: signatures, results, and wrong arguments."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "package" / "typing"
+CHECK = [sys.executable, "-m", "mypy", "--config-file", str(FOLDER / "mypy.ini")]
+
+needs_mypy = pytest.mark.skipif(
+    importlib.util.find_spec("mypy") is None, reason="needs mypy: pip install '.[dev]'"
+)
+
+
+@needs_mypy
+def test_types_resolve_and_wrong_arguments_are_errors():
+    """An error that mypy does not find where one is expected is an unused ignore, so a failure."""
+    run = subprocess.run(
+        [*CHECK, str(FOLDER / "uses_api.py")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
