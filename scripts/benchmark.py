@@ -43,7 +43,7 @@ from ed.regularizers.base import Regularizer
 from ed.runtime.files import APP, write_atomic
 
 OVERHEAD = APP / "experiments" / "results" / "speed" / "overhead.md"
-BLOCKS, STEPS = (5, 20) if CUDA else (3, 2)  # timed blocks, of which the median; steps in each
+BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks, of which the median; steps in each
 
 
 def measure(advance: Callable[[], None]) -> tuple[float, float]:
