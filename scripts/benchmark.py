@@ -1,5 +1,6 @@
 """What a training step costs, side by side in one run: python scripts/benchmark.py [--out FILE]
 
+With --table: the plain step of each network and every method's ratio to it, beside the paper's.
 For each network: the ordinary eager loop, the plain step at B inputs and at as many inputs as the
 ED step has, and every regularizer's step; then the estimator against the forward passes it needs.
 On a CPU the same table at small sizes.
@@ -26,6 +27,7 @@ from benchmark_cases import (
     Synthetic,
     penalty,
 )
+from benchmark_overhead import Overhead, overhead_text, time_methods
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,9 +40,10 @@ from ed.engine.optimizer import AdamW
 from ed.engine.run import commit
 from ed.engine.step import TrainStep
 from ed.regularizers.base import Regularizer
-from ed.runtime.files import write_atomic
+from ed.runtime.files import APP, write_atomic
 
-BLOCKS, STEPS = (5, 20) if CUDA else (3, 2)  # timed blocks, of which the median; steps in each
+OVERHEAD = APP / "experiments" / "results" / "speed" / "overhead.md"
+BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks, of which the median; steps in each
 
 
 def measure(advance: Callable[[], None]) -> tuple[float, float]:
@@ -251,13 +254,24 @@ def machine() -> str:
     return f"{name} ({platform.machine()}), {python}, commit {(commit() or 'unknown')[:8]}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    cases = GPU_CASES if CUDA else CPU_CASES
-    parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
-    parser.add_argument("--quick", action="store_true", help="tiny batches: does everything run?")
-    parser.add_argument("--out", type=Path, help="write the tables as Markdown")
-    options = parser.parse_args()
+def bench_overhead(cases: dict[str, Case], out: Path | None) -> None:
+    """Prints the overhead table, and writes it after every network where `out` is given."""
+
+    def seconds(case: Case, regularizer: Regularizer) -> float:
+        found, _ = measure(our_step(case, case.batch, regularizer))
+        print(f"{case.name}, {type(regularizer).__name__}: {1000 * found:.2f} ms", flush=True)
+        return found
+
+    rows: dict[str, Overhead] = {}
+    for name, case in cases.items():
+        rows[name] = time_methods(case, seconds)
+        if out:
+            write_atomic(out, overhead_text(rows, machine()))
+    print("", overhead_text(rows, machine()), sep="\n")
+
+
+def bench_steps(cases: dict[str, Case], out: Path | None) -> None:
+    """Prints the tables of all networks, and writes them after each where `out` is given."""
     peak = peak_flops()
     kind = "bf16" if CUDA else "float32"
     text = [
@@ -265,15 +279,33 @@ def main() -> None:
         f"{machine()}. Peak of a large {kind} product: {peak / 1e12:.1f} TFLOP/s.",
     ]
     print(*text, sep="\n")
-    for name in options.cases:
-        case = replace(cases[name], batch=8, pairs=4) if options.quick else cases[name]
+    for name, case in cases.items():
         header = "| " + " | ".join(HEADER) + " |\n|" + " --- |" * len(HEADER)
         print(f"\n## {case.name}\n{header}")
         text.append(f"## {case.name}\n\n{header}\n" + "\n".join(bench_case(case, peak)))
         if name == "vit_tiny":
             text += bench_estimator(case) + ([] if CUDA else bench_fit(case))
-        if options.out:  # after every network: a run cut short keeps what it has
-            write_atomic(options.out, "\n\n".join(text) + "\n")
+        if out:  # a run cut short keeps what it has
+            write_atomic(out, "\n\n".join(text) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    cases = GPU_CASES if CUDA else CPU_CASES
+    parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
+    parser.add_argument("--quick", action="store_true", help="tiny batches: does everything run?")
+    where = f"on a GPU with all cases to {OVERHEAD.relative_to(APP)}, otherwise to --out"
+    parser.add_argument("--table", action="store_true", help=f"the overhead table, {where}")
+    parser.add_argument("--out", type=Path, help="write the tables as Markdown")
+    options = parser.parse_args()
+    chosen = {name: cases[name] for name in options.cases}
+    if options.quick:
+        chosen = {name: replace(case, batch=8, pairs=4) for name, case in chosen.items()}
+    if options.table:
+        whole = CUDA and chosen == cases
+        bench_overhead(chosen, options.out or (OVERHEAD if whole else None))
+    else:
+        bench_steps(chosen, options.out)
 
 
 if __name__ == "__main__":

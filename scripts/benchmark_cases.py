@@ -55,10 +55,11 @@ class Case:
 class Synthetic(Task):
     """Random inputs and labels: only the time of a step is of interest."""
 
-    has_labels, total_steps = True, 10**6
+    total_steps = 10**6
 
     def __init__(self, case: Case, batch_size: int):
         self.case, self.batch_size = case, batch_size
+        self.has_labels = case.anchored  # Procgen's stand for actions
         self.penalised = slice(case.classes)
         labels = torch.randint(case.classes, (batch_size,), device=DEVICE)
         self.batch = {"x": case.inputs(batch_size), "label": labels}

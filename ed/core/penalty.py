@@ -11,7 +11,8 @@ from torch import Tensor
 from ed.core.field import Field, as_field, check_merge
 from ed.core.labels import check_labels, targets
 from ed.core.outputs import beside, by_path
-from ed.core.representation import Representation, anchor, over_positions, sample_pairs
+from ed.core.representation import PAIRINGS, Representation, anchor, over_positions
+from ed.core.validate import choice
 
 EFFICIENT = Representation()  # the paper's setting for training: r = 4, K = 3
 
@@ -39,10 +40,13 @@ class Paths:
         pairs: int,
         *,
         labels: Tensor | None = None,
+        pairing: str = "random",
         generator: torch.Generator | None = None,
     ) -> Paths:
         """`pairs` paths between examples of `field`; label-anchored with `labels`.
 
+        Pairing is "random", two independent draws per path as in Algorithm 1, or "stratified",
+        where no example ends a second path before every example has ended one.
         Labels are class indices (B,) or probabilities (B, C), e.g. of mixup or a teacher; where
         the field has a `class_dim`, indices (B, ...) or probabilities for each position.
         """
@@ -50,7 +54,8 @@ class Paths:
             check_labels(labels, len(field.x), class_dim=field.class_dim)
             _check_anchored(representation.resolution)
         device = field.x.device
-        first, second = sample_pairs(len(field.x), pairs, generator=generator, device=device)
+        draw_pairs = PAIRINGS[choice("pairing", pairing, PAIRINGS)]
+        first, second = draw_pairs(len(field.x), pairs, generator=generator, device=device)
         anchored = labels is not None
         dtype = torch.promote_types(field.x.dtype, torch.float32)
         nodes = representation.nodes(

@@ -128,6 +128,31 @@ def sample_pairs(
     size: int, pairs: int, *, generator: torch.Generator | None = None, device=None
 ) -> tuple[Tensor, Tensor]:
     """Two independent uniform index draws per pair, as in Algorithm 1: two of shape (pairs,)."""
+    _check_pairs(size, pairs)
+    draw = torch.randint(size, (2, pairs), device=device, **_drawn_from(generator))
+    return draw[0], draw[1]
+
+
+def stratified_pairs(
+    size: int, pairs: int, *, generator: torch.Generator | None = None, device=None
+) -> tuple[Tensor, Tensor]:
+    """Pairs from random permutations, each cut into `size // 2` of them: two of shape (pairs,).
+
+    With `size // 2` pairs of an even size every example is an end point once. No pair joins an
+    example to itself.
+    """
+    _check_pairs(size, pairs)
+    half = size // 2  # an odd size leaves one example out of each permutation
+    how = {"device": device, **_drawn_from(generator)}
+    orders = [torch.randperm(size, **how)[: 2 * half] for _ in range(math.ceil(pairs / half))]
+    ends = torch.cat([order.view(2, half) for order in orders], dim=1)[:, :pairs]
+    return ends[0], ends[1]
+
+
+PAIRINGS = {"random": sample_pairs, "stratified": stratified_pairs}
+
+
+def _check_pairs(size: int, pairs: int) -> None:
     count("pairs", pairs)
     if size < 2:
         raise ValueError(
@@ -138,8 +163,6 @@ def sample_pairs(
         raise ValueError(
             f"pairs={pairs}: {size} examples form only {size * size}; use at most {size * size}"
         )
-    draw = torch.randint(size, (2, pairs), device=device, **_drawn_from(generator))
-    return draw[0], draw[1]
 
 
 def distinct_pairs(size: int, pairs: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,8 @@ reports are summed there, and the host looks at them only at log points.
 import contextlib
 import logging
 import math
+from collections import Counter
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +58,9 @@ class TrainStep:
             parts=accumulate * processes.world_size(),
         )
         self.sums: dict[str, Tensor] = {}
-        self.count = 0
-        self.names: set[str] | None = None  # of the reports
+        self.counts: Counter[str] = Counter()  # steps in each sum
+        self.names: dict[int, set[str]] = {}  # of the objective's reports, by variant
+        self.reported: dict[int, tuple[str, ...]] = {}  # by a whole step
         twice = RECOMPUTED if recompute else None
         if recompute:
             recompute_blocks(model)
@@ -68,9 +71,10 @@ class TrainStep:
         together = AVERAGED if processes.world_size() > 1 else None
         no_capture = regularizer.no_capture or twice or together
         self.capture = capture and _allowed(no_capture, "captured in a CUDA graph")
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by variant; all read `inputs`
+        self.inputs: Batch = {}
         self.stream = torch.cuda.Stream() if self.capture else None
-        self.eager_steps = 0
+        self.eager_steps: Counter[int] = Counter()
 
     def __call__(self, batch: Batch, step: int) -> None:
         if not self.task.yields_share:
@@ -79,23 +83,28 @@ class TrainStep:
         set_learning_rate(self.optimizer, self.recipe.lr_at(step, total, self.task.warmup_steps))
         self.state.progress.fill_(step / total)
         reseed(self.state.generator, self.seed, processes.own_stream("regularizer"), step)
+        variant = self.regularizer.variant(step)
+        self.state = replace(self.state, variant=variant)
         if not self.capture:
             self._update(batch)
-        elif self.eager_steps < EAGER_STEPS:
+        elif self.eager_steps[variant] < EAGER_STEPS:
             self._update_aside(batch)
-            self.eager_steps += 1
+            self.eager_steps[variant] += 1
         else:
-            if self.graph is None:
+            if variant not in self.graphs:
                 self._record(batch)
             for name, value in batch.items():
                 self.inputs[name].copy_(value)
-            self.graph.replay()
-        self.count += 1
+            self.graphs[variant].replay()
+        self.counts.update(self.reported[variant])
 
     def peek(self) -> dict[str, float]:
-        """Means of the reports so far. Waits for the device: for log points and saves only."""
-        count = max(1, self.count)
-        return {f"train/{name}": value.item() / count for name, value in self.sums.items()}
+        """Means so far, each over the steps that reported it; names that none did are left out.
+
+        Waits for the device: for log points and saves only.
+        """
+        counts = {name: self.counts[name] for name in self.sums if self.counts[name]}
+        return {f"train/{name}": self.sums[name].item() / n for name, n in counts.items()}
 
     @torch.no_grad()
     def largest_weight(self) -> dict[str, float]:
@@ -108,7 +117,7 @@ class TrainStep:
         values = self.peek()
         for value in self.sums.values():
             value.zero_()
-        self.count = 0
+        self.counts.clear()
         return values
 
     def state_dict(self) -> dict:
@@ -116,7 +125,7 @@ class TrainStep:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "sums": dict(self.sums),
-            "count": self.count,
+            "counts": dict(self.counts),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -126,7 +135,9 @@ class TrainStep:
         )
         lay_out_like_weights(self.optimizer)
         self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
-        self.count = state["count"]
+        # a checkpoint from before steps had variants: one count for all sums
+        counts = state["counts"] if "counts" in state else dict.fromkeys(self.sums, state["count"])
+        self.counts = Counter(counts)
 
     def _own_settings(self, stored: dict) -> list[dict]:
         """The stored groups with what this device wants, as a fused kernel or a rate that lives on
@@ -145,6 +156,7 @@ class TrainStep:
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), device=self.device)
             self.sums[name].add_(value)
+        self.reported[self.state.variant] = tuple(report)
 
     def _common(self, report: dict[str, Tensor]) -> dict[str, Tensor]:
         """The means over processes of what each saw of its own: the report, and the statistics of
@@ -178,12 +190,12 @@ class TrainStep:
         return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
 
     def _check_names(self, report: dict[str, Tensor]) -> None:
-        """One count serves all sums, so each name belongs to every report."""
-        self.names = self.names or set(report)
-        if set(report) != self.names:
+        """A replayed graph reports what it did when captured, so names cannot come and go."""
+        names = self.names.setdefault(self.state.variant, set(report))
+        if set(report) != names:
             raise ValueError(
                 f"{type(self.regularizer).__name__} reports {', '.join(sorted(report))} after "
-                f"{', '.join(sorted(self.names))}: report the same names at every step"
+                f"{', '.join(sorted(names))}: report the same names at every step of a variant"
             )
 
     def _update_aside(self, batch: Batch) -> None:
@@ -195,14 +207,15 @@ class TrainStep:
 
     def _record(self, batch: Batch) -> None:
         """Captures one step. Recording runs nothing, so no update is lost or done twice."""
-        self.inputs = {name: value.clone() for name, value in batch.items()}
-        self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(self.state.generator)
+        self.inputs = self.inputs or {name: value.clone() for name, value in batch.items()}
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.state.generator)
         torch.cuda.synchronize()
         # thread_local: meanwhile the thread that pins the next batches may allocate host memory
         how = {"stream": self.stream, "capture_error_mode": "thread_local"}
-        with torch.cuda.graph(self.graph, **how):
+        with torch.cuda.graph(graph, **how):
             self._update(self.inputs)
+        self.graphs[self.state.variant] = graph
 
 
 def use_kernels(model: nn.Module) -> None:

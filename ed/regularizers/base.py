@@ -19,11 +19,13 @@ class StepState:
             a step captured in a CUDA graph must read it anew at each replay.
         generator: the regularizer's own random stream: no other method's draws move with it.
         parts: pieces one optimizer step is cut into (accumulation times processes).
+        variant: the regularizer's own `variant` of this step.
     """
 
     progress: Tensor
     generator: torch.Generator
     parts: int = 1
+    variant: int = 0
 
 
 class Regularizer:
@@ -46,6 +48,10 @@ class Regularizer:
         for part in ("to_space", "from_space"):  # where a model can be cut, its two parts
             if hasattr(model, part):
                 setattr(model, part, torch.compile(getattr(model, part), **COMPILATION))
+
+    def variant(self, step: int) -> int:
+        """Which kind of step this is; each kind has its own CUDA graph and its own reports."""
+        return 0
 
     def objective(self, task, field, batch, state: StepState) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar to minimise on this batch, and what to log."""

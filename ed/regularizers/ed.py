@@ -10,12 +10,13 @@ from ed.core.fit import DAMPING
 from ed.core.model_state import evaluating
 from ed.core.nodes import RandomizedCosine, Sampler
 from ed.core.penalty import Paths
-from ed.core.representation import Representation
+from ed.core.representation import PAIRINGS, Representation
 from ed.core.validate import choice, count, fraction, not_negative, optional
 from ed.regularizers.base import Regularizer, StepState, check_two_examples, cut
 
 ENDPOINTS = ("batch", "noise")
 RAMPS = ("sine", "cosine")
+PENALISED, PLAIN = 0, 1  # variants of a step
 
 
 class EDRegularizer(Regularizer):
@@ -27,6 +28,8 @@ class EDRegularizer(Regularizer):
         sampler: Sampler = RandomizedCosine(),  # noqa: B008, frozen
         *,
         pairs: int | None = None,
+        pairing: str = "random",
+        every: int = 1,
         resolution: int = 4,
         degree: int = 3,
         basis: str = "chebyshev",
@@ -43,6 +46,8 @@ class EDRegularizer(Regularizer):
     ):
         not_negative("regularizer.weight", weight)
         optional(count, "regularizer.pairs", pairs)
+        choice("regularizer.pairing", pairing, PAIRINGS)
+        count("regularizer.every", every)
         choice("regularizer.endpoints", endpoints, ENDPOINTS)
         choice("regularizer.ramp_shape", ramp_shape, RAMPS)
         fraction("regularizer.ramp", ramp)
@@ -59,7 +64,7 @@ class EDRegularizer(Regularizer):
             )
         self.weight, self.pairs, self.anchored = weight, pairs, anchored
         self.ramp, self.ramp_shape, self.endpoints = ramp, ramp_shape, endpoints
-        self.path_dropout = path_dropout
+        self.path_dropout, self.pairing, self.every = path_dropout, pairing, every
         try:
             fitted = {"resolution": resolution, "degree": degree, "components": components}
             how = {"sampler": sampler, "basis": basis, "damping": damping}
@@ -97,7 +102,12 @@ class EDRegularizer(Regularizer):
                 "pictures with task.space=input; or set regularizer.endpoints=batch"
             )
 
+    def variant(self, step: int) -> int:
+        return PENALISED if step % self.every == 0 else PLAIN
+
     def objective(self, task, field, batch, state: StepState) -> tuple[Tensor, dict[str, Tensor]]:
+        if state.variant == PLAIN:
+            return super().objective(task, field, batch, state)
         if not self.path_dropout:
             field = replace(field, aside=partial(evaluating, field.module))
         ends = field
@@ -108,12 +118,15 @@ class EDRegularizer(Regularizer):
             self.representation,
             self._pairs(len(field.x), state.parts),
             labels=batch["label"] if self.anchored else None,
+            pairing=self.pairing,
             generator=state.generator,
         )
         at_batch, on_paths = field.with_paths(paths.field)
         loss, report = task.loss(at_batch, batch)
         degree = paths.degrees(on_paths[:, task.penalised]).mean()
-        total = loss + self.weight * self.strength(state.progress) * degree
+        # k times as strong at every k-th step: the same penalty on average
+        weight = self.weight * self.every * self.strength(state.progress)
+        total = loss + weight * degree
         return total, report | {"penalty": degree.detach()}
 
     def strength(self, progress: Tensor) -> Tensor:

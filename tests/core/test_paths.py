@@ -17,7 +17,7 @@ from ed.core.fit import fit
 from ed.core.model_state import evaluating
 from ed.core.pca import principal_scores
 from ed.core.penalty import Paths
-from ed.core.representation import anchor, distinct_pairs, sample_pairs
+from ed.core.representation import anchor, distinct_pairs, sample_pairs, stratified_pairs
 from tests.helpers.core import small_network, uniform
 
 
@@ -182,6 +182,29 @@ def test_pairs_are_uniform_draws_within_the_batch():
     assert (first == second).float().mean().item() == pytest.approx(1 / 50, abs=0.02)
 
 
+@pytest.mark.parametrize("size", [2, 8, 9])
+def test_stratified_pairs_use_every_example_equally_often(size):
+    half = size // 2
+    for rounds in (1, 2):
+        draw = torch.Generator().manual_seed(0)
+        first, second = stratified_pairs(size, rounds * half, generator=draw)
+        assert (first != second).all()
+        for start in range(0, rounds * half, half):
+            ends = torch.cat([first[start : start + half], second[start : start + half]])
+            assert len(set(ends.tolist())) == 2 * half
+    some, _ = stratified_pairs(size, 1, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(some, first[:1])  # fewer pairs are the first of more
+
+
+def test_every_stratified_pair_is_as_likely():
+    seen, draws, size = torch.zeros(6, 6), 600, 6
+    for seed in range(draws):
+        seen[stratified_pairs(size, 3, generator=torch.Generator().manual_seed(seed))] += 1
+    share = 3 / (size * (size - 1))  # of ordered pairs
+    expected = draws * share * (1 - torch.eye(size))
+    assert (seen - expected).abs().max() < 5 * math.sqrt(draws * share)
+
+
 @pytest.mark.parametrize(("size", "count"), [(2, 1), (5, 10), (30, 400), (1000, 400)])
 def test_distinct_pairs_are_distinct(size, count):
     first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(0))
@@ -206,11 +229,12 @@ def test_every_distinct_pair_is_as_likely(size, count):
 
 def test_bad_numbers_of_pairs_are_refused():
     generator = torch.Generator()
-    with pytest.raises(ValueError, match=r"at least 2 examples .* DataLoader\(drop_last=True\)"):
-        sample_pairs(1, 1)
-    for count in (0, 10):
-        with pytest.raises(ValueError, match=f"^pairs={count}"):
-            sample_pairs(3, count)
+    for draw in (sample_pairs, stratified_pairs):
+        with pytest.raises(ValueError, match=r"at least 2 examples .*\(drop_last=True\)"):
+            draw(1, 1)
+        for count in (0, 10):
+            with pytest.raises(ValueError, match=f"^pairs={count}"):
+                draw(3, count)
     with pytest.raises(ValueError, match=r"^pairs=4"):
         distinct_pairs(3, 4, generator=generator)
 

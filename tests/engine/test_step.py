@@ -8,12 +8,16 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from torch import nn
+from torch.nn import functional as F
 
 from ed.core.field import Field
+from ed.core.penalty import EFFICIENT, Paths
 from ed.engine.optimizer import AdamW
 from ed.regularizers.base import Regularizer
+from ed.regularizers.ed import EDRegularizer
 from ed.runtime import processes
 from ed.runtime.distributed import average_gradients
+from ed.runtime.streams import reseed
 from tests.helpers.toy import (
     BATCH,
     CLASSES,
@@ -103,6 +107,53 @@ def test_a_row_has_the_mean_of_all_parts_of_the_steps_since_the_last():
     assert step.means()["train/loss"] == pytest.approx(sum(spy.losses) / 6)
     run(step, 3, 5)
     assert step.means()["train/loss"] == pytest.approx(sum(spy.losses[6:]) / 4)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_penalty_at_every_kth_step_equals_a_loop_written_out(every):
+    step = run(training(EDRegularizer(every=every), vit()), 0, 5)
+    model, generator = vit(), torch.Generator()
+    optimizer = step.recipe.build(model.named_parameters(), step.device)
+    for number, batch in zip(range(5), Toy().batches(None, 0), strict=False):
+        reseed(generator, 0, processes.own_stream("regularizer"), number)
+        field, labels = Field.of(model, batch["x"]), batch["label"]
+        if number % every:
+            loss = F.cross_entropy(model(batch["x"]), labels)
+        else:
+            how = {"labels": labels, "generator": generator}
+            paths = Paths.draw(field, EFFICIENT, BATCH // 2, **how)
+            at_batch, on_paths = field.with_paths(paths.field)
+            ramp = ((torch.tensor(number / 10) / (1 / 3)).clamp(max=1) * math.pi / 2).sin()
+            penalty = 7.0 * every * ramp * paths.degrees(on_paths).mean()
+            loss = F.cross_entropy(at_batch, labels) + penalty
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert_same_weights(step.model, model)
+
+
+def test_a_penalty_of_some_steps_is_averaged_over_those(monkeypatch):
+    seen, degrees = [], Paths.degrees
+
+    def spied(paths, outputs):
+        seen.append(degrees(paths, outputs))
+        return seen[-1]
+
+    monkeypatch.setattr(Paths, "degrees", spied)
+    step = run(training(EDRegularizer(every=3), vit(), accumulate=2), 0, 4)  # steps 0 and 3
+    found = step.means()
+    assert len(seen) == 4
+    assert found["train/penalty"] == pytest.approx(sum(d.mean().item() for d in seen) / 4)
+    assert run(step, 4, 6).means().keys() == {"train/loss", "train/acc"}  # no row without one
+
+
+def test_a_checkpoint_with_one_count_for_all_sums_still_loads():
+    step = run(training(EDRegularizer(), vit()), 0, 3)
+    saved = copy.deepcopy(step.state_dict())
+    del saved["counts"]
+    again = training(EDRegularizer(), vit())
+    again.load_state_dict(saved | {"count": 3})
+    assert again.peek() == step.peek()
 
 
 def test_rate_and_progress_follow_the_step_and_the_tasks_warm_up():

@@ -21,7 +21,7 @@ from tests.helpers.small import small_run
 from tests.helpers.toy import Toy, config, convolution, training, vit
 from tests.helpers.toy import run as train
 
-METHODS = ("none", "mixup", "sam", "asam", "jacobian", "ed")
+METHODS = ("none", "mixup", "sam", "asam", "jacobian", "ed", "ed_fast")
 PLAIN = ["optimizer=sgd", "task.augment=true"]  # SGD: rounding stays as small as it is
 LONG = ["regularizer=ed", "model.dropout=0.1", "task.epochs=4"]
 UNEVEN = 499  # pictures
@@ -89,7 +89,7 @@ def trained_fingerprints(folder: Path) -> dict[str, str]:
         small_run(folder / name, f"regularizer={name}", "model.dropout=0.1")
     main.train_in = original
     for name in METHODS:
-        step = train(training(instantiate(config(name)), convolution()), 0, 2)
+        step = train(training(instantiate(config(name)), convolution()), 0, 3)
         seen[f"{name} with batch norm"] = fingerprint(step)
     return seen
 

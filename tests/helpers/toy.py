@@ -24,6 +24,7 @@ METHODS = {  # config leaf: overrides that make it small
     "jacobian": ["regularizer.projections=2"],
     "ed": [],
     "ed_performance": ["regularizer.pairs=4"],
+    "ed_fast": ["regularizer.pairs=3", "regularizer.every=2"],
 }
 
 

@@ -16,6 +16,7 @@ from ed.core.representation import Representation
 from ed.engine.compose import compose_config
 from ed.engine.optimizer import SGD, AdamW
 from ed.regularizers.base import Regularizer, StepState
+from ed.regularizers.ed import EDRegularizer
 from ed.regularizers.jacobian import Jacobian
 from ed.regularizers.mixup import Mixup
 from ed.regularizers.sam import Asam, Sam
@@ -297,6 +298,8 @@ def test_nodes_on_the_command_line_are_those_that_train(leaf):
         (lambda: Sam(-1.0), r"regularizer.rho=-1.0"),
         (lambda: Asam(0.5, eta=-1.0, scope="all"), r"regularizer.eta=-1.0"),
         (lambda: Asam(0.5, eta=0.0, scope="bias"), r"regularizer.scope=bias"),
+        (lambda: EDRegularizer(every=0), r"regularizer.every=0"),
+        (lambda: EDRegularizer(pairing="all"), r"regularizer.pairing=all"),
         (lambda: Jacobian(-0.1, projections=1), r"regularizer.weight=-0.1"),
         (lambda: Jacobian(0.1, projections=0), r"regularizer.projections=0"),
         (lambda: Jacobian(0.1, projections=1.5), r"regularizer.projections=1.5"),

@@ -1,22 +1,74 @@
-"""The benchmark as a user starts it, in its smallest form."""
+"""The benchmark as a user starts it, in its smallest form, and the overhead table it writes."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_benchmark_runs_and_times_every_method(tmp_path):
-    out = tmp_path / "benchmark.md"
-    command = [sys.executable, "scripts/benchmark.py", "--quick", "--cases", "vit_tiny"]
+def quick(out: Path, *words: str) -> list[list[str]]:
+    """Runs the benchmark of one network; the cells of all tables that it writes."""
+    command = [sys.executable, "scripts/benchmark.py", "--quick", "--cases", "vit_tiny", *words]
     done = subprocess.run([*command, "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    rows = [line.split("|") for line in out.read_text().splitlines() if line.startswith("| ")]
-    spent = {
-        cells[1].split(",")[0].strip(): cells[2] for cells in rows[1:] if "---" not in cells[1]
-    }
+    return table_cells(out.read_text())
+
+
+def table_cells(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_benchmark_runs_and_times_every_method(tmp_path):
+    rows = quick(tmp_path / "benchmark.md")
+    spent = {cells[0].split(",")[0]: cells[1] for cells in rows[1:]}
     assert set(spent) == {
         "ordinary eager loop", "plain", "ED", "ED with PCA 3", "mixup", "sam", "asam", "jacobian"
     }  # fmt: skip
     assert all(float(milliseconds) > 0 for milliseconds in spent.values())
+
+
+def test_the_overhead_table_is_written_from_its_own_times(tmp_path):
+    header, ours, paper, *beside = quick(tmp_path / "overhead.md", "--table")
+    assert header[3:] == [
+        "ED (efficiency)", "ED (performance)", "ED with PCA 3", "mixup", "SAM", "ASAM", "Jacobian"
+    ]  # fmt: skip
+    assert all(float(cell) > 0 for cell in ours[1:])
+    (row,) = (dict(zip(paper, cells, strict=True)) for cells in beside)
+    assert row["our ratio"] == ours[3]
+    text = (tmp_path / "overhead.md").read_text()
+    assert f"torch {torch.__version__}" in text  # the machine
+    assert "Not run" not in text
+
+
+@pytest.fixture
+def overhead(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("benchmark_overhead")
+
+
+def test_what_cannot_run_is_listed_with_its_reason(overhead):
+    cases = importlib.import_module("benchmark_cases").CPU_CASES
+    seconds = {"Regularizer": 0.002, "Sam": 0.005}
+
+    def timer(case, regularizer):
+        if case is cases["bert"]:
+            raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
+        if getattr(regularizer, "pairs", None) == case.batch:  # the performance configuration
+            raise torch.OutOfMemoryError
+        return seconds.get(type(regularizer).__name__, 0.003)
+
+    rows = {name: overhead.time_methods(case, timer) for name, case in cases.items()}
+    assert rows["vit_b32"].ratios["SAM"] == pytest.approx(2.5)
+    assert rows["bert"].missing == {"plain": "needs the package transformers"}
+    assert rows["vit_tiny"].missing == {"ED (performance)": "out of GPU memory"}
+    assert "regularizer=mixup" in rows["procgen"].missing["mixup"]  # PPO has no labels
+    text = overhead.overhead_text(rows, "a machine")
+    first, _ = table_cells(text)[-2:]
+    assert first[1:4] == ["6.14", "9.75", "1.59"]
+    assert "small BERT, length 32, plain: needs the package transformers" in text

@@ -197,7 +197,7 @@ def test_an_unknown_key_names_choices_that_inherit_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
     found = composition(ConfigCompositionException(), ["regularizer.components=3"])
     assert "'regularizer.components'" in found
-    assert found.endswith("regularizer=ed, ed_performance, mine")
+    assert found.endswith("regularizer=ed, ed_fast, ed_performance, mine")
 
 
 def test_a_setting_of_a_measure_is_found_below_its_name():
