@@ -226,6 +226,19 @@ def test_a_record_gives_curves_settings_and_versions(folder):
     assert [a["d"].count("L") for a in curves] == [39, 39]
 
 
+def test_an_unknown_code_state_is_shown_as_unknown(folder):
+    table = folder / "results" / "small" / CSV
+    known = Page(build_page(folder)).texts
+    assert "unknown" not in known["provenance"]
+    (folder / "results" / "small" / CURVES).unlink()  # the CSV file alone
+    table.write_text(table.read_text().replace("0123456789ab,no,", "0123456789ab,,"))
+    page = Page(build_page(folder))
+    assert "01234567, code state unknown" in page.texts["provenance"]
+    assert "01234567, code state unknown" in page.texts["small--plain"]
+    table.write_text(table.read_text().replace("0123456789ab,,", ",,"))
+    assert "commit unknown" in Page(build_page(folder)).texts["provenance"]
+
+
 def test_failed_runs_are_there(folder):
     assert "failed" in Page(build_page(folder)).texts["small--plain"]
 
@@ -297,7 +310,7 @@ def test_a_pool_shows_every_variant_with_its_r(tmp_path):
     for variants in table.correlation.measures.values():
         assert all(table.metrics[metric] in text for metric in variants)
     assert text.count("27 of 27") == 11
-    assert text.count("+1.00 to +1.00") == 10
+    assert text.count("+1.00 to +1.00") == 10 + 1  # the training accuracy alone
     assert text.count("-1.00 to -1.00") == 1
 
 
