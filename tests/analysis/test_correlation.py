@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from scipy.stats import pearsonr
 
 from ed.analysis.collect import Row
 from ed.analysis.correlation import (
@@ -93,7 +94,9 @@ def test_r_is_pearsons_of_the_means_over_seeds(table, values):
         np.testing.assert_allclose(found[metric].x, values[metric], atol=1e-12)
     line = np.arange(5.0)
     assert pearson(line, 3 - 2 * line) == pytest.approx(-1)
-    assert np.isnan(pearson(line, np.ones(5)))
+    assert np.isnan(pearson(line, np.full(5, 0.1)))  # whose mean is not 0.1, by rounding
+    many = np.random.default_rng(2).normal(size=(2, 50, 9))
+    np.testing.assert_allclose(pearson(*many), pearsonr(*many, axis=-1).statistic, atol=1e-12)
 
 
 def test_the_variant_with_the_largest_absolute_r_is_selected_and_all_are_listed(table, values):
