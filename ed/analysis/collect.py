@@ -17,6 +17,7 @@ from ed.analysis.spec import EXPERIMENTS, PLACES, Run, Table, expand, nested, pa
 from ed.runtime import runs
 from ed.runtime.runs import Record, Status
 
+UNKNOWN_CODE = "code state unknown"
 DAMAGED = "damaged"  # stands for the status of a run whose folder cannot be read
 
 
@@ -65,6 +66,13 @@ class Row:
     @property
     def key(self) -> tuple[str, str, int, str]:
         return self.table, self.cell, self.seed, self.deviations
+
+    @property
+    def code_state(self) -> str:
+        """How the code differed from its commit; empty if it did not."""
+        if self.dirty:
+            return "uncommitted changes"
+        return UNKNOWN_CODE if self.dirty is None or not self.commit else ""
 
     def history(self) -> list[dict]:
         """Every logged value, in rows that have a `step`; NoHistory if none were kept."""

@@ -5,19 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ed.analysis import returns
+from ed.analysis import provenance, returns
 from ed.analysis.collect import Row
-from ed.analysis.correlation import RESAMPLES, correlations
+from ed.analysis.markdown import plain_table
+from ed.analysis.pools import pool_sections
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, difference, summarise, verdict
-from ed.runtime.runs import BROKEN, UNDER_WAY, Status
+from ed.runtime.runs import Status
 
-CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
-CORRELATION_MEANING = (
-    f"A point is a cell, the mean over its seeds. Intervals: bootstrap over points, {RESAMPLES:,} "
-    "resamples. Of a measure's variants the one with the largest absolute r is selected, as the "
-    "paper reports the best correlation over variants; that favours measures with many of them."
-)
 AGGREGATE = ("", "interquartile mean", "95 % interval", "runs")
 AGGREGATE_MEANING = (
     "Returns are normalised: 0 is what a policy that sees nothing earns, 1 the most that can be "
@@ -65,7 +60,7 @@ def to_markdown(
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     parts += [notes.strip()] if notes.strip() else []
-    parts.append(_provenance(table, rows))
+    parts.append(provenance.footer(table, rows))
     if footnotes:
         parts.append("\n".join(f"[^{i}]: {note}" for i, note in enumerate(footnotes, start=1)))
     return HTML.sub("&lt;", "\n\n".join(parts)) + "\n"
@@ -139,7 +134,7 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
             judged = verdict(
                 ours, Paper(), paper_count=None, done=ours.count, planned=len(table.seeds)
             )
-            remarks = _unfinished(own)
+            remarks = provenance.remarks(own)
             lines.append(Line(point.label, metric, Paper(), ours, judged, _begun(own), remarks))
     return lines
 
@@ -202,12 +197,12 @@ def _glance_table(table: Table, lines: Sequence[Line]) -> list[str]:
         (label, *(both(own.get(metric), table) for metric in metrics))
         for label, own in glance(lines).items()
     ]
-    return [_plain_table(list(header.values()), body), "## Number by number"] if body else []
+    return [plain_table(list(header.values()), body), "## Number by number"] if body else []
 
 
 def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[str]:
     if table.correlation is not None:
-        return _pool_sections(table, rows)
+        return pool_sections(table, rows)
     lines = table_lines(table, rows)
     parts = [*_glance_table(table, lines), _markdown_table(table, lines, footnotes)]
     parts += _aggregate_section(table, rows, "")
@@ -228,7 +223,7 @@ def _aggregate_section(table: Table, rows: Sequence[Row], deviations: str) -> li
     if not fields:
         return []
     title = f"{'###' if deviations else '##'} {aggregate_title(table)}"
-    return [title, _plain_table(AGGREGATE, fields), AGGREGATE_MEANING]
+    return [title, plain_table(AGGREGATE, fields), AGGREGATE_MEANING]
 
 
 def aggregate_title(table: Table) -> str:
@@ -250,73 +245,16 @@ def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]
     ]
 
 
-def _pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Correlations over a pool of cells, then the cells, whose numbers no paper prints."""
-    parts = []
-    for deviations in sorted({row.deviations for row in rows} | {""}):
-        here = [row for row in rows if row.deviations == deviations]
-        parts += [f"## Reduced: {deviations}"] if deviations else []
-        level = "###" if deviations else "##"
-        against = table.metrics[table.correlation.against]
-        parts += [f"{level} Correlation with the {against}", CORRELATION_MEANING]
-        parts.append(_plain_table(CORRELATION, correlation_fields(table, here)))
-        begun = pool_fields(table, here)
-        parts += [f"{level} Points", _plain_table(pool_header(table), begun)] if begun else []
-        remarks = _pool_remarks(table, here)
-        parts += ["\n".join(f"- {remark}" for remark in remarks)] if remarks else []
-    return parts
-
-
-def _pool_remarks(table: Table, rows: Sequence[Row]) -> list[str]:
-    """What must be said of single runs, once for all cells that it is true of."""
-    cells: dict[str, list[str]] = {}
-    for name, cell in table.cells.items():
-        for remark in _unfinished([row for row in rows if row.home == cell.home]):
-            cells.setdefault(remark, []).append(name)
-    return [f"{remark} ({', '.join(names)})" for remark, names in cells.items()]
-
-
-def pool_header(table: Table) -> tuple[str, ...]:
-    return ("cell", "seeds", *table.metrics.values())
-
-
-def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Means over the finished seeds of each cell that has any, under `pool_header`."""
-    fields = []
-    for cell in table.cells.values():
-        own = [row for row in rows if row.home == cell.home and row.status == Status.DONE]
-        means = [summarise(_values(own, metric)).mean for metric in table.metrics]
-        if own:
-            shown = ("-" if mean is None else f"{mean:.4g}" for mean in means)
-            fields.append((cell.label, f"{len(own)} of {len(table.seeds)}", *shown))
-    return fields
-
-
-def correlation_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """One line for each variant of each measure, under the head `CORRELATION`."""
-    return [
-        (
-            found.measure,
-            table.metrics[found.metric],
-            "-" if found.r is None else f"{found.r:+.2f}",
-            "-" if found.r is None else f"{found.low:+.2f} to {found.high:+.2f}",
-            f"{len(found.cells)} of {len(table.cells)}",
-            "selected" if found.selected else "",
-        )
-        for found in correlations(table, rows)
-    ]
-
-
 def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     """The rows a cell reports, and what must be said about them."""
     remarks = [cell.note] if cell.note else []
     if cell.best_of is not None:
         chosen, how = _best_point(table, cell.best_of, rows)
-        return chosen, remarks + how + _unfinished(chosen)
+        return chosen, remarks + how + provenance.remarks(chosen)
     chosen = [row for row in rows if row.home == cell.home]
     if cell.home[0] != table.name:
         remarks.append(f"the runs of {'/'.join(cell.home)}")
-    return chosen, remarks + _unfinished(chosen)
+    return chosen, remarks + provenance.remarks(chosen)
 
 
 def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -338,19 +276,6 @@ def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row]
     by = f", by the lowest {table.metrics[metric]}" if grid.lower_is_better else ""
     found = f"{best}: the best of {len(complete)} of {len(points)} grid points{without}{by}"
     return complete[best], [found]
-
-
-def _unfinished(rows: Sequence[Row]) -> list[str]:
-    remarks = []
-    for row in rows:
-        if row.status in UNDER_WAY:
-            remarks.append(f"seed {row.seed} is at step {row.steps} of {row.total_steps or '?'}")
-        elif row.status in BROKEN:
-            remarks.append(f"seed {row.seed} failed: {row.error}")
-    seeds = [str(row.seed) for row in rows if row.status == Status.DONE and row.dirty]
-    if seeds:
-        remarks.append(f"uncommitted changes in the code of seed {', '.join(seeds)}")
-    return remarks
 
 
 def _homes(table: Table, cell: Cell) -> set[tuple[str, str]]:
@@ -386,16 +311,7 @@ def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -
                 " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in line.remarks),
             )
         )
-    return _plain_table(HEADER, body)
-
-
-def _plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(map(_markdown_row, (header, ["---"] * len(header), *rows)))
-
-
-def _markdown_row(fields: Sequence[str]) -> str:
-    escaped = (field.replace("|", r"\|") for field in fields)
-    return f"| {' | '.join(escaped)} |"
+    return plain_table(HEADER, body)
 
 
 def _label(table: Table, line: Line) -> str:
@@ -416,21 +332,3 @@ def _latex_number(mean: float | None, std: float | None, table: Table) -> str:
 
 def _escape(text: str) -> str:
     return re.sub("[&%_#]", r"\\\g<0>", text)
-
-
-def _provenance(table: Table, rows: Sequence[Row]) -> str:
-    done = [row for row in rows if row.status == Status.DONE]
-    made = f"Made by `python scripts/table.py {table.argument} --commit`; do not edit."
-    if not done:
-        return f"No run is done yet. {made}"
-    hours = sum(row.seconds or 0 for row in done) / 3600
-    devices = sorted({row.device for row in done if row.device})
-    versions = sorted({row.torch for row in done if row.torch})
-    commits = sorted({row.commit[:8] for row in done if row.commit})
-    count = "1 run is" if len(done) == 1 else f"{len(done)} runs are"
-    best = any(metric.startswith("best/") for metric in table.metrics)
-    reported = "The last step is reported" + (", and beside it the best evaluation" if best else "")
-    return (
-        f"{count} done, {hours:.2f} hours in all, on {', '.join(devices)} with torch "
-        f"{', '.join(versions)}, commit {', '.join(commits)}. {reported}. {made}"
-    )

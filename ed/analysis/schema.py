@@ -12,7 +12,8 @@ fixed            overrides of every cell, such as experiment=cifar10_vit_tiny, w
 notes            remarks about the whole table
 figure           module:function that draws it from its rows (see scripts/table.py)
 correlation      {against: metric, measures: {name: [metric, ...]}}: each measure, in several
-                 variants, against one metric over all cells
+                 variants, against one metric over all cells; train: metric of the training
+                 accuracy (%), to correlate fitted networks separately (optional)
 aggregate        metric whose interquartile mean over games is shown, normalised (Procgen)
 cells            name: {label, paper, note}, all optional, and one of
                    overrides: [key=value, ...]   what it changes
@@ -136,6 +137,7 @@ class TuningKeys(_Strict):
 class StudyKeys(_Strict):
     against: str
     measures: dict[str, list[str]]
+    train: str | None = None
 
 
 class TableKeys(_Strict):
@@ -161,8 +163,8 @@ class TableKeys(_Strict):
             raise ValueError("give either metric: KEY or metrics: {KEY: label, ...}")
         named = [("aggregate", self.aggregate)] if self.aggregate is not None else []
         if (study := self.correlation) is not None:
-            metrics = itertools.chain([study.against], *study.measures.values())
-            named += [("correlation", metric) for metric in metrics]
+            metrics = itertools.chain([study.against], *study.measures.values(), [study.train])
+            named += [("correlation", metric) for metric in metrics if metric is not None]
         for key, metric in named:
             if metric not in self.labels:
                 raise ValueError(f"{key}: {metric}; {nearest(metric, self.labels)}")

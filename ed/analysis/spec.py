@@ -71,10 +71,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
-    """What is correlated: every variant (a metric) of every measure, against one metric."""
+    """What is correlated: every variant (a metric) of every measure, against one metric.
+
+    `train`, the metric of the training accuracy in percent, tells fitted networks from others.
+    """
 
     against: str
     measures: dict[str, tuple[str, ...]]
+    train: str | None = None
 
 
 @dataclass(frozen=True)

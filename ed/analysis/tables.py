@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from ed.analysis.recipes import expanded
-from ed.analysis.schema import NAME, CellKeys, TableKeys, TuningKeys, first_mistake
+from ed.analysis.schema import NAME, CellKeys, StudyKeys, TableKeys, TuningKeys, first_mistake
 from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, Table, nearest
 from ed.runtime.files import yaml_text
 
@@ -88,8 +88,7 @@ class _Builder:
             cells=cells,
             tuning=self.tuning(cells),
             figure=keys.figure,
-            correlation=study
-            and Study(study.against, {name: tuple(v) for name, v in study.measures.items()}),
+            correlation=study and _study(study),
             aggregate=keys.aggregate,
         )
         _check_whole(table)
@@ -175,6 +174,11 @@ class _Builder:
         cell = Cell(name, name, (self.path.stem, name), overrides=(), metrics=metrics, paper={})
         points = tuple(self.points(cell, keys))
         return Grid(name, keys.rule, points, bool(keys.lower_is_better))
+
+
+def _study(keys: StudyKeys) -> Study:
+    measures = {name: tuple(variants) for name, variants in keys.measures.items()}
+    return Study(keys.against, measures, keys.train)
 
 
 def _product(cell: Cell, grid: dict[str, list]) -> list[Cell]:

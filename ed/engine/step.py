@@ -135,9 +135,7 @@ class TrainStep:
         )
         lay_out_like_weights(self.optimizer)
         self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
-        # a checkpoint from before steps had variants: one count for all sums
-        counts = state["counts"] if "counts" in state else dict.fromkeys(self.sums, state["count"])
-        self.counts = Counter(counts)
+        self.counts = Counter(state["counts"])
 
     def _own_settings(self, stored: dict) -> list[dict]:
         """The stored groups with what this device wants, as a fused kernel or a rate that lives on

@@ -8,22 +8,29 @@ from torch.nn import functional as F
 
 from ed.core.validate import choice, counts, fraction
 
-NORMS = ("post", "pre")
+NORMS = ("post", "pre", "stream")
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
+POSITIONS = ("fixed", "learned")
 SPECIAL_TOKENS = 2  # behind the numbers: the operator and the equals sign
 
 
 class GrokkingTransformer(nn.Module):
     """Embeddings (N, L, width) -> logits (N, numbers + 2) of the token behind the last one.
 
-    Causal, ReLU, no biases but those of the norms, fixed sinusoidal positions, an output layer of
-    its own. Cut like a text classifier: `embed` makes the embeddings of token ids,
-    `forward` runs everything after them, so that paths between equations can run there.
+    Causal, with an output layer of its own that has no bias. Cut like a text classifier: `embed`
+    makes the embeddings of token ids, `forward` runs everything after them, so that paths between
+    equations can run there. The defaults are the network of Power et al.
 
     Args:
         numbers: how many the vocabulary has; the special tokens come on top.
         length: tokens of the longest sequence.
-        norm: `post` normalises sums (Power et al.), `pre` what enters a layer, and the end.
+        norm: `post` normalises sums; `pre` normalises the input of each layer; `stream` does so,
+            too, but the norm before attention replaces the residual stream: x = ln1(x);
+            x = x + attention(x); x = x + mlp(ln2(x)). `pre` and `stream` end with a layer norm.
         dropout: on what each layer adds.
+        bias: whether the layers of the blocks have biases.
+        activation: `relu` or `gelu`.
+        positions: `fixed` sinusoids, or `learned` from standard normal values.
     """
 
     def __init__(
@@ -36,18 +43,28 @@ class GrokkingTransformer(nn.Module):
         heads: int = 4,
         norm: str = "post",
         dropout: float = 0.0,
+        bias: bool = False,
+        activation: str = "relu",
+        positions: str = "fixed",
     ):
         super().__init__()
         counts("model", numbers=numbers, length=length, depth=depth, width=width, heads=heads)
         if width % heads or width % 2:
             raise ValueError(f"model.width={width}: must be even and a multiple of {heads} heads")
         choice("model.norm", norm, NORMS)
+        choice("model.bias", bias, (True, False))
+        choice("model.activation", activation, ACTIVATIONS)
+        choice("model.positions", positions, POSITIONS)
         fraction("model.dropout", dropout, one=False)
         self.vocabulary = numbers + SPECIAL_TOKENS
         self.tokens = nn.Embedding(self.vocabulary, width)
-        self.register_buffer("positions", sinusoids(length, width), persistent=False)
-        self.blocks = nn.Sequential(*(Block(width, heads, norm, dropout) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width) if norm == "pre" else nn.Identity()
+        if positions == "learned":
+            self.positions = nn.Parameter(torch.randn(length, width))
+        else:
+            self.register_buffer("positions", sinusoids(length, width), persistent=False)
+        how = {"norm": norm, "dropout": dropout, "bias": bias, "activation": activation}
+        self.blocks = nn.Sequential(*(Block(width, heads, **how) for _ in range(depth)))
+        self.norm = nn.Identity() if norm == "post" else nn.LayerNorm(width)
         self.output = nn.Linear(width, self.vocabulary, bias=False)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -61,27 +78,33 @@ class GrokkingTransformer(nn.Module):
 class Block(nn.Module):
     """Attention to what came before, then two layers."""
 
-    def __init__(self, width: int, heads: int, norm: str, dropout: float):
+    def __init__(
+        self, width: int, heads: int, *, norm: str, dropout: float, bias: bool, activation: str
+    ):
         super().__init__()
-        self.heads, self.first = heads, norm == "pre"
+        self.heads, self.order, self.activation = heads, norm, ACTIVATIONS[activation]
         self.dropout = nn.Dropout(dropout)
-        self.attend = nn.Linear(width, 3 * width, bias=False)
-        self.mix = nn.Linear(width, width, bias=False)
-        self.widen = nn.Linear(width, 4 * width, bias=False)
-        self.narrow = nn.Linear(4 * width, width, bias=False)
+        self.attend = nn.Linear(width, 3 * width, bias=bias)
+        self.mix = nn.Linear(width, width, bias=bias)
+        self.widen = nn.Linear(width, 4 * width, bias=bias)
+        self.narrow = nn.Linear(4 * width, width, bias=bias)
         self.norm_attention, self.norm_layers = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.add(x, self.attention, self.norm_attention)
+        if self.order == "stream":
+            x = self.norm_attention(x)
+            x = x + self.dropout(self.attention(x))
+        else:
+            x = self.add(x, self.attention, self.norm_attention)
         return self.add(x, self.layers, self.norm_layers)
 
     def add(self, x: Tensor, layer: Callable, norm: nn.Module) -> Tensor:
-        if self.first:
-            return x + self.dropout(layer(norm(x)))
-        return norm(x + self.dropout(layer(x)))
+        if self.order == "post":
+            return norm(x + self.dropout(layer(x)))
+        return x + self.dropout(layer(norm(x)))
 
     def layers(self, x: Tensor) -> Tensor:
-        return self.narrow(F.relu(self.widen(x)))
+        return self.narrow(self.activation(self.widen(x)))
 
     def attention(self, x: Tensor) -> Tensor:
         parts = self.attend(x).unflatten(-1, (3, self.heads, -1))

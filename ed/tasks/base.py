@@ -28,6 +28,7 @@ class Task:
     no_parts: str | None = None  # why a batch cannot be cut at all, by processes or `accumulate`
     yields_share = False  # `batches` yields this process's rows only: `processes.part(batch_size)`
     static_shapes = True  # every batch has the same shapes, so a step can be captured
+    loss_dtype = torch.float32  # of the outputs as they enter the loss
     penalised = slice(None)  # which outputs a penalty sees; PPO: the action logits
     workers: int | None = None  # processes that read data, where any do; None: one per core
     num_examples = 0  # training examples that `examples` can give; 0: measures find none
@@ -51,7 +52,7 @@ class Task:
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss, and what to log; of classes the cross-entropy, and the accuracy."""
-        loss = F.cross_entropy(outputs.float(), batch["label"])
+        loss = F.cross_entropy(outputs.to(self.loss_dtype), batch["label"])
         accuracy = (outputs.argmax(-1) == batch["label"]).float().mean()
         return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
 

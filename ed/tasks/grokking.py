@@ -26,6 +26,7 @@ OPERATIONS = {
     "quadratic": lambda x, y: x**2 + x * y + y**2,
     "cubic": lambda x, y: x**3 + x * y,
 }
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
 def equations(operation: str, modulus: int) -> Tensor:
@@ -54,6 +55,8 @@ class ModularArithmetic(Task):
         eval_every: steps between evaluations, beside
         eval_per_decade: evaluations at steps that grow geometrically, so many while they grow
             tenfold: what happens in the first thousand steps is otherwise lost.
+        loss_precision: of log-softmax and loss, not of the network. In `float32` the gradients of
+            well-fitted equations round to zero (softmax collapse, Prieto et al. 2025).
     """
 
     metric = "eval/acc"
@@ -71,11 +74,14 @@ class ModularArithmetic(Task):
         batch_size: int = 512,
         eval_every: int = 10000,
         eval_per_decade: int = 20,
+        loss_precision: str = "float32",
     ):
         counts("task", steps=steps, batch_size=batch_size)
         counts("task", eval_every=eval_every, eval_per_decade=eval_per_decade)
         check_warmup("steps", warmup_steps, steps)
         fraction("task.train_fraction", train_fraction)
+        choice("task.loss_precision", loss_precision, PRECISIONS)
+        self.loss_dtype = PRECISIONS[loss_precision]
         self.modulus, self.rows = modulus, equations(operation, modulus)
         self.num_examples = round(train_fraction * len(self.rows))
         if not 2 <= self.num_examples < len(self.rows):

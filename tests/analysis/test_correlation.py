@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from scipy.stats import pearsonr
 
 from ed.analysis.collect import Row
 from ed.analysis.correlation import (
@@ -13,6 +14,7 @@ from ed.analysis.correlation import (
     _resamples,
     correlations,
     line_and_band,
+    partial,
     pearson,
 )
 from ed.analysis.render import to_markdown
@@ -88,11 +90,13 @@ def test_r_is_pearsons_of_the_means_over_seeds(table, values):
     found = {c.metric: c for c in correlations(table, rows_of(table, values))}
     for metric in ("measure/a", "measure/b", "measure/c"):
         expected = np.corrcoef(values[metric], values["measure/gap"])[0, 1]
-        assert found[metric].r == pytest.approx(expected, abs=1e-12)
+        assert found[metric].whole.r == pytest.approx(expected, abs=1e-12)
         np.testing.assert_allclose(found[metric].x, values[metric], atol=1e-12)
     line = np.arange(5.0)
     assert pearson(line, 3 - 2 * line) == pytest.approx(-1)
-    assert np.isnan(pearson(line, np.ones(5)))
+    assert np.isnan(pearson(line, np.full(5, 0.1)))  # whose mean is not 0.1, by rounding
+    many = np.random.default_rng(2).normal(size=(2, 50, 9))
+    np.testing.assert_allclose(pearson(*many), pearsonr(*many, axis=-1).statistic, atol=1e-12)
 
 
 def test_the_variant_with_the_largest_absolute_r_is_selected_and_all_are_listed(table, values):
@@ -103,7 +107,8 @@ def test_the_variant_with_the_largest_absolute_r_is_selected_and_all_are_listed(
         ("Single", "measure/c"),
     ]
     assert [c.selected for c in found] == [False, True, True]  # b: r is near -1
-    assert found[1].r < -0.99
+    assert [c.largest for c in found] == [True, False, True]  # the sign counts
+    assert found[1].whole.r < -0.99
 
 
 def test_the_interval_is_that_of_a_bootstrap_written_out(table, values):
@@ -112,9 +117,11 @@ def test_the_interval_is_that_of_a_bootstrap_written_out(table, values):
     for points in draw_points.integers(8, size=(RESAMPLES, 8)):
         if len(set(points)) > 1:
             seen.append(np.corrcoef(found.x[points], found.y[points])[0, 1])
-    np.testing.assert_allclose([found.low, found.high], np.quantile(seen, (0.025, 0.975)))
+    np.testing.assert_allclose(
+        [found.whole.low, found.whole.high], np.quantile(seen, (0.025, 0.975))
+    )
     again = correlations(table, rows_of(table, values)[::-1])[0]
-    assert (again.low, again.high) == (found.low, found.high)
+    assert (again.whole.low, again.whole.high) == (found.whole.low, found.whole.high)
 
 
 def test_the_interval_agrees_with_fishers_for_many_normal_points():
@@ -128,6 +135,74 @@ def test_the_interval_agrees_with_fishers_for_many_normal_points():
     np.testing.assert_allclose([low, high], np.tanh([centre - half, centre + half]), atol=0.015)
 
 
+def controlled(folder: Path, **changes) -> Table:
+    """The pool with a training accuracy."""
+    metrics = METRICS | {"measure/gap_train": "train accuracy"}
+    study = STUDY | {"train": "measure/gap_train"}
+    return write_pool(folder, metrics=metrics, correlation=study, **changes)
+
+
+def residuals(values, given):
+    """What a least-squares line on `given` leaves."""
+    return values - np.polyval(np.polyfit(given, values, 1), given)
+
+
+def test_the_partial_correlation_is_that_of_residuals(tmp_path, values):
+    accuracy = 90 + np.random.default_rng(3).uniform(0, 8, size=8)
+    table = controlled(tmp_path)
+    found = correlations(table, rows_of(table, values | {"measure/gap_train": accuracy}))
+    for one in found:
+        expected = pearson(residuals(one.x, accuracy), residuals(one.y, accuracy))
+        assert one.partial.r == pytest.approx(expected, abs=1e-10)
+        assert one.partial.points == 8
+        seen = []
+        for draw_points in _resamples(8)[:200]:
+            sides = [side[draw_points] for side in (one.x, one.y, accuracy)]
+            left = [residuals(side, sides[2]) for side in sides[:2]]
+            if len(set(draw_points)) > 3:  # fewer leave nothing to correlate, up to rounding
+                seen.append((pearson(*left), partial(*sides)))
+        np.testing.assert_allclose(*zip(*seen, strict=True), atol=1e-6)
+        assert one.partial.low <= one.partial.high
+
+
+def test_a_measure_that_only_follows_the_training_accuracy_has_no_partial_correlation():
+    draw_points = np.random.default_rng(7)
+    given = draw_points.normal(size=2000)
+    x, y = (given + 0.5 * draw_points.normal(size=2000) for _ in range(2))
+    assert pearson(x, y) > 0.7
+    assert abs(partial(x, y, given)) < 4 / np.sqrt(2000)  # four standard errors
+    assert np.isnan(partial(x, given, given))
+    assert np.isnan(partial(x, y, np.ones(2000)))
+
+
+def test_fitted_networks_are_correlated_on_their_own(tmp_path, values):
+    """Two networks that have not fitted turn the sign of r."""
+    table = controlled(tmp_path)
+    accuracy = np.array([60.0, 98.0, 99.4, 99.5, 99.6, 99.7, 99.8, 99.9])
+    measure = -values["measure/gap"].copy()
+    measure[:2] = (-90, -80)
+    rows = rows_of(table, values | {"measure/gap_train": accuracy, "measure/a": measure})
+    found = correlations(table, rows)[0]
+    assert found.whole.r > 0.5
+    assert (found.fitted.r, found.fitted.points) == (pytest.approx(-1), 6)
+    assert found.underfitted.tolist() == [True, True, *[False] * 6]
+    text = to_markdown(table, rows)
+    assert "| Pair | first | -1.00 | -1.00 to -1.00 | 6 |" in text
+    assert f"alone has r = {pearson(accuracy, values['measure/gap']):+.2f}" in text
+
+
+def test_too_few_fitted_networks_have_no_correlation(tmp_path, values):
+    table = controlled(tmp_path)
+    accuracy = np.linspace(60, 98, 8)
+    accuracy[-3:] = 99.9
+    found = correlations(table, rows_of(table, values | {"measure/gap_train": accuracy}))[0]
+    assert (found.fitted.r, found.fitted.points) == (None, 3)
+    assert found.whole.r is not None
+    bare = correlations(table, rows_of(table, values))[0]  # the accuracy was not measured
+    assert (bare.partial.r, bare.partial.points, bare.fitted.points) == (None, 0, 0)
+    assert not bare.underfitted.any()
+
+
 def test_cells_that_lack_a_seed_or_a_measure_are_no_points(table, values):
     rows = rows_of(table, values)
     rows = rows[1:]  # the first cell lacks a seed
@@ -137,10 +212,10 @@ def test_cells_that_lack_a_seed_or_a_measure_are_no_points(table, values):
     assert len(first.cells) == 5
     assert len(second.cells) == 6
     few = correlations(table, rows[:7])
-    assert [c.r for c in few] == [None, None, None]
+    assert [c.whole.r for c in few] == [None, None, None]
     assert not any(c.selected for c in few)
     least = correlations(table, rows[:9])[1]  # four: some draws are of one point and have no r
-    assert least.low < least.r < least.high < 0
+    assert least.whole.low < least.whole.r < least.whole.high < 0
 
 
 def test_the_line_is_least_squares_and_its_band_that_of_lines_through_draws(monkeypatch):
@@ -160,8 +235,8 @@ def test_markdown_lists_every_variant_and_the_points(table, values):
     assert "## Correlation with the gap" in text
     assert "| Pair | second | -1.00 | -1.00 to -1.00 | 8 of 8 | selected |" in text
     (*_, third) = correlations(table, rows_of(table, values))
-    numbers = f"{third.r:+.2f} | {third.low:+.2f} to {third.high:+.2f}"
-    assert f"| Single | third | {numbers} | 8 of 8 | selected |" in text
+    numbers = f"{third.whole.r:+.2f} | {third.whole.low:+.2f} to {third.whole.high:+.2f}"
+    assert f"| Single | third | {numbers} | 8 of 8 | selected, largest r |" in text
     assert "largest absolute r is selected" in text
     points = text.split("## Points")[1]
     assert "| cell | seeds | gap | first | second | third |" in points
@@ -200,6 +275,18 @@ def test_the_figure_has_a_panel_for_each_measure_with_r_and_line(table, values):
     assert draw(table, []) is None
 
 
+def test_underfitted_networks_are_hollow_in_the_figure(tmp_path, values):
+    table = controlled(tmp_path)
+    accuracy = np.array([60.0, 99.8, 99.9, 99.9, 99.9, 99.9, 99.9, 99.9])
+    axis = draw(table, rows_of(table, values | {"measure/gap_train": accuracy})).axes[0]
+    drawn = [dots for dots in axis.collections[1:] if len(dots.get_offsets())]
+    fills = np.concatenate([dots.get_facecolors()[:, 3] for dots in drawn])
+    assert (fills == 0).tolist() == [True, *[False] * 7]
+    assert "fitted (n = 7)" in axis.get_title()
+    labels = axis.get_legend_handles_labels()[1]
+    assert labels[-1].startswith("hollow")
+
+
 def test_the_figure_is_the_same_bytes_for_the_same_rows_in_any_order(table, values):
     rows = rows_of(table, values)
     files = figure_files(table, rows)
@@ -227,6 +314,7 @@ def test_the_random_pixel_figure_reads_the_runs_of_the_pool():
         ({"against": "gap", "measures": {}}, "correlation: gap; did you mean measure/gap"),
         ({"against": "measure/gap", "measures": {"A": "measure/a"}}, r"correlation\.measures\.A: "),
         ({"against": "measure/gap", "measures": {"A": ["x"]}}, "correlation: x; known are"),
+        (STUDY | {"train": "accuracy"}, "correlation: accuracy; "),
     ],
 )
 def test_errors_in_a_study_name_the_place(tmp_path, study, complaint):

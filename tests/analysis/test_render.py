@@ -57,6 +57,19 @@ def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
     assert r"& 2 & no std: -6 \% \\" in latex  # a bare % would swallow the end of the line
 
 
+def test_the_footer_counts_runs_whose_code_is_unknown(table):
+    about = {"device": "cpu", "torch": "2.0", "commit": "abcdef0123", "dirty": False}
+    rows = [replace(row, **about) for row in full_rows(table)]
+    assert "commit abcdef01. The last step" in to_markdown(table, rows)
+    rows[0] = replace(rows[0], dirty=None)
+    assert "Code state unknown: 1 run " in to_markdown(table, rows)
+    rows[1] = replace(rows[1], commit="", dirty=None)
+    text = to_markdown(table, rows)
+    assert "commit abcdef01, unknown. Code state unknown: 2 runs " in text
+    rows[1] = replace(rows[1], dirty=True)  # known to differ, from what is not
+    assert "Code state unknown: 1 run " in to_markdown(table, rows)
+
+
 def test_numbers_have_the_decimals_that_their_file_asks_for(tmp_path):
     table = write_table(tmp_path, digits=1)
     text = to_markdown(table, full_rows(table))

@@ -134,6 +134,73 @@ def test_the_decoder_is_the_textbook_one(norm):
     torch.testing.assert_close(model(model.embed(ids)), expected, rtol=1e-4, atol=1e-5)
 
 
+KOKER = ["model.norm=stream", "model.bias=true", "model.activation=gelu"]
+KOKER += ["model.positions=learned"]
+
+
+def koker_logits(model, ids):
+    """The decoder of teddykoker/grokking, written out with torch's own attention module."""
+    width, length = model.tokens.weight.shape[1], ids.shape[1]
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    x = model.tokens.weight[ids] + model.positions[:length]
+    for block in model.blocks:
+        attention = nn.MultiheadAttention(width, block.heads, batch_first=True, dtype=x.dtype)
+        attention.in_proj_weight, attention.in_proj_bias = block.attend.weight, block.attend.bias
+        attention.out_proj = block.mix
+        x = block.norm_attention(x)  # the residual stream, too
+        x = x + attention(x, x, x, attn_mask=later, need_weights=False)[0]
+        hidden = F.linear(block.norm_layers(x), block.widen.weight, block.widen.bias)
+        hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+        x = x + F.linear(hidden, block.narrow.weight, block.narrow.bias)
+    return model.norm(x)[:, -1] @ model.output.weight.T
+
+
+def test_the_variant_by_settings_is_the_published_network():
+    _, model = built("model.width=16", "task.modulus=7", *KOKER)
+    model.double()
+    draw_weights = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # norms and biases start as ones and zeros, which hide mistakes
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=draw_weights, dtype=torch.float64)
+            weight.add_(0.1 * noise)
+    ids = torch.randint(9, (3, 4), generator=draw_weights)
+    ours, expected = model(model.embed(ids)), koker_logits(model, ids)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+    gradients = [
+        torch.autograd.grad(logits.square().sum(), [*model.parameters()])
+        for logits in (ours, expected)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)
+
+
+def test_the_experiment_is_that_network():
+    cfg = compose_config(["experiment=grokking_koker"])
+    model = instantiate(cfg.model)
+    block = 12 * 128**2 + 9 * 128 + 4 * 128  # matrices, their biases, two norms
+    expected = 2 * 99 * 128 + 4 * 128 + 2 * block + 2 * 128  # tokens, output, positions, last norm
+    assert sum(weight.numel() for weight in model.parameters()) == expected
+    assert model.output.bias is None
+    assert (cfg.task.warmup_steps, cfg.task.batch_size, cfg.task.steps) == (10, 512, 300_000)
+    assert (list(cfg.optimizer.betas), cfg.optimizer.weight_decay) == ([0.9, 0.98], 0)
+
+
+def test_a_loss_in_float64_keeps_gradients_that_float32_rounds_to_zero():
+    batch = {"label": torch.tensor([0, 1])}
+    gradients = {}
+    for precision in ("float32", "float64"):
+        task, _ = built("task.modulus=7", f"task.loss_precision={precision}")
+        logits = (20.0 * torch.eye(2, 9)).requires_grad_()
+        loss, report = task.loss(logits, batch)
+        (gradients[precision],) = torch.autograd.grad(loss, logits)
+        assert loss.dtype == report["loss"].dtype == getattr(torch, precision)
+    assert gradients["float32"][0, 0] == 0  # p - 1, and p rounds to 1
+    # in float64 the rounding of a logit of 20 is 1e-7 of it
+    p = 1 / (1 + 8 * math.exp(-20))
+    expected = torch.tensor(-8 * math.exp(-20) * p / 2)
+    torch.testing.assert_close(gradients["float64"][0, 0], expected, rtol=1e-5, atol=0)
+    assert loss.item() == pytest.approx(8 * math.exp(-20), rel=1e-5)
+
+
 def test_dropout_is_on_what_layers_add_and_off_in_evaluation():
     _, model = built("task.modulus=7", "model.dropout=0.5")
     x = model.embed(torch.tensor([[1, 7, 2, 8]]))
@@ -206,6 +273,10 @@ def test_paths_end_in_the_outputs_at_the_equations():
         (["model.heads=0"], "model.heads=0"),
         (["model.norm=none"], "model.norm=none"),
         (["model.dropout=1"], "model.dropout=1"),
+        (["model.bias=2"], "model.bias=2"),
+        (["model.activation=tanh"], "model.activation=tanh"),
+        (["model.positions=none"], "model.positions=none"),
+        (["task.loss_precision=float16"], "task.loss_precision=float16"),
     ],
 )
 def test_impossible_settings_are_refused(overrides, message):
@@ -218,8 +289,9 @@ def test_another_model_is_refused():
         built("task.modulus=7")[0].check_model(nn.Linear(2, 2))
 
 
-def test_it_learns_the_training_equations_and_is_measured_on_the_way(tmp_path):
-    settings = [*SMALL, "task.steps=150", "task.eval_every=100", "task.eval_per_decade=2"]
+@pytest.mark.parametrize("variant", [[], [*KOKER, "task.loss_precision=float64"]])
+def test_it_learns_the_training_equations_and_is_measured_on_the_way(variant, tmp_path):
+    settings = [*SMALL, *variant, "task.steps=150", "task.eval_every=100", "task.eval_per_decade=2"]
     settings += ["system.measure_every=2", f"system.run_dir={tmp_path / 'run'}"]
     settings += [f"measures.{name}.pairs=10" for name in ("ed", "ed_norm")]
     summary = run(compose_config(settings), ["grokking"])

@@ -53,7 +53,8 @@ def _run_fields(row: Row, metrics: Sequence[str]) -> list[Field]:
     steps = "" if row.steps is None else f"{row.steps:,}"
     if row.status != Status.DONE and row.total_steps:
         steps += f" of {row.total_steps:,}"
-    commit = join(code(row.commit[:8]), " + changes" if row.dirty else "") if row.commit else ""
+    named = code(row.commit[:8]) if row.commit else "commit unknown"
+    commit = join(named, f", {row.code_state}" if row.code_state else "")
     return [
         (str(row.seed), row.seed),
         (row.status, row.status),

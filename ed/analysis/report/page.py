@@ -225,12 +225,13 @@ def _provenance(pool: dict[tuple, Row]) -> Html:
     groups: dict[tuple, list[Row]] = {}
     for row in pool.values():
         if row.status == Status.DONE:
-            where = (row.device, row.torch, row.commit, bool(row.dirty))
+            where = (row.device, row.torch, row.commit, row.code_state)
             groups.setdefault(where, []).append(row)
     body = []
-    for (device, torch, commit, dirty), rows in sorted(groups.items()):
+    for (device, torch, commit, state), rows in sorted(groups.items()):
         hours = sum(row.seconds or 0 for row in rows) / 3600
-        shown = join(code(commit[:8]), " with uncommitted changes" if dirty else "")
+        named = code(commit[:8]) if commit else "commit unknown"
+        shown = join(named, f", {state}" if state else "")
         body.append(
             [
                 (device, device),

@@ -1,0 +1,119 @@
+"""A table that correlates measures over a pool of cells, as Markdown."""
+
+from collections.abc import Sequence
+
+from ed.analysis.collect import Row
+from ed.analysis.correlation import (
+    FITTED,
+    LEAST_POINTS,
+    RESAMPLES,
+    Correlation,
+    Estimate,
+    correlations,
+    train_alone,
+)
+from ed.analysis.markdown import plain_table
+from ed.analysis.provenance import remarks
+from ed.analysis.spec import Table
+from ed.analysis.stats import summarise
+from ed.runtime.runs import Status
+
+CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
+CORRELATION_MEANING = (
+    f"A point is a cell, the mean over its seeds. Intervals: bootstrap over points, {RESAMPLES:,} "
+    "resamples. Of a measure's variants the one with the largest absolute r is selected, as the "
+    "paper reports the best correlation over variants; that favours measures with many of them. "
+    "The variant with the largest signed r is marked, too."
+)
+CONTROLLED = ("measure", "variant", "r, fitted", "95 % interval", "points")
+CONTROLLED += ("partial r", "95 % interval", "points")
+CONTROLLED_TITLE = "Fitted networks alone, and training accuracy held fixed"
+
+
+def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
+    """Correlations over a pool of cells, then the cells, whose numbers no paper prints."""
+    parts = []
+    for deviations in sorted({row.deviations for row in rows} | {""}):
+        here = [row for row in rows if row.deviations == deviations]
+        parts += [f"## Reduced: {deviations}"] if deviations else []
+        level = "###" if deviations else "##"
+        against = table.metrics[table.correlation.against]
+        found = correlations(table, here)
+        parts += [f"{level} Correlation with the {against}", CORRELATION_MEANING]
+        parts.append(plain_table(CORRELATION, [correlation_fields(table, one) for one in found]))
+        if table.correlation.train is not None:
+            parts += [f"{level} {CONTROLLED_TITLE}", controlled_meaning(table, here)]
+            parts.append(plain_table(CONTROLLED, [controlled_fields(table, one) for one in found]))
+        begun = pool_fields(table, here)
+        parts += [f"{level} Points", plain_table(pool_header(table), begun)] if begun else []
+        said = _pool_remarks(table, here)
+        parts += ["\n".join(f"- {remark}" for remark in said)] if said else []
+    return parts
+
+
+def correlation_fields(table: Table, found: Correlation) -> tuple[str, ...]:
+    """A variant over all points, under the head `CORRELATION`."""
+    r, interval, points = estimate_fields(found.whole)
+    place = f"{points} of {len(table.cells)}"
+    return (found.measure, table.metrics[found.metric], r, interval, place, marks(found))
+
+
+def controlled_fields(table: Table, found: Correlation) -> tuple[str, ...]:
+    """A variant among fitted networks, and given the training accuracy: head `CONTROLLED`."""
+    both = (*estimate_fields(found.fitted), *estimate_fields(found.partial))
+    return (found.measure, table.metrics[found.metric], *both)
+
+
+def estimate_fields(estimate: Estimate) -> tuple[str, str, str]:
+    """r, its interval, and the number of points."""
+    if estimate.r is None:
+        return "-", "-", str(estimate.points)
+    interval = f"{estimate.low:+.2f} to {estimate.high:+.2f}"
+    return f"{estimate.r:+.2f}", interval, str(estimate.points)
+
+
+def marks(found: Correlation) -> str:
+    named = {"selected": found.selected, "largest r": found.largest}
+    return ", ".join(name for name, holds in named.items() if holds)
+
+
+def controlled_meaning(table: Table, rows: Sequence[Row]) -> str:
+    """What the second table shows, and how far the training accuracy alone goes."""
+    against, train = (
+        table.metrics[m] for m in (table.correlation.against, table.correlation.train)
+    )
+    alone = train_alone(table, rows)
+    r, interval, points = estimate_fields(alone)
+    known = "" if alone.r is None else f" The {train} alone has r = {r} ({interval}, n = {points})."
+    return (
+        f"A network that has not fitted its training set has a small {against} whatever its "
+        f"complexity.{known} Fitted: {train} above {FITTED:g} %, at least {LEAST_POINTS} points. "
+        f"Partial: the correlation that is left when both sides are corrected for the {train} by "
+        "linear fits."
+    )
+
+
+def pool_header(table: Table) -> tuple[str, ...]:
+    return ("cell", "seeds", *table.metrics.values())
+
+
+def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Means over the finished seeds of each cell that has any, under `pool_header`."""
+    fields = []
+    for cell in table.cells.values():
+        own = [row for row in rows if row.home == cell.home and row.status == Status.DONE]
+        values = ([row.last[m] for row in own if m in row.last] for m in table.metrics)
+        means = [summarise(each).mean for each in values]
+        if own:
+            shown = ("-" if mean is None else f"{mean:.4g}" for mean in means)
+            fields.append((cell.label, f"{len(own)} of {len(table.seeds)}", *shown))
+    return fields
+
+
+def _pool_remarks(table: Table, rows: Sequence[Row]) -> list[str]:
+    """Remarks on single runs, each once with all cells that it applies to."""
+    cells: dict[str, list[str]] = {}
+    for name, cell in table.cells.items():
+        for remark in remarks([row for row in rows if row.home == cell.home]):
+            cells.setdefault(remark, []).append(name)
+    return [f"{remark} ({', '.join(names)})" for remark, names in cells.items()]
