@@ -29,6 +29,7 @@ from ed.engine.metrics import Metrics
 from ed.engine.run import RunFolder, changed_files
 from ed.runtime.files import read_rows, seal, write_atomic
 from ed.runtime.runs import RunError
+from tests.helpers.commands import finish, start_command
 from tests.helpers.small import SMALL, SMALL_GROKKING, small_config, small_run, weights
 
 ROOT = Path(__file__).parents[2]
@@ -120,24 +121,20 @@ def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
         load_run(tmp_path / "run")
 
 
-DYING = """
-import os, runpy, signal
-from ed.engine.metrics import Metrics
+def die_at_row_nine() -> None:
+    """Kills this process after its ninth row: another one might be too slow to do it in time."""
+    log = Metrics.log
 
-log = Metrics.log
+    def last_words(self, *given):
+        log(self, *given)
+        if len(self.rows) == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def last_words(self, *given):
-    log(self, *given)
-    if len(self.rows) == 9:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Metrics.log = last_words
-runpy.run_path("train.py", run_name="__main__")
-"""
+    Metrics.log = last_words
 
 
-def start_training(folder: Path, *extra: str, program=("train.py",)) -> subprocess.Popen:
-    command = [sys.executable, *program, *SMALL, f"system.run_dir={folder}", *extra]
+def start_training(folder: Path, *extra: str) -> subprocess.Popen:
+    command = [sys.executable, "train.py", *SMALL, f"system.run_dir={folder}", *extra]
     threads = str(torch.get_num_threads())  # as many as this process: bitwise equal
     environment = os.environ | {"OMP_NUM_THREADS": threads}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
@@ -152,9 +149,8 @@ METHODS |= {"ed": ["regularizer=ed"]}
 @pytest.mark.parametrize("method", METHODS)
 def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path):
     folder, extra = tmp_path / "killed", ["task.epochs=4", *METHODS[method]]
-    # by its own hand: another process might be too slow to kill it before it ends
-    process = start_training(folder, *extra, "system.save_seconds=0", program=("-c", DYING))
-    assert process.wait() == -signal.SIGKILL
+    words = ["train.py", *SMALL, f"system.run_dir={folder}", *extra, "system.save_seconds=0"]
+    assert finish(start_command(words, prepare=die_at_row_nine)) == -signal.SIGKILL
     assert not (folder / "DONE").exists()
     assert load_checkpoint(folder, print)["step"] >= 8  # nine rows: only the ninth may be lost
     with open(folder / "metrics.jsonl", "a") as file:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.commands import run_command
 from tests.helpers.small import SMALL, small_run
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +41,6 @@ def test_the_library_example_runs():
 def test_commands_run(command, tmp_path):
     """As printed, but for the sizes: every key and every choice must be known."""
     program, *words = shlex.split(command)
-    launcher = ["-m", "torch.distributed.run"] if program.endswith("torchrun") else []
-    words = [sys.executable, *launcher, *words]
     if "--cfg" in command:
         pass  # prints the config and trains nothing
     elif "train.py" in command:
@@ -58,8 +57,13 @@ def test_commands_run(command, tmp_path):
         words += ["--runs", str(tmp_path)]
     else:
         words += ["--check"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
-    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=environment)
+    environment = {"OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
+    if program.endswith("torchrun"):
+        words = [sys.executable, "-m", "torch.distributed.run", *words]
+        how = {"capture_output": True, "text": True, "env": os.environ | environment}
+        run = subprocess.run(words, cwd=ROOT, **how)
+    else:
+        run = run_command(words, env=environment)
     expected = (0, 75) if "--status" in command else (0,)  # 75: not all done yet
     assert run.returncode in expected, run.stderr
 

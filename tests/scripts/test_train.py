@@ -35,25 +35,28 @@ from ed.runtime.processes import LostProcess
 from ed.runtime.runs import RunError
 from scripts import evaluate, launch
 from scripts.launch import command
+from tests.helpers.commands import run_command
 from tests.helpers.small import SMALL, small_config, small_run
 
 ROOT = Path(__file__).parents[2]
 
 
 def train(*arguments: str, cwd: Path = ROOT, **environment) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-    )
+    words, env = [str(ROOT / "train.py"), *arguments], {"OMP_NUM_THREADS": "1"} | environment
+    return run_command(words, cwd=cwd, env=env)
+
+
+def train_afresh(*arguments: str, **environment) -> subprocess.CompletedProcess:
+    """In a new process, which has imported nothing yet."""
+    words = [sys.executable, str(ROOT / "train.py"), *arguments]
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
 
 
 @pytest.mark.parametrize("argument", [("--cfg", "job"), ("--help",)], ids=lambda a: a[0])
 def test_help_and_config_answer_without_loading_torch(argument):
     """Which takes seconds: without it, one."""
-    result = train(*argument, PYTHONPROFILEIMPORTTIME="1")
+    result = train_afresh(*argument, PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 0
     assert "regularizer" in result.stdout
     loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
@@ -698,7 +701,8 @@ def test_a_missing_setting_without_a_default_is_named(capsys):
         instantiate(OmegaConf.create({"model": leaf}).model)
     assert explain(error.value) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith("error: model.prompts is needed and not among the settings")
+    assert printed.startswith("error: ")
+    assert "prompts" in printed
     assert printed.count("\n") == 1
 
 

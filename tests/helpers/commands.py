@@ -1,0 +1,101 @@
+"""Commands of the project in a child forked from this process, which has torch loaded already.
+
+A child has its own memory, output, signals and exit code, as a new process has, and starts in
+milliseconds instead of seconds. Tests of the start itself (what is imported, how long it takes) and
+of several processes use `subprocess`.
+"""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch._dynamo
+from hydra.core.global_hydra import GlobalHydra
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_command(
+    words: Sequence[str], *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess:
+    """`python WORDS` of the repository, with what it printed and its exit code."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = finish(start_command(words, cwd=cwd, env=env, outputs=(out.fileno(), err.fileno())))
+        printed = []
+        for file in (out, err):
+            file.seek(0)
+            printed.append(file.read().decode())
+    return subprocess.CompletedProcess(words, code, *printed)
+
+
+def start_command(
+    words: Sequence[str],
+    *,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    outputs: tuple[int, int] | None = None,
+    prepare: Callable[[], None] = lambda: None,
+) -> int:
+    """Starts `python WORDS` and returns its process id, for `finish`.
+
+    Args:
+        outputs: file descriptors for what it prints; None: thrown away.
+        prepare: called in the child first.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        prepare()
+        _become(words, cwd, env, outputs or (os.open(os.devnull, os.O_WRONLY),) * 2)
+    finally:
+        os._exit(70)  # not reached
+
+
+def finish(child: int) -> int:
+    """Waits for a child: its exit code; negative: the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _become(words: Sequence[str], cwd: Path, env, outputs: tuple[int, int]) -> NoReturn:
+    """Runs a script as `python` would, in this process, and ends it."""
+    code = 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(env or {})
+    os.chdir(cwd)
+    for here, there in enumerate(outputs, start=1):
+        os.dup2(there, here)
+    # closefd=False: whatever pytest captures with keeps its descriptors
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", closefd=False)  # noqa: SIM115
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    GlobalHydra.instance().clear()
+    script, *arguments = words
+    sys.argv = [script, *arguments]
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [str((cwd / script).resolve().parent), *filter(None, own)]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
