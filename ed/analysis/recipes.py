@@ -33,7 +33,8 @@ def group_defaults(overrides: Sequence[str]) -> dict[str, str]:
     found = {}
     for group in GROUPS:
         found |= _group_file(group, choices.get(group, ""))
-    return found
+    changed = _group_file("debug", choices.get("debug", ""))
+    return {key: word for key, word in found.items() if f"debug.{key}" not in changed}
 
 
 @functools.cache

