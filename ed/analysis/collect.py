@@ -202,8 +202,9 @@ def other_run(run: Run, table: Table, record: Record) -> str | None:
     choices = dict(word.split("=", 1) for word in command.split() if "=" in word)
     wanted = dict(text.split("=", 1) for text in run.overrides)
     known = runs.flat(record.config)  # a run older than a setting has none
-    defaults = {k: text for k, text in group_defaults(run.overrides).items() if k in known}
-    for key, text in (wanted | defaults | wanted).items():  # those of the table first
+    defaults = group_defaults(run.overrides).items()
+    unnamed = {key: text for key, text in defaults if key in known and key not in wanted}
+    for key, text in (wanted | unnamed).items():
         if key in (*PLACES, "debug", "measures") or key.startswith("hydra."):
             continue  # the same data may lie elsewhere by now; these two choose several things
         if table.is_incidental(key):

@@ -29,6 +29,7 @@ from ed.engine.main import run
 from ed.engine.trust import targets
 from ed.runtime.files import read_rows
 from ed.tasks import procgen
+from tests.helpers.commands import finish
 from tests.helpers.games import Bandit
 
 EQUAL, ONE_LINE = "bit-equal", "one-line error"
@@ -90,11 +91,6 @@ def in_child(work: Callable[[], object], log: Path, limit: int | None = None) ->
         log.write_text(printed.getvalue())
     finally:
         os._exit(code)
-
-
-def finish(child: int) -> int:
-    """The exit code of a child; negative: the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def attempt(work: Callable[[], object], log: Path, limit: int | None = None) -> tuple[int, str]:
