@@ -9,6 +9,7 @@ TOKENS, HEAD_SIZES = 257, (32, 64)  # at most, and of which
 LAUNCH = {  # tile of tokens, and how a program runs
     "forward": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
     "backward": {"BLOCK": 64, "num_warps": 4, "maxnreg": 168},
+    "backward_once": {"BLOCK": 64, "num_warps": 4},
 }
 SMALLEST = 16  # rows of a product of tensor cores
 
@@ -62,13 +63,17 @@ def _attention_gradient(
     gradient: Tensor, qkv: Tensor, out: Tensor, logs: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:
     """For qkv (B, N, 3 H D), and its sums over the tokens of each image (B, 3 H D), float32."""
-    from ed.kernels.attention_kernels import attention_gradient as kernel
+    from ed.kernels import attention_kernels
 
     gradient, qkv = gradient.contiguous(), qkv.contiguous()
     to_qkv, sums = _gradients(gradient, qkv, out, logs, heads)
-    constants = _constants(qkv, heads, "backward")
+    constants, passes = _constants(qkv, heads, "backward"), 2
+    kernel = attention_kernels.attention_gradient
+    if constants["FULL"] == 1 and constants["TAIL"] == SMALLEST:  # all fits into registers
+        kernel, passes = attention_kernels.attention_gradient_once, 1
+        constants = _constants(qkv, heads, "backward_once")
     factor = 1 / math.sqrt(constants["D"])
-    kernel[(len(qkv) * heads, 2)](
+    kernel[(len(qkv) * heads, passes)](
         qkv, out, gradient, logs, to_qkv, sums, factor * math.log2(math.e), factor, **constants
     )
     return to_qkv, sums

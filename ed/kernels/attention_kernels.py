@@ -99,17 +99,23 @@ def queries(
 
 
 @triton.jit
+def slopes(key, value, query, above, log, common, here, scale):
+    """Probabilities of a tile and the gradient of its scores, (keys, queries) in half precision."""
+    weights = tl.exp2(tl.dot(key, tl.trans(query)) * scale - log[None, :])
+    weights = tl.where(here[:, None], weights, 0.0)
+    slope = weights * (tl.dot(value, tl.trans(above)) - common[None, :])
+    return weights.to(above.dtype), slope.to(query.dtype)
+
+
+@triton.jit
 def to_key_value(
     key, value, to_key, to_value, qkv, out, gradient, logs, start, here, scale,
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Adds what a tile of queries sends back to a tile of keys and values; (keys, queries)."""
     query, above, log, common = queries(qkv, out, gradient, logs, start, N, H, D, ROWS)
-    weights = tl.exp2(tl.dot(key, tl.trans(query)) * scale - log[None, :])
-    weights = tl.where(here[:, None], weights, 0.0)
-    to_value = tl.dot(weights.to(above.dtype), above, to_value)
-    slope = weights * (tl.dot(value, tl.trans(above)) - common[None, :])
-    return tl.dot(slope.to(query.dtype), query, to_key), to_value
+    weights, slope = slopes(key, value, query, above, log, common, here, scale)
+    return tl.dot(slope, query, to_key), tl.dot(weights, above, to_value)
 
 
 @triton.jit
@@ -226,3 +232,61 @@ def attention_gradient(
                 N, H, D, FULL, BLOCK, TAIL, TAIL,
             )  # fmt: skip
         tl.store(sums, of_query)
+
+
+@triton.jit
+def key_value_once(
+    qkv, to_qkv, query, above, log, common, last_query, last_above, last_log, last_common,
+    start, scale, factor, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of keys and values, and its share in the gradients of all queries."""
+    key = load(qkv + H * D, start, N, 3 * H * D, D, KEYS)
+    value = load(qkv + 2 * H * D, start, N, 3 * H * D, D, KEYS)
+    here = start + tl.arange(0, KEYS) < N
+    weights, slope = slopes(key, value, query, above, log, common, here, scale)
+    to_value = tl.dot(weights, above)
+    to_key = tl.dot(slope, query)
+    to_query = tl.dot(tl.trans(slope), key)
+    weights, slope = slopes(key, value, last_query, last_above, last_log, last_common, here, scale)
+    to_value = tl.dot(weights, last_above, to_value)
+    to_key = tl.dot(slope, last_query, to_key) * factor
+    to_last = tl.dot(tl.trans(slope), key)
+    store(to_qkv + H * D, start, to_key, N, 3 * H * D, D, KEYS)
+    store(to_qkv + 2 * H * D, start, to_value, N, 3 * H * D, D, KEYS)
+    return to_query, to_last, tl.sum(to_key, 0), tl.sum(to_value, 0)
+
+
+@triton.jit
+def attention_gradient_once(
+    qkv, out, gradient, logs, to_qkv, sums, scale, factor,
+    N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """As `attention_gradient`, for one whole tile and a tail: every score is computed once, as the
+    gradients of all queries stay in registers."""
+    image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    qkv += image * (N * 3 * H * D) + head * D
+    to_qkv += image * (N * 3 * H * D) + head * D
+    out += image * (N * H * D) + head * D
+    gradient += image * (N * H * D) + head * D
+    logs += (image * H + head) * N
+    sums += image * (3 * H * D) + head * D + tl.arange(0, D)
+    query, above, log, common = queries(qkv, out, gradient, logs, 0, N, H, D, BLOCK)
+    last_query, last_above, last_log, last_common = queries(
+        qkv, out, gradient, logs, BLOCK, N, H, D, TAIL
+    )
+    to_query, to_last, of_key, of_value = key_value_once(
+        qkv, to_qkv, query, above, log, common, last_query, last_above, last_log, last_common,
+        0, scale, factor, N, H, D, BLOCK,
+    )  # fmt: skip
+    more_query, more_last, more_key, more_value = key_value_once(
+        qkv, to_qkv, query, above, log, common, last_query, last_above, last_log, last_common,
+        BLOCK, scale, factor, N, H, D, TAIL,
+    )  # fmt: skip
+    to_query = (to_query + more_query) * factor
+    to_last = (to_last + more_last) * factor
+    store(to_qkv, 0, to_query, N, 3 * H * D, D, BLOCK)
+    store(to_qkv, BLOCK, to_last, N, 3 * H * D, D, TAIL)
+    tl.store(sums, tl.sum(to_query, 0) + tl.sum(to_last, 0))
+    tl.store(sums + H * D, of_key + more_key)
+    tl.store(sums + 2 * H * D, of_value + more_value)
