@@ -8,6 +8,7 @@ have them, so a network that is confident only next to a black border makes ever
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from ed.core.validate import choice, each, fraction
 CROPS = ("resized", "reflect", "pad")
 PADDING = 4
 ASPECT = (3 / 4, 4 / 3)  # width / height; torchvision's default
+_STRETCH = tuple(math.log(ratio) / 2 for ratio in ASPECT)  # logarithm of sqrt(width / height)
 ATTEMPTS = 10  # boxes to draw before falling back to the whole image, as torchvision does
 
 
@@ -82,27 +84,23 @@ def draw_boxes(
     Area is uniform in `area` x H x W, the logarithm of the aspect ratio uniform; a box that does
     not fit is drawn again, at most ten times.
     """
-    device, (rows, columns) = generator.device, size
+    device = generator.device
+    sizes, whole = _column(tuple(size), device), _column(_whole(size), device)
+    ranges = [tuple(share * size[0] * size[1] for share in area), _STRETCH]
+    low, high = (_column(ends, device)[:, None] for ends in zip(*ranges, strict=True))
     draws = torch.rand(2, ATTEMPTS, count, generator=generator, device=device)
-    side = draws[0].mul_((area[1] - area[0]) * rows * columns).add_(area[0] * rows * columns)
-    side = side.sqrt_()
-    low, high = (math.log(ratio) / 2 for ratio in ASPECT)
-    stretch = draws[1].mul_(high - low).add_(low).exp_()  # square root of the aspect ratio
-    heights, widths = (side / stretch).round_(), (side * stretch).round_()
-    fits = (heights <= rows) & (widths <= columns) & (heights > 0) & (widths > 0)
-    # numbers, not tensors, from the host: a copy to the device would make the host wait
-    last = (0, 0, 0, 1)  # one more attempt, which always fits
-    first = F.pad(fits, last, value=True).byte().argmax(0, keepdim=True)
-    box = [
-        F.pad(sides, last, value=whole).gather(0, first).squeeze(0)
-        for sides, whole in zip((heights, widths), _whole(size), strict=True)
-    ]
-    places = torch.rand(2, count, generator=generator, device=device)
-    for place, side, limit in zip(places, box, size, strict=True):
-        room = limit - side
-        drawn = (place * (room + 1)).floor().minimum(room)
-        place.copy_(torch.where(first[0] == ATTEMPTS, (room / 2).floor(), drawn))
-    return torch.cat([places, torch.stack(box)])
+    draws = torch.addcmul(low, draws, high - low)
+    side, stretch = draws[0].sqrt_(), draws[1].exp_()
+    sides = torch.stack([side / stretch, side * stretch]).round_()
+    fits = ((sides <= sizes[:, None]) & (sides > 0)).all(0)
+    first = F.pad(fits, (0, 0, 0, 1), value=True).byte().argmax(0)  # the whole image always fits
+    sides = torch.cat([sides, whole[:, None].expand(2, 1, count)], 1)
+    sides = sides.gather(1, first.expand(2, 1, count)).squeeze(1)
+    room = sizes - sides
+    draws = torch.rand(2, count, generator=generator, device=device)
+    drawn = (draws * (room + 1)).floor_().minimum(room)
+    centred = room.div(2, rounding_mode="floor")
+    return torch.cat([torch.where(first == ATTEMPTS, centred, drawn), sides])
 
 
 def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
@@ -113,21 +111,24 @@ def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
         boxes: (4, B), top, left, height, width in whole pixels.
         flip: (B,), bool.
     """
-    height, width = pixels.shape[-2:]
-    top, left, rows, columns = boxes[:, :, None]
-    y, x = _centres(top, rows, height), _centres(left, columns, width)
-    x = torch.where(flip[:, None], x.flip(-1), x)
+    height, width = size = pixels.shape[-2:]
+    sizes = _column(size, pixels.device)[:, None]
+    start, side = boxes.view(2, 2, -1, 1)
+    # centres of output pixels inside the box, not beyond the centres of its outer pixels
+    steps = torch.arange(0.5, max(size), device=pixels.device)
+    place = (steps * (side / sizes)).sub_(0.5).clamp_(min=0).minimum(side - 1).add_(start)
     # as grid_sample counts with align_corners=True: pixel 0 at -1, the last pixel at 1
-    y, x = (2 * place / (side - 1) - 1 for place, side in ((y, height), (x, width)))
+    place = place.mul_(2 / (sizes - 1)).sub_(1)
+    y, x = place[0, :, :height], place[1, :, :width]
+    x = torch.where(flip[:, None], x.flip(-1), x)
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), -1)
     return F.grid_sample(pixels, grid, padding_mode="border", align_corners=True)
 
 
-def _centres(start: Tensor, side: Tensor, length: int) -> Tensor:
-    """Where `length` pixel centres fall inside a box: (B, length), not beyond its outer pixels."""
-    steps = torch.arange(length, device=side.device) + 0.5
-    inside = (steps * (side / length) - 0.5).clamp_(min=0)
-    return start + torch.minimum(inside, side - 1)
+@cache
+def _column(values: tuple[float, float], device: torch.device) -> Tensor:
+    """(2, 1); kept, as a copy from the host makes it wait for the device."""
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
 
 def _whole(size: Sequence[int]) -> tuple[int, int]:

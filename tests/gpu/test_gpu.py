@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.utils import instantiate
+from torch import nn
 
 import ed
 from ed.core.field import Field
@@ -20,6 +21,7 @@ from ed.core.penalty import Paths
 from ed.core.representation import Representation
 from ed.datasets.imagenet.loading import IN_FLIGHT
 from ed.engine.compose import compose_config
+from ed.engine.optimizer import ParallelAdamW
 from ed.engine.step import TrainStep
 from ed.runtime import processes
 from ed.runtime.files import read_rows
@@ -245,6 +247,43 @@ def test_captured_steps_and_their_batches_never_wait_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert step.graphs
+
+
+def test_parallel_adamw_equals_torchs():
+    """Bit for bit, also in a CUDA graph and with a state that was loaded."""
+
+    def train(kind, steps: int, state=None) -> tuple[list[torch.Tensor], dict]:
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.randn(7 * n, device="cuda")) for n in range(1, 120)]
+        groups = [{"params": weights[:90]}, {"params": weights[90:], "weight_decay": 0.0}]
+        rate = torch.tensor(0.01, device="cuda")
+        optimizer = kind(groups, lr=rate, weight_decay=0.1, fused=True, capturable=True)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        stream = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            optimizer.step()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            optimizer.step()
+        for _ in range(steps):
+            optimizer.param_groups[0]["lr"].mul_(0.9)
+            graph.replay()
+        return weights, optimizer.state_dict()
+
+    (first, state), (expected, their_state) = (
+        train(kind, 5) for kind in (ParallelAdamW, torch.optim.AdamW)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, expected, strict=True))
+    resumed, expected = (
+        train(kind, 3, given)[0]
+        for kind, given in ((ParallelAdamW, their_state), (torch.optim.AdamW, state))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(resumed, expected, strict=True))
 
 
 @pytest.mark.parametrize("resolution", [2, 3, 4, 15, 16, 40])

@@ -233,12 +233,13 @@ def test_other_blocks_are_left_to_timm(changes):
 
 
 def test_kernels_apply_in_compiled_steps_in_half_precision_on_a_gpu(monkeypatch):
-    model = vit()
-    x = torch.randn(2, 17, 64, device=DEVICE)
+    model = vit(width=192, heads=3)
+    x = torch.randn(2, 17, 192, device=DEVICE)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with torch.autocast(DEVICE, HALF):
         assert fused.applies(model.blocks, x) == CUDA
-        assert not fused.applies(model.blocks, torch.randn(2, 300, 64, device=DEVICE))
+        assert not fused.applies(model.blocks, torch.randn(2, 300, 192, device=DEVICE))
+        assert not fused.applies(vit().blocks, torch.randn(2, 17, 64, device=DEVICE))
     assert not fused.applies(model.blocks, x)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
     with torch.autocast(DEVICE, HALF):
