@@ -24,7 +24,8 @@ EQUATION = re.compile(
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fills the navigation's list of results."""
     section = next(entry for entry in config.nav if "Results" in entry)
-    section["Results"] = ["results/index.md", *(page_of(path) for path in result_texts())]
+    pages = [{name_of(path): page_of(path)} for path in result_texts()]
+    section["Results"] = [{"Overview": "results/index.md"}, *pages]
     return config
 
 
@@ -69,6 +70,11 @@ def result_texts() -> list[Path]:
 
 def page_of(path: Path) -> str:
     return f"results/{path.parent.name}/{path.name.replace('README', 'index')}"
+
+
+def name_of(path: Path) -> str:
+    """For the navigation: titles of tables are long."""
+    return path.parent.name if path.name == "README.md" else f"{path.parent.name}: {path.stem}"
 
 
 def title_of(path: Path) -> str:
