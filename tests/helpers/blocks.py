@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.helpers.commands import ROOT, run_command
+from tests.helpers.launching import fake
 from tests.helpers.small import SMALL, small_run
 
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
@@ -60,11 +61,15 @@ def run_small(
     command: str, folder: Path, *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess:
     """As printed, but for the sizes: every key and every choice must be known."""
-    _, venv, rest = command.partition(".venv/bin/")  # srun may stand before it
+    _, venv, rest = command.partition(".venv/bin/")  # what follows srun is run, without it
     assert venv, f"not run by any test: {command}"
     program, *words = shlex.split(rest)
     words = smaller(words, folder)
     environment = {"OMP_NUM_THREADS": "1", "WANDB_SILENT": "true", **(env or {})}
+    if "slurm" in words:  # nothing is submitted; tests/scripts/test_slurm.py has a real SLURM
+        for name, answer in (("sinfo", "NAME"), ("sbatch", "42"), ("squeue", "")):
+            fake(folder, name, f"echo {answer}")
+        environment["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
     if program == "torchrun":
         words = [sys.executable, "-m", "torch.distributed.run", *words]
         how = {"capture_output": True, "text": True, "env": os.environ | environment}
@@ -82,8 +87,6 @@ def smaller(words: list[str], folder: Path) -> list[str]:
             return [word for word in words if word != "-m" and "," not in word] + ["--cfg", "job"]
         own = "--config-dir" in words and any(word.startswith("task=") for word in words)
         sizes = ["system.device=cpu"] if own else SMALL
-        if "model=timm" in words:  # has other keys than our ViT
-            sizes = [size for size in sizes if not size.startswith("model.")]
         return [*words, *sizes, f"system.runs={folder}"]
     if script == "measure.py":
         return [*words, *FEW_PATHS, "--out", str(folder / "paths.png")]
@@ -95,7 +98,7 @@ def smaller(words: list[str], folder: Path) -> list[str]:
     if script == "launch.py":
         own = any(word.endswith(".yaml") for word in words)
         where = ["--cells", "plain", "--seeds", "0"] if own else []
-        words = ["print" if word in ("local", "slurm") else word for word in words]
+        words = ["print" if word == "local" else word for word in words]
         return [*words, *where, "--runs", str(folder)]
     assert script == "table.py", words
     return [*words, "--runs", str(folder)] if words[-1].endswith(".yaml") else [*words, "--check"]
