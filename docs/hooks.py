@@ -64,8 +64,9 @@ beside ours, the figure, and notes. `python scripts/table.py TABLE` prints the s
 
 def result_texts() -> list[Path]:
     """The Markdown files of all results folders; those of tables first."""
-    tables = sorted(RESULTS.glob("*/README.md"))
-    return tables + sorted(p for p in RESULTS.glob("*/*.md") if p.name != "README.md")
+    tables = sorted(RESULTS.glob("*/README.md"))  # which end with notes.md, where there is one
+    others = (path for path in RESULTS.glob("*/*.md") if path.name not in ("README.md", "notes.md"))
+    return tables + sorted(others)
 
 
 def page_of(path: Path) -> str:

@@ -47,7 +47,8 @@ def files() -> list[Path]:
     list_them = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PLACES]
     listed = subprocess.run(list_them, cwd=ROOT, capture_output=True, text=True, check=True)
     paths = (ROOT / name for name in listed.stdout.splitlines())
-    return [p for p in paths if p.suffix in SUFFIXES and p != Path(__file__).resolve()]
+    own = Path(__file__).resolve()
+    return [p for p in paths if p.suffix in SUFFIXES and p != own and p.is_file()]
 
 
 def main(arguments: list[str]) -> int:

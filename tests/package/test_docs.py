@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import ed
 from tests.helpers.blocks import blocks_of, commands_of, run_small
 from tests.helpers.commands import ROOT, run_command
 from tests.package.test_readme import PAGES
@@ -109,6 +111,14 @@ def test_equations_and_results_are_on_the_site(site):
         assert (site / "results" / folder.parent.name / "index.html").exists()
     for figure in (ROOT / "experiments" / "results").glob("*/figure.png"):
         assert (site / "results" / figure.parent.name / "figure.png").exists()
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert ed.__version__ == project["version"]
+    assert f"## [{ed.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    ruff = re.search(r"^ruff==(.*)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1]
+    assert f"rev: v{ruff}\n" in (ROOT / ".pre-commit-config.yaml").read_text()
 
 
 def test_the_notebook_runs_and_its_figures_are_committed():

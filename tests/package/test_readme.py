@@ -14,7 +14,8 @@ TEXT = README.read_text()
 BLOCKS = blocks_of(README)
 PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
 # those of pages that make files of their own run there, in test_docs.py
-SOURCES = [README, *(page for page in PAGES if not any(b.title for b in blocks_of(page)))]
+SOURCES = [README, ROOT / "CONTRIBUTING.md"]
+SOURCES += [*(page for page in PAGES if not any(b.title for b in blocks_of(page)))]
 LINES = [line for source in SOURCES for line in commands_of(source)]
 COMMANDS = {re.sub(r"^srun .*?(?=\.venv/)", "", line): line for line in LINES}.values()
 
