@@ -51,6 +51,16 @@ def test_it_is_short():
         assert is_table or len(lines) <= 3, paragraph
 
 
+def test_words_to_avoid_are_found(tmp_path):
+    clean = [str(page.relative_to(ROOT)) for page in (README, *PAGES)]
+    run = run_command(["scripts/check_words.py", *clean])
+    assert run.returncode == 0, run.stdout
+    (tmp_path / "notes.md").write_text("fine\nA picture is told.\n")
+    run = run_command(["scripts/check_words.py", str(tmp_path / "notes.md")])
+    assert run.returncode == 1
+    assert run.stdout.count("notes.md:2: ") == 2
+
+
 def test_the_headline_table_is_up_to_date():
     run = run_command(["scripts/readme.py", "--check"])
     assert run.returncode == 0, run.stderr
