@@ -1,10 +1,12 @@
-# make demo          effective degree at work on real pictures, in three minutes on two CPU cores
+# make demo          effective degree at work on real images, in three minutes on two CPU cores
 # make test          all checks: lint, format, tests
 # make test-smoke    the quick part of the tests, in two minutes
 # make test-faults   kills, full disks, damaged and hostile files at random; 10 minutes on two cores
 # make test-slurm    the launcher and sweeps on a real SLURM, which it installs and starts; 3 minutes
 # make test-browser  the report page in a real browser, which it installs
 # make test-lowest   the tests with the oldest packages that pyproject.toml allows, in .venv-lowest
+# make lint          ruff, and words that CONTRIBUTING.md asks to avoid
+# make docs          the documentation site, offline, in docs/site; half a minute
 # make benchmark     how fast this machine trains and measures
 # make report        every table, run and figure of the committed results: report/index.html
 # All set up what they need in .venv, and print what they will do first (make -n TARGET: print only).
@@ -13,7 +15,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-smoke test-faults test-slurm test-browser test-lowest benchmark report format clean
+.PHONY: demo test test-smoke test-faults test-slurm test-browser test-lowest lint docs benchmark report format clean
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -45,6 +47,14 @@ test-lowest:
 		--resolution lowest-direct --editable '.[train,tables,clip,glue,slurm,dev]'
 	.venv-lowest/bin/python -m pytest -n auto
 
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/check_words.py
+
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 benchmark: .venv/ready
 	$(BIN)/python scripts/benchmark.py
 
@@ -55,8 +65,8 @@ format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-.venv/ready: requirements.txt requirements-procgen.txt pyproject.toml scripts/setup.sh
+.venv/ready: requirements.txt requirements-docs.txt requirements-procgen.txt pyproject.toml scripts/setup.sh
 	PYTHON="$(PYTHON)" bash scripts/setup.sh
 
 clean:
-	rm -rf .venv .venv-lowest demo .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest demo docs/site .pytest_cache .ruff_cache .hypothesis

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` re
     from ed.engine.main import LoadedRun as LoadedRun
     from ed.engine.main import load_run as load_run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Resolved on first use: `import ed` must not load torch for those who only read tables.
 _EXPORTS = {

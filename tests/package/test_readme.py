@@ -1,37 +1,32 @@
-"""What the README says must be true: its code runs, its commands are accepted."""
+"""The README: short, its links and numbers right, its code and commands run."""
 
-import os
 import re
-import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.helpers.commands import run_command
-from tests.helpers.small import SMALL, small_run
+from tests.helpers.blocks import blocks_of, check_command, commands_of
+from tests.helpers.commands import ROOT, run_command
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, flags=re.DOTALL)
-COMMANDS = [
-    line.split("#")[0].strip()
-    for language, block in BLOCKS
-    if language == "bash"
-    for line in block.splitlines()
-    if line.startswith(".venv/bin/")
-]
+README = ROOT / "README.md"
+TEXT = README.read_text()
+BLOCKS = blocks_of(README)
+PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
+# those of pages that make files of their own run there, in test_docs.py
+SOURCES = [README, ROOT / "CONTRIBUTING.md"]
+SOURCES += [*(page for page in PAGES if not any(b.title for b in blocks_of(page)))]
+LINES = [line for source in SOURCES for line in commands_of(source)]
+COMMANDS = {re.sub(r"^srun .*?(?=\.venv/)", "", line): line for line in LINES}.values()
 
 
 def test_the_first_block_is_the_two_commands():
-    language, block = BLOCKS[0]
-    assert language == "bash"
-    assert [line.split("#")[0].strip() for line in block.splitlines()] == ["make demo", "make test"]
+    assert list(commands_of(README))[:2] == ["make demo", "make test"]
+    assert BLOCKS[0].language == "bash"
 
 
 def test_the_library_example_runs():
-    (code,) = [block for language, block in BLOCKS if language == "python"]
+    (code,) = [block.text for block in BLOCKS if block.language == "python"]
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() in code  # the printed estimate is the one in the comment
@@ -39,35 +34,33 @@ def test_the_library_example_runs():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command, tmp_path):
-    """As printed, but for the sizes: every key and every choice must be known."""
-    program, *words = shlex.split(command)
-    if "--cfg" in command:
-        pass  # prints the config and trains nothing
-    elif "train.py" in command:
-        words += [*SMALL, f"system.runs={tmp_path}"]
-    elif "measure.py" in command:
-        words += ["--pairs", "3", "--resolution", "8", "--degree", "4"]
-        words += ["--out", str(tmp_path / "paths.png")]
-    elif "theory.py" in command:
-        words += ["--paths", "500", "--out", str(tmp_path / "theory.png")]
-    elif "runs.py" in command:
-        small_run(tmp_path / "run")
-        words += [str(tmp_path)]
-    elif "launch.py" in command:
-        words += ["--runs", str(tmp_path)]
-    else:
-        words += ["--check"]
-    environment = {"OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
-    if program.endswith("torchrun"):
-        words = [sys.executable, "-m", "torch.distributed.run", *words]
-        how = {"capture_output": True, "text": True, "env": os.environ | environment}
-        run = subprocess.run(words, cwd=ROOT, **how)
-    else:
-        run = run_command(words, env=environment)
-    expected = (0, 75) if "--status" in command else (0,)  # 75: not all done yet
-    assert run.returncode in expected, run.stderr
+    check_command(command, tmp_path)
 
 
 def test_relative_links_exist():
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", TEXT):
         assert (ROOT / target).exists(), target
+
+
+def test_it_is_short():
+    assert len(TEXT.split()) <= 700
+    prose = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
+    for paragraph in prose.split("\n\n"):
+        lines = paragraph.strip().splitlines()
+        is_table = any(line.startswith("|") for line in lines)
+        assert is_table or len(lines) <= 3, paragraph
+
+
+def test_words_to_avoid_are_found(tmp_path):
+    clean = [str(page.relative_to(ROOT)) for page in (README, *PAGES)]
+    run = run_command(["scripts/check_words.py", *clean])
+    assert run.returncode == 0, run.stdout
+    (tmp_path / "notes.md").write_text("fine\nA picture is told.\n")
+    run = run_command(["scripts/check_words.py", str(tmp_path / "notes.md")])
+    assert run.returncode == 1
+    assert run.stdout.count("notes.md:2: ") == 2
+
+
+def test_the_headline_table_is_up_to_date():
+    run = run_command(["scripts/readme.py", "--check"])
+    assert run.returncode == 0, run.stderr

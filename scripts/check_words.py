@@ -1,0 +1,66 @@
+"""List words that CONTRIBUTING.md asks to avoid: python scripts/check_words.py [FILE ...]
+
+Without arguments it reads every text file of ed, scripts, configs, docs and the README. Exit code 1
+if there are any.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACES = ("ed", "scripts", "configs", "docs", "README.md", "train.py", "Makefile")
+SUFFIXES = {".py", ".sh", ".md", ".yaml", ".yml", ""}
+AVOID = {
+    r"mend(s|ed|ing)?": "fix",
+    r"told": "reported",
+    r"heed(s|ed|ing)?": "check",
+    r"hinder(s|ed|ing)?": "prevent",
+    r"farewells?": "shutdown",
+    r"aloud": "printed",
+    r"pictures?": "image",
+    r"(network|model|function)s? says?": "the output",
+    r"of what": "rephrase",
+    r"that of": "rephrase",
+    r"so many": "rephrase",
+    r"stands there": "rephrase",
+    r"no other than": "rephrase",
+}
+PATTERN = re.compile(rf"\b({'|'.join(AVOID)})\b", re.IGNORECASE)
+
+
+def offenders(path: Path) -> Iterator[tuple[int, str]]:
+    """Line numbers and words."""
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        for found in PATTERN.finditer(line):
+            yield number, found[0]
+
+
+def remedy(word: str) -> str:
+    return next(use for avoid, use in AVOID.items() if re.fullmatch(avoid, word, re.IGNORECASE))
+
+
+def files() -> list[Path]:
+    """Tracked and new files; not this one, which lists the words."""
+    list_them = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PLACES]
+    listed = subprocess.run(list_them, cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = (ROOT / name for name in listed.stdout.splitlines())
+    own = Path(__file__).resolve()
+    return [p for p in paths if p.suffix in SUFFIXES and p != own and p.is_file()]
+
+
+def main(arguments: list[str]) -> int:
+    count = 0
+    for path in map(Path, arguments) if arguments else files():
+        for number, word in offenders(path):
+            name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+            print(f"{name}:{number}: {word} ({remedy(word)})")
+            count += 1
+    print(f"{count} words to avoid" if count else "no words to avoid")
+    return int(count > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

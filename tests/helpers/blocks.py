@@ -1,0 +1,104 @@
+"""Code blocks of Markdown files, and their commands run in small."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.helpers.commands import ROOT, run_command
+from tests.helpers.launching import fake
+from tests.helpers.small import SMALL, small_run
+
+FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+FEW_PATHS = ["--pairs", "3", "--resolution", "8", "--degree", "4"]
+UNFINISHED = 75  # exit code of `launch.py --status` while runs are missing
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `title` is the file that the reader creates from it."""
+
+    language: str
+    title: str
+    text: str
+
+
+def blocks_of(path: Path) -> list[Block]:
+    return [Block(*found) for found in FENCE.findall(path.read_text())]
+
+
+def commands_of(path: Path) -> Iterator[str]:
+    """The lines of bash blocks, without comments."""
+    for block in blocks_of(path):
+        if block.language == "bash":
+            lines = (line.split(" #")[0].strip() for line in block.text.splitlines())
+            yield from filter(None, lines)
+
+
+def check_command(command: str, folder: Path) -> None:
+    """Runs a command in small; what installs or builds is only checked against its definition."""
+    first, *words = shlex.split(command)
+    if first == "make":
+        how = {"cwd": ROOT, "capture_output": True, "text": True}
+        made = subprocess.run(["make", "--dry-run", *words], **how)
+        assert made.returncode == 0, made.stderr
+    elif first == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        named = set(re.findall(r"[\w-]+", words[-1].partition("[")[2]))
+        assert named <= set(extras["optional-dependencies"]), command
+    else:
+        run = run_small(command, folder)
+        expected = (0, UNFINISHED) if "--status" in command else (0,)
+        assert run.returncode in expected, run.stderr
+
+
+def run_small(
+    command: str, folder: Path, *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess:
+    """As printed, but for the sizes: every key and every choice must be known."""
+    _, venv, rest = command.partition(".venv/bin/")  # what follows srun is run, without it
+    assert venv, f"not run by any test: {command}"
+    program, *words = shlex.split(rest)
+    words = smaller(words, folder)
+    environment = {"OMP_NUM_THREADS": "1", "WANDB_SILENT": "true", **(env or {})}
+    if "slurm" in words:  # nothing is submitted; tests/scripts/test_slurm.py has a real SLURM
+        for name, answer in (("sinfo", "NAME"), ("sbatch", "42"), ("squeue", "")):
+            fake(folder, name, f"echo {answer}")
+        environment["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    if program == "torchrun":
+        words = [sys.executable, "-m", "torch.distributed.run", *words]
+        how = {"capture_output": True, "text": True, "env": os.environ | environment}
+        return subprocess.run(words, cwd=cwd, **how)
+    return run_command(words, cwd=cwd, env=environment)
+
+
+def smaller(words: list[str], folder: Path) -> list[str]:
+    """The words of a command with small sizes, and `folder` for its files."""
+    script = next(word for word in words if word.endswith(".py")).removeprefix("scripts/")
+    if script == "train.py":
+        if "--cfg" in words:
+            return words  # prints the config and trains nothing
+        if "hydra/launcher=slurm" in words:  # composes; `make test-slurm` submits
+            return [word for word in words if word != "-m" and "," not in word] + ["--cfg", "job"]
+        own = "--config-dir" in words and any(word.startswith("task=") for word in words)
+        sizes = ["system.device=cpu"] if own else SMALL
+        return [*words, *sizes, f"system.runs={folder}"]
+    if script == "measure.py":
+        return [*words, *FEW_PATHS, "--out", str(folder / "paths.png")]
+    if script == "theory.py":
+        return [*words, "--paths", "500", "--out", str(folder / "theory.png")]
+    if script == "runs.py":
+        small_run(folder / "run")
+        return [*words, str(folder)]
+    if script == "launch.py":
+        own = any(word.endswith(".yaml") for word in words)
+        where = ["--cells", "plain", "--seeds", "0"] if own else []
+        words = ["print" if word == "local" else word for word in words]
+        return [*words, *where, "--runs", str(folder)]
+    assert script == "table.py", words
+    return [*words, "--runs", str(folder)] if words[-1].endswith(".yaml") else [*words, "--check"]
