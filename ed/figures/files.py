@@ -1,7 +1,7 @@
 """The files of a table's figure: found by name, drawn in one style, the same bytes every time.
 
-An experiment file says `figure: ed.figures.NAME:draw`; what such a function is given and what it
-returns is told in scripts/table.py.
+An experiment file names the function, `figure: ed.figures.NAME:draw`; scripts/table.py documents
+its arguments and its result.
 """
 
 import importlib
@@ -15,19 +15,9 @@ from matplotlib.figure import Figure
 from ed.analysis.collect import Row
 from ed.analysis.spec import SpecError, Table
 from ed.analysis.store import figure_stem
+from ed.figures.style import INK, LETTERS_PER_INCH, STYLE
 from ed.runtime.runs import UNDER_WAY, Status
 
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # text in the PDF stays text
-}
-LETTERS_PER_INCH = 15  # of a remark
 UNDATED = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
 
 Draw = Callable[[Table, Sequence[Row]], Figure | None]
@@ -60,7 +50,7 @@ def figure_files(
         if remarks:
             letters = int(LETTERS_PER_INCH * figure.get_figwidth())
             lines = [textwrap.fill(remark, letters) for remark in remarks]
-            figure.suptitle("\n".join(lines), fontsize=8, color="tab:red")
+            figure.suptitle("\n".join(lines), fontsize=8, color=INK)
         return {f"{figure_stem(deviations)}.{kind}": _bytes(figure, kind) for kind in UNDATED}
 
 
