@@ -30,8 +30,8 @@ from ed.core.field import Field
 from ed.core.fit import DAMPING, fit_matrix
 from ed.core.nodes import Sampler
 from ed.engine.errors import or_explain
-from ed.figures.files import STYLE
-from ed.figures.paths import picture_file
+from ed.figures.style import STYLE
+from ed.figures.paths import image_file
 from ed.tasks.pnn import target_map, uniform_inputs
 
 MAPS = {1: "map 1, degree 1", 2: "map 2, degree 2", 3: "map 3, degree 5"}
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--paths", type=int, default=20_000, help="most paths (default: 20000)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=picture_file, default=Path("theory.png"), metavar="PNG")
+    parser.add_argument("--out", type=image_file, default=Path("theory.png"), metavar="PNG")
     options = parser.parse_args(arguments)
     if options.paths < 100:
         raise ValueError(f"--paths {options.paths}: at least 100, to show a trend")

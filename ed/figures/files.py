@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from ed.analysis.collect import Row
 from ed.analysis.spec import SpecError, Table
 from ed.analysis.store import figure_stem
-from ed.figures.style import INK, LETTERS_PER_INCH, STYLE
+from ed.figures.style import INK, LETTERS_PER_INCH, STYLE, save_png
 from ed.runtime.runs import UNDER_WAY, Status
 
-UNDATED = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
+UNDATED = {"CreationDate": None, "Producer": None}
 
 Draw = Callable[[Table, Sequence[Row]], Figure | None]
 
@@ -51,7 +51,8 @@ def figure_files(
             letters = int(LETTERS_PER_INCH * figure.get_figwidth())
             lines = [textwrap.fill(remark, letters) for remark in remarks]
             figure.suptitle("\n".join(lines), fontsize=8, color=INK)
-        return {f"{figure_stem(deviations)}.{kind}": _bytes(figure, kind) for kind in UNDATED}
+        stem = figure_stem(deviations)
+        return {f"{stem}.{kind}": _bytes(figure, kind) for kind in ("png", "pdf")}
 
 
 def _available(rows: Sequence[Row]) -> list[Row]:
@@ -66,10 +67,11 @@ def _available(rows: Sequence[Row]) -> list[Row]:
 
 
 def _remarks(table: Table, deviations: str, drawn: Sequence[Row], done: Sequence[Row]) -> list[str]:
-    """What must stand in the picture, as it travels without its table."""
+    """What readers of the image alone must know."""
     under_way = sum(row.status in UNDER_WAY for row in drawn)
     finished = len(drawn) - under_way
-    remarks = [f"Reduced: {deviations}"] if deviations else []
+    changes = [text.rpartition(".")[2].replace("=", " ") for text in deviations.split()]
+    remarks = [f"Reduced runs: {', '.join(changes)}"] if deviations else []
     if not deviations and not table.comparable:
         remarks.append(table.title)
     if finished < len(done):
@@ -89,6 +91,10 @@ def drawing(table: Table) -> Draw:
 
 
 def _bytes(figure: Figure, kind: str) -> bytes:
+    """The file without dates or versions."""
     file = io.BytesIO()
-    figure.savefig(file, format=kind, metadata=UNDATED[kind])
+    if kind == "pdf":
+        figure.savefig(file, format=kind, metadata=UNDATED)
+    else:
+        save_png(figure, file)
     return file.getvalue()
