@@ -16,7 +16,7 @@ from ed.core.bases import BASES
 from ed.core.estimator import Estimate, outputs_on_paths, points_per_chunk
 from ed.core.field import Field
 from ed.core.pca import principal_scores
-from ed.figures.style import BASELINE, CLASSES, ED, SERIES, STYLE, caption, save_png
+from ed.figures.style import BASELINE, CLASSES, ED, SERIES, STYLE, caption, save
 
 CURVES = 3  # outputs drawn on a path, those with the highest peaks
 CAPTION = (
@@ -108,10 +108,7 @@ def draw_portraits(
     count, outputs = len(portraits[0].estimate.values), portraits[0].values.shape[-1]
     shown = min(CURVES, outputs)
     caption(figure, CAPTION.format(count=shown, paths=count, outputs=outputs))
-    if path.suffix == ".png":
-        save_png(figure, path)
-    else:
-        figure.savefig(path)
+    save(figure, path)
 
 
 def image_file(given: str) -> Path:

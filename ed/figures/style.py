@@ -71,6 +71,14 @@ def caption(figure: Figure, text: str) -> None:
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=8, color=FAINT)
 
 
+def save(figure: Figure, path: Path) -> None:
+    """Writes an image in the format of its name."""
+    if path.suffix == ".png":
+        save_png(figure, path)
+    else:
+        figure.savefig(path)
+
+
 def save_png(figure: Figure, file: IO[bytes] | Path) -> None:
     """Writes a PNG with a palette, a third of the size of one without."""
     drawn = io.BytesIO()
