@@ -91,7 +91,8 @@ def _draw_metric(axis, key: str, runs: Sequence[History]) -> None:
         axis.plot(*curve, color=colour, linestyle=style, **SEED)
     if all(steps == curves[0][0] for steps, _ in curves):
         values = np.array([values for _, values in curves])
-        mean = values.mean(0) if key in LINEAR else np.exp(np.log(values).mean(0))
+        with np.errstate(divide="ignore", invalid="ignore"):  # a sharpness may be negative
+            mean = values.mean(0) if key in LINEAR else np.exp(np.log(values).mean(0))
         axis.plot(curves[0][0], mean, color=colour, linestyle=style, linewidth=1.4)
     for top in filter(None, (peak(history, key) for history in runs)):
         axis.plot(*top, color=colour, **PEAK)

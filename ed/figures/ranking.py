@@ -20,7 +20,7 @@ from ed.figures.style import BASELINE, FAINT, INK, WIDTH, method_colour, setting
 
 TEST, TRAIN = "eval/acc", "train/acc"
 FALL = 25.0  # a collapse: accuracy this many points below an earlier value
-FAR = 1.5  # cells below a gap this many times the range above it go to the edge
+FAR, LEAST = 1.5, 5.0  # a break: a gap this many times the range above it, and in points
 PAPER = {"marker": "D", "markersize": 4.5, "markerfacecolor": "white", "linewidth": 1}
 OURS = {"marker": "o", "markersize": 6, "linewidth": 2}
 SINGLE = {"marker": "o", "markersize": 3.5, "linestyle": "none", "alpha": 0.45}
@@ -121,7 +121,7 @@ def break_below(means: Sequence[float]) -> float | None:
     ranked = sorted(means, reverse=True)
     for above in range(max(2, -(-7 * len(ranked) // 10)), len(ranked)):
         extent, gap = ranked[0] - ranked[above - 1], ranked[above - 1] - ranked[above]
-        if gap > FAR * extent:
+        if gap > max(FAR * extent, LEAST):
             return ranked[above - 1]
     return None
 
