@@ -17,7 +17,7 @@ PENALISED = "_ed"  # cells NAME and NAME_ed share a panel
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
-    """One panel per model; a curve is the mean of a cell's seeds, which lie faintly behind it."""
+    """One panel per model: the mean curve of each cell, with its seeds as thin lines."""
     panels = defaultdict(dict)
     for name, cell in table.cells.items():
         done = [r for r in rows if r.home == cell.home and r.status == Status.DONE]
@@ -53,12 +53,12 @@ def curve(row: Row) -> np.ndarray:
 
 
 def _stacked(cell: str, curves: list[np.ndarray]) -> np.ndarray:
-    """(seeds, alphas, 3). Measures are no part of a run, so its seeds may differ in them."""
+    """(seeds, alphas, 3); an error if seeds were measured at different alphas."""
     grids = {tuple(values[:, 0]) for values in curves}
     if len(grids) > 1:
         raise ValueError(
-            f"the seeds of {cell} were measured at different measures.ensembling.alphas, and have "
-            "no mean curve: measure them at the same"
+            f"the seeds of {cell} were measured at different measures.ensembling.alphas, so they "
+            "have no mean curve; measure all of them at the same alphas"
         )
     return np.stack(curves)
 
@@ -74,7 +74,7 @@ def _draw_cell(axis, curves: np.ndarray, label: str, penalised: bool) -> None:
 
 
 def _mark_ends(axis, means: list[np.ndarray]) -> None:
-    """By marks that the legend explains: text would lie on curves, which run anywhere."""
+    """Marks for both ends; text would overlap the curves."""
     marks = {"linestyle": "none", "color": INK, "zorder": 3}
     for alpha, name, look in (
         (0, r"$\alpha = 0$, zero-shot", {"marker": "D", "markersize": 6}),

@@ -48,7 +48,7 @@ class Episode:
 def gif(episode: Episode) -> bytes:
     """The episode with its return so far and the probability of every action."""
     every = -(-len(episode.frames) // MOST_FRAMES)
-    last = len(episode.frames) - 1  # always shown: it has the whole return
+    last = len(episode.frames) - 1  # always shown, as it has the full return
     images = [_scene(episode, step) for step in (*range(0, last, every), last)]
     file = io.BytesIO()
     images[0].save(
@@ -132,6 +132,6 @@ def _arrow(action: int) -> str:
 
 
 def _enlarged(frame: np.ndarray, scale: int) -> Image.Image:
-    """Pixels stay pixels: the network sees no more than these."""
+    """Enlarged without smoothing: the network sees these pixels."""
     image = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
     return image.resize((64 * scale, 64 * scale), Image.Resampling.NEAREST)

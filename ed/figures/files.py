@@ -26,14 +26,14 @@ Draw = Callable[[Table, Sequence[Row]], Figure | None]
 def figure_files(
     table: Table, rows: Sequence[Row], deviations: str = "", *, available: bool = False
 ) -> dict[str, bytes]:
-    """Name and content of each file of one figure, of the finished runs with these deviations.
+    """Name and content of the files of one figure, drawn from the runs with these deviations.
 
-    A figure that reads logged values raises NoHistory if those of a run are missing, so that it
-    does not replace a figure with more runs.
+    Raises NoHistory if the logged values of a finished run are missing, so that a figure of fewer
+    runs does not replace the existing one.
 
     Args:
-        available: draw the runs whose logged values are here, and unfinished ones in cells without
-            a finished run; the image states how many.
+        available: draw only the runs whose logged values are here, and unfinished runs in cells
+            without a finished one; the image states how many.
     """
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
     here = sorted(
@@ -56,7 +56,10 @@ def figure_files(
 
 
 def _available(rows: Sequence[Row]) -> list[Row]:
-    """Finished runs, or unfinished ones in cells that have none: a mean ends with the shortest."""
+    """Finished runs, or unfinished ones in cells without any.
+
+    Cells do not mix them: a mean curve would stop at the shortest run.
+    """
     recorded = [row for row in rows if row.record is not None]
     finished = {row.home for row in recorded if row.status == Status.DONE}
     return [

@@ -40,8 +40,8 @@ class Curves:
     """The runs of one game by one method.
 
     Attributes:
-        values: metric -> (seeds, 201), returns over the course of training, NaN before the first
-            episode has ended and beyond what a run under way has reached.
+        values: metric -> (seeds, 201), returns during training; NaN before the end of the first
+            episode and after the last step of an unfinished run.
     """
 
     runs: GameRuns
@@ -75,7 +75,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
 
 
 def _panels(count: int) -> list:
-    """Axes in rows of three; the last one is as wide as the place that is left."""
+    """Axes in rows of three; the last one fills its row."""
     columns = min(COLUMNS, count)
     lines = math.ceil(count / columns)
     figure = Figure(figsize=(WIDTH if columns > 1 else WIDTH / 2, 1.9 * lines + 0.5))
@@ -94,7 +94,7 @@ def _curves(runs: GameRuns) -> Curves | None:
 
 
 def _curve(row: Row, metric: str) -> np.ndarray | None:
-    """One run on the common grid: (201,); None where it logged nothing, or not how long it is."""
+    """One run on the common grid: (201,); None if it logged no value or its length is unknown."""
     steps, values = series(row.history(), metric)
     if not steps or row.total_steps is None:
         return None
@@ -124,7 +124,7 @@ def _game(axis, curves: Sequence[Curves]) -> None:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Moving average of (t,), over what is there near gaps and ends; NaN stays NaN."""
+    """Moving average of (t,) over the known values in each window; NaN stays NaN."""
     known, window = np.isfinite(values), np.ones(WINDOW)
     total = np.convolve(np.where(known, values, 0), window, mode="same")
     count = np.convolve(known, window, mode="same")
@@ -140,11 +140,11 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _all_games(axis, curves: Sequence[Curves], games: str) -> None:
-    spread = min(found.seeds for found in curves) > 1  # one seed has nothing to draw anew
+    spread = min(found.seeds for found in curves) > 1  # one seed cannot be resampled
     for method in dict.fromkeys(found.runs.method for found in curves):
         own = [found for found in curves if found.runs.method == method]
         scores = [normalised_return(found.values[TEST], found.runs.game) for found in own]
-        rng = np.random.default_rng(0)  # the same resamples for every method and every drawing
+        rng = np.random.default_rng(0)  # the same resamples for every method
         mean, low, high = interquartile_interval(scores, rng)
         axis.plot(100 * GRID, smoothed(mean), color=own[0].colour, **MEAN)
         axis.plot(100 * GRID, mean, color=own[0].colour, **SEED)

@@ -60,7 +60,7 @@ class Portrait:
         softmax: bool = True,
         memory_gib: float = 1.0,
     ) -> Portrait:
-        """Walks the paths between the given examples of `field`; shared nodes are needed."""
+        """Evaluates a model between pairs of examples; all paths must share their nodes."""
         device, representation = field.x.device, estimate.representation
         first, second = (torch.tensor(ends, device=device) for ends in zip(*pairs, strict=True))
         dtype = torch.promote_types(field.x.dtype, torch.float32)
@@ -99,7 +99,7 @@ def draw_portraits(
     for row, portrait in enumerate(portraits, start=1):
         axes = [figure.add_subplot(grid[row, 2 * i : 2 * i + 2]) for i in range(paths)]
         draw_paths(axes, portrait, name, last=row == rows)
-        # the name is above all or beside its row: it would not fit above each path
+        # with several models the title is beside the row: it does not fit above each path
         beside = f"{portrait.title}\n" if rows > 1 else ""
         axes[0].set_ylabel(beside + portrait.quantity)
     draw_spectra(figure.add_subplot(grid[-1, :]), portraits)
@@ -136,7 +136,7 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
     curves = portrait.coefficients @ basis.mT  # (P, C, 200)
     degrees = representation.degrees(portrait.coefficients)
     few = portrait.values.shape[-1] <= 10  # each output then has a colour of its own
-    # an untrained model of 1000 classes stays near 0.001: the unit interval would show nothing
+    # the unit interval would hide an untrained model of 1000 classes, which stays near 0.001
     unit = portrait.quantity == "probability" and portrait.values.max() > 0.3
     for axis, value, curve, degree in zip(axes, portrait.values, curves, degrees, strict=True):
         highest = value.amax(0).argsort(descending=True)[:CURVES].tolist()
@@ -151,7 +151,7 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
         axis.set_ylim(*((-0.05, 1.05) if unit else (low, high + 0.15 * (high - low))))
         axis.ticklabel_format(useOffset=False)
         axis.set_title(f"{portrait.estimate.symbol} {number(degree.item(), 2)}")
-        # narrow enough for three classes of a thousand
+        # three ImageNet classes must fit
         tight = {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8}
         axis.legend(fontsize=6.5, loc="upper center", ncols=3, **tight)
         axis.set_xlabel(r"$\alpha$" if last else "")

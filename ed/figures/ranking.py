@@ -25,6 +25,7 @@ PAPER = {"marker": "D", "markersize": 4.5, "markerfacecolor": "white", "linewidt
 OURS = {"marker": "o", "markersize": 6, "linewidth": 2}
 SINGLE = {"marker": "o", "markersize": 3.5, "linestyle": "none", "alpha": 0.45}
 COLLAPSED = {"marker": "x", "markersize": 5, "linestyle": "none"}
+BELOW = {"marker": "<", "markersize": 6, "linestyle": "none"}
 REFERENCE = {"color": BASELINE, "linewidth": 0.9, "linestyle": (0, (4, 3))}
 
 
@@ -81,18 +82,19 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
         height = place + 0.17 if printed else place
         _draw_ours(axis, entry, height, table.digits, outside=_outside(entry, edge))
     _finish(axis, places, found, edge)
-    axis.set_xlabel("test accuracy (%)" if one else "accuracy (%)")
+    name = "test accuracy (%)" if table.primary == TEST else table.metrics[table.primary]
+    axis.set_xlabel(name if one else "accuracy (%)")
     for column in side:
         _draw_sparklines(column, axis, zip(places, found, fallen, strict=True))
-    crosses = any(line.get_marker() == COLLAPSED["marker"] for line in axis.lines)
-    _legend(figure, found, reference=reference is not None, crosses=crosses)
+    used = [line.get_marker() for line in axis.lines]
+    _legend(figure, found, used, reference=reference is not None)
     return figure
 
 
 def entries(table: Table, rows: Sequence[Row]) -> list[Entry]:
-    """What there is to show, best first: by the paper's numbers where all have one, else by ours.
+    """The cells with a number, best first: by the paper's numbers if all have one, else by ours.
 
-    Several metrics keep the order of the table.
+    A table with several metrics keeps its order.
     """
     found = []
     for metric, name in table.metrics.items():
@@ -102,15 +104,19 @@ def entries(table: Table, rows: Sequence[Row]) -> list[Entry]:
             task = {k: v for k, v in settings(cell).items() if k.startswith("task.")}
             found.append(Entry(cell, metric, label, (metric, *sorted(task.items())), own))
     found = [entry for entry in found if entry.rows or entry.paper.mean is not None]
-    sizes = Counter(entry.group for entry in found)
     if len(table.metrics) > 1:
         return found
+    sizes = Counter(entry.group for entry in found)
     if sum(size > 1 for size in sizes.values()) < 2:  # nothing to compare within groups
         found = [replace(entry, group=()) for entry in found]
     groups = list(dict.fromkeys(entry.group for entry in found))
     printed = all(entry.paper.mean is not None for entry in found)
-    means = {e.label: e.paper.mean if printed else e.ours.mean for e in found}
-    return sorted(found, key=lambda e: (groups.index(e.group), -(means[e.label] or 0)))
+
+    def rank(entry: Entry) -> tuple[int, float]:
+        mean = entry.paper.mean if printed else entry.ours.mean
+        return groups.index(entry.group), -(mean or 0)
+
+    return sorted(found, key=rank)
 
 
 def break_below(means: Sequence[float]) -> float | None:
@@ -159,7 +165,7 @@ def _draw_paper(axis, entry: Entry, height: float) -> None:
 
 
 def _draw_ours(axis, entry: Entry, height: float, digits: int, *, outside: bool) -> None:
-    """The mean, its interval and the seeds, or an arrow; the number stands on the right."""
+    """The mean, its interval and the seeds, or an arrow; the number is on the right."""
     ours, colour = entry.ours, entry.colour
     right = axis.get_yaxis_transform()
     if not entry.rows:
@@ -168,7 +174,7 @@ def _draw_ours(axis, entry: Entry, height: float, digits: int, *, outside: bool)
     number = f"{mean_and_std(ours.mean, ours.std, digits)}  (n = {ours.count})"
     axis.text(1.02, height, number, transform=right, va="center", fontsize=8)
     if outside:
-        axis.plot(0.015, height, "<", color=colour, markersize=6, transform=right)
+        axis.plot(0.015, height, color=colour, transform=right, **BELOW)
         return
     if ours.std is not None:
         ends = (ours.mean - ours.std, ours.mean + ours.std)
@@ -212,12 +218,12 @@ def _draw_sparklines(column, axis, entries: Iterable[tuple[float, Entry, bool]])
         for row in entry.rows:
             for metric, width in ((TRAIN, 0.4), (TEST, 1.0)):
                 steps, values = series(row.history(), metric)
-                total = row.total_steps or max(steps)
+                total = row.total_steps or max(steps, default=1)
                 small.plot(np.array(steps) / total, values, color=entry.colour, lw=width)
         small.set(xlim=(0, 1), ylim=(0, 100), xticks=[], yticks=[])
 
 
-def _legend(figure: Figure, found: Sequence[Entry], *, reference: bool, crosses: bool) -> None:
+def _legend(figure: Figure, found: Sequence[Entry], used: list, *, reference: bool) -> None:
     several = any(len(entry.rows) > 1 for entry in found)
     looks = {}
     if any(entry.paper.mean is not None for entry in found):
@@ -226,10 +232,12 @@ def _legend(figure: Figure, found: Sequence[Entry], *, reference: bool, crosses:
     looks |= {"ours, mean ± std": OURS} if several else {"ours": OURS | {"linestyle": "none"}}
     if several:
         looks["one seed"] = SINGLE
-    if crosses:
+    if COLLAPSED["marker"] in used:
         looks[f"seed that fell by over {FALL:g} points"] = COLLAPSED
+    if BELOW["marker"] in used:
+        looks["off the scale"] = BELOW
     if reference:
         looks["our baseline"] = REFERENCE
     handles = [Line2D([], [], label=n, **({"color": INK} | look)) for n, look in looks.items()]
-    columns = {"ncols": len(handles), "columnspacing": 1.2}
-    figure.legend(handles=handles, loc="outside lower center", **columns)
+    tight = {"ncols": len(handles), "columnspacing": 1.2, "handletextpad": 0.5}
+    figure.legend(handles=handles, loc="outside lower center", **tight)

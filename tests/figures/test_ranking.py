@@ -6,13 +6,12 @@ from dataclasses import replace
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
 from ed.analysis.collect import Row
 from ed.analysis.tables import load_table
 from ed.figures import files
 from ed.figures.ranking import COLLAPSED, OURS, PAPER, SINGLE, break_below, collapsed, draw, entries
-from ed.figures.style import BASELINE, ED, METHODS, SERIES, STYLE, method_colour
+from ed.figures.style import BASELINE, ED, METHODS, STYLE
 
 FINALS = {"baseline": 84.0, "mixup": 85.0, "jacobian": 80.0, "ed": 86.0, "ed_without_anchors": 83.0}
 
@@ -160,10 +159,3 @@ def test_nothing_to_draw():
     assert draw(table, []) is None
     (row,) = runs(("table1_100", "baseline"), seeds=(0,))
     assert draw(table, [replace(row, last={})]) is None
-
-
-def test_colours_tell_methods_apart():
-    assert method_colour("ed") == method_colour("ed_performance") == ED
-    assert method_colour("none") == BASELINE
-    assert ED not in SERIES
-    assert len({to_hex(colour) for colour in METHODS.values()}) == len(METHODS)
