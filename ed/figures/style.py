@@ -67,7 +67,7 @@ def method_colour(regularizer: str) -> str:
 
 def caption(figure: Figure, text: str) -> None:
     """Small grey text below a figure, wrapped to its width."""
-    wrapped = textwrap.fill(text, int(1.15 * LETTERS_PER_INCH * figure.get_figwidth()))
+    wrapped = textwrap.fill(text, int(1.05 * LETTERS_PER_INCH * figure.get_figwidth()))
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=8, color=FAINT)
 
 
