@@ -24,7 +24,7 @@ from ed.datasets.images import load_table
 from ed.engine.errors import or_explain
 from ed.engine.main import choose_device, load_run
 from ed.engine.settings import check_numbers
-from ed.figures.paths import Portrait, draw_portraits, picture_file
+from ed.figures.paths import Portrait, draw_portraits, image_file
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
 from ed.models.named import check_timm_name, load_timm, unreachable
@@ -115,7 +115,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--memory-gib", type=float, default=1.0, help="bound on a chunk of the passes (default: 1)")
     add("--device", default="auto")
-    parser.add_argument("--out", type=picture_file, default=Path("paths.png"), metavar="PNG")
+    parser.add_argument("--out", type=image_file, default=Path("paths.png"), metavar="PNG")
     options = parser.parse_args(arguments)
     for name in ("pairs", "resolution", "degree", "memory_gib"):
         check_numbers(f"--{name.replace('_', '-')}", getattr(options, name), name)

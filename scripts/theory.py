@@ -1,18 +1,17 @@
-"""The theory, to look at: ED against the number of paths, degrees on paths, nodes, damping.
+"""Draw the theory: ED against the number of paths, degrees on paths, nodes and damping.
 
 For the exact maps of the paper's study on polynomial networks (inputs uniform in [-2, 2]^3, no
-network, no training) it draws
+training):
 
-    top      ED against the number of paths with its standard error, and that error, which falls as
-             one over the square root of their number
-    middle   the lemma of degree preservation: on random paths nothing is left above the degree of
-             the map, and the leading coefficient is 2 P_D(x1 - x2) / 4^D, zero with probability 0
+    row 1    ED against the number of paths, its standard error, and ED of single paths
+    row 2    the lemma of degree preservation: no coefficient lies above the degree of the map, and
+             the leading one is 2 P_D(x1 - x2) / 4^D, zero with probability 0
 
-and, of no map at all,
+For fits with labels at both ends:
 
-    third    which nodes make a fit shaky: the most by which ED moves when the output at one inner
-             node moves by 1, with labels at both ends
-    bottom   how damping calms a shaky fit, and what ED it then reads from a straight line
+    row 3    which nodes make a fit unstable: the largest change of ED when one inner output
+             changes by 1
+    row 4    how damping stabilises a fit, and how it biases the ED of a straight line
 """
 
 import argparse
@@ -30,8 +29,8 @@ from ed.core.field import Field
 from ed.core.fit import DAMPING, fit_matrix
 from ed.core.nodes import Sampler
 from ed.engine.errors import or_explain
-from ed.figures.files import STYLE
-from ed.figures.paths import picture_file
+from ed.figures.paths import image_file
+from ed.figures.style import BAND, SERIES, STYLE, caption, save
 from ed.tasks.pnn import target_map, uniform_inputs
 
 MAPS = {1: "map 1, degree 1", 2: "map 2, degree 2", 3: "map 3, degree 5"}
@@ -44,6 +43,13 @@ SAMPLERS = {
     "independent uniform": ed.UniformNodes(),
 }
 DAMPINGS = [10.0**power for power in range(-8, 1)]
+CAPTION = (
+    "Row 1: ED is a mean over random paths; its standard error falls with their number. Row 2: on "
+    "a path, a polynomial map keeps its degree, and its leading coefficient is almost never zero. "
+    "Rows 3 and 4: stability of the fit, measured by the largest change of ED when one inner "
+    "output changes by 1. Cosine-spaced nodes stay stable at high degree; damping stabilises the "
+    "others, but biases ED."
+)
 SETTINGS = ed.Representation(resolution=32, degree=8, sampler=ed.ChebyshevNodes(), damping=0.0)
 
 
@@ -53,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--paths", type=int, default=20_000, help="most paths (default: 20000)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=picture_file, default=Path("theory.png"), metavar="PNG")
+    parser.add_argument("--out", type=image_file, default=Path("theory.png"), metavar="PNG")
     options = parser.parse_args(arguments)
     if options.paths < 100:
         raise ValueError(f"--paths {options.paths}: at least 100, to show a trend")
@@ -64,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
         error = values.std() / len(values) ** 0.5
         print(f"{MAPS[number]}: ED {values.mean():.4f} +- {error:.4f} ({len(values)} paths)")
     draw(coefficients, leading_parts(inputs), options.out)
-    print(f"picture: {options.out}")
+    print(f"image: {options.out}")
 
 
 def on_paths(number: int, inputs: Tensor) -> Tensor:
@@ -108,7 +114,7 @@ def straight_line(nodes: Tensor, degree: int, damping: float) -> Tensor:
 
 @matplotlib.rc_context(STYLE)
 def draw(coefficients: dict[int, Tensor], leading: dict[int, Tensor], path: Path) -> None:
-    figure = Figure(figsize=(12, 14))
+    figure = Figure(figsize=(10.5, 12.5))
     axes = figure.subplots(4, 3)
     draw_convergence(axes[0, 0], axes[0, 1], coefficients)
     draw_distribution(axes[0, 2], coefficients)
@@ -118,15 +124,16 @@ def draw(coefficients: dict[int, Tensor], leading: dict[int, Tensor], path: Path
     draw_answers(axes[2, 0], range(3, 17), None)
     draw_answers(axes[2, 1], range(4, 33), 3)
     draw_answers(axes[2, 2], range(8, 33), 7)
-    axes[2, 1].legend(fontsize=8, loc="upper right")
+    axes[2, 1].legend(loc="upper right")
     for axis, resolution in zip(axes[3], (4, 15), strict=False):
         draw_against_damping(axis, resolution, strongest_answers)
-        axis.set_ylabel("most that ED moves with an output")
-        axis.set_title(f"r = {resolution}, K = {resolution - 1}: damping calms the fit")
+        axis.set_ylabel("largest change of ED")
+        axis.set_title(f"r = {resolution}, K = {resolution - 1}: damping stabilises the fit")
     draw_against_damping(axes[3, 2], 15, straight_line)
     axes[3, 2].set(ylabel="ED of a straight line (exact: 0.5)", ylim=(0.3, 10))
-    axes[3, 2].set_title("r = 15, K = 14: but it bends straight lines")
-    figure.savefig(path, dpi=150)
+    axes[3, 2].set_title("r = 15, K = 14: damping biases a straight line")
+    caption(figure, CAPTION)
+    save(figure, path)
 
 
 def draw_convergence(mean_axis, error_axis, coefficients: dict[int, Tensor]) -> None:
@@ -135,38 +142,38 @@ def draw_convergence(mean_axis, error_axis, coefficients: dict[int, Tensor]) -> 
         counts = torch.logspace(1, torch.tensor(len(values)).log10().item(), 40).long()
         means = torch.stack([values[:count].mean() for count in counts])
         errors = torch.stack([values[:count].std() / count**0.5 for count in counts])
-        color = f"C{number - 1}"
-        mean_axis.fill_between(counts, means - errors, means + errors, color=color, alpha=0.25)
+        color = SERIES[number - 1]
+        mean_axis.fill_between(counts, means - errors, means + errors, color=color, **BAND)
         mean_axis.plot(counts, means, color=color, label=MAPS[number])
         mean_axis.axhline(values.mean(), color=color, linewidth=0.6, linestyle=":")
         error_axis.plot(counts, errors, ".", color=color, markersize=4)
         error_axis.plot(counts, values.std() / counts**0.5, color=color, linewidth=1)
     mean_axis.set(xscale="log", xlabel="paths", ylabel="ED ± standard error", ylim=(0, None))
-    mean_axis.set_title("ED settles")
-    mean_axis.legend(fontsize=8)
+    mean_axis.set_title("ED converges with the number of paths")
+    mean_axis.legend()
     error_axis.set(xscale="log", yscale="log", xlabel="paths", ylabel="standard error of ED")
-    error_axis.set_title(r"its error (dots) falls as $1/\sqrt{\mathrm{paths}}$ (lines)")
+    error_axis.set_title(r"the error (dots) falls as $1/\sqrt{\mathrm{paths}}$ (lines)")
 
 
 def draw_distribution(axis, coefficients: dict[int, Tensor]) -> None:
     for number, found in coefficients.items():
         values = SETTINGS.degrees(found)
-        axis.hist(values.numpy(), bins=100, range=(0, 12), density=True, histtype="step",
-                  color=f"C{number - 1}")  # fmt: skip
-        axis.axvline(values.mean(), color=f"C{number - 1}", linewidth=0.8, linestyle=":")
+        color, bins = SERIES[number - 1], {"bins": 100, "range": (0, 12), "density": True}
+        axis.hist(values.numpy(), histtype="step", color=color, **bins)
+        axis.axvline(values.mean(), color=color, linewidth=0.8, linestyle=":")
     axis.set(xlabel="ED of a single path", ylabel="density", xlim=(0, 12))
-    axis.set_title("single paths differ; their means (dotted) are ordered")
+    axis.set_title("single paths vary, means (dotted) less")
 
 
 def draw_spectra(axis, coefficients: dict[int, Tensor]) -> None:
-    """Mean |c_k|: what lies above a map's degree is rounding."""
+    """Mean |c_k|: above a map's degree there is only rounding error."""
     for place, (number, found) in enumerate(coefficients.items()):
         spectrum = found.abs().mean((0, 1)).clamp(min=1e-18).numpy()
         degrees = torch.arange(len(spectrum)).numpy() + 0.27 * (place - 1)
-        axis.bar(degrees, spectrum, width=0.27, color=f"C{number - 1}", label=MAPS[number])
+        axis.bar(degrees, spectrum, width=0.27, color=SERIES[number - 1], label=MAPS[number])
     axis.set(yscale="log", xlabel="degree k", ylabel="mean $|c_k|$", ylim=(1e-18, 1e5))
-    axis.set_title("nothing but rounding above the degree of a map")
-    axis.legend(fontsize=8, loc="upper right")
+    axis.set_title("only rounding error above the degree of a map")
+    axis.legend(loc="upper right")
 
 
 def draw_leading(axis, coefficients: dict[int, Tensor], leading: dict[int, Tensor]) -> None:
@@ -174,50 +181,48 @@ def draw_leading(axis, coefficients: dict[int, Tensor], leading: dict[int, Tenso
     for number, found in coefficients.items():
         index = torch.tensor(DEGREES[number]).view(1, 3, 1).expand(len(found), 3, 1)
         fitted = found.gather(-1, index).squeeze(-1).abs()[:300]
-        color, size = f"C{number - 1}", 10 - 3 * number  # later ones leave the others visible
+        color, size = SERIES[number - 1], 10 - 3 * number  # later ones leave the others visible
         expected = leading[number][:300].flatten()
         axis.plot(expected, fitted.flatten(), ".", markersize=size, color=color, label=MAPS[number])
     axis.axline((1e-3, 1e-3), (1, 1), color="grey", linewidth=0.6, zorder=0)
     axis.set(xscale="log", yscale="log", xlim=(1e-5, 10), ylim=(1e-5, 10))
     axis.set_xlabel(r"lemma: $2\,|P_D(x_1 - x_2)| / 4^D$")
     axis.set_ylabel("fitted $|c_D|$")
-    axis.set_title("the leading coefficient is that of the lemma")
-    axis.legend(fontsize=8, loc="lower right")
+    axis.set_title("leading coefficients agree with the lemma")
+    axis.legend(loc="lower right")
 
 
 def draw_least(axis, leading: dict[int, Tensor]) -> None:
-    """How often a leading coefficient is small: never zero, and less and less often small."""
+    """The fraction of leading coefficients below a bound, which falls with the bound."""
     bounds = torch.logspace(-6, 1, 60, dtype=torch.float64)
     for number, values in leading.items():
         part = torch.stack([(values < bound).double().mean() for bound in bounds])
-        axis.plot(bounds, part.where(part > 0, torch.nan), color=f"C{number - 1}")
-    axis.set(xscale="log", yscale="log", xlabel="bound", ylabel="part of the paths")
-    axis.set_title("paths with $|c_D|$ below a bound: few near zero")
+        axis.plot(bounds, part.where(part > 0, torch.nan), color=SERIES[number - 1])
+    axis.set(xscale="log", yscale="log", xlabel="bound", ylabel="fraction of paths")
+    axis.set_title("few paths have $|c_D|$ near zero")
 
 
 def draw_answers(axis, resolutions: range, degree: int | None) -> None:
-    """Mean over paths, against the number of nodes; None: degree K = r - 1, through all of them."""
-    for place, (name, sampler) in enumerate(SAMPLERS.items(), start=len(MAPS)):
+    """Mean over paths against the number of nodes; None: degree K = r - 1, an interpolation."""
+    for color, (name, sampler) in zip(SERIES, SAMPLERS.items(), strict=False):
         means = [
             strongest_answers(
                 anchored_nodes(sampler, r), r - 1 if degree is None else degree
             ).mean()
             for r in resolutions
         ]
-        axis.plot(
-            resolutions, means, ".-", markersize=4, linewidth=1, color=f"C{place}", label=name
-        )
-    axis.set(yscale="log", xlabel="nodes r on a path", ylabel="most that ED moves with an output")
-    through_all = "K = r - 1: only cosine nodes stay mild"
-    axis.set_title(through_all if degree is None else f"K = {degree}: more nodes calm the fit")
+        axis.plot(resolutions, means, ".-", markersize=4, linewidth=1, color=color, label=name)
+    axis.set(yscale="log", xlabel="nodes r on a path", ylabel="largest change of ED")
+    through_all = "K = r - 1: only cosine-spaced nodes stay stable"
+    axis.set_title(through_all if degree is None else f"K = {degree}: more nodes stabilise the fit")
 
 
 def draw_against_damping(axis, resolution: int, what: Callable[..., Tensor]) -> None:
     """Mean over paths of `what(nodes, K, damping)`, with K = r - 1."""
-    for place, sampler in enumerate(SAMPLERS.values(), start=len(MAPS)):
+    for color, sampler in zip(SERIES, SAMPLERS.values(), strict=False):
         nodes = anchored_nodes(sampler, resolution)
         means = [what(nodes, resolution - 1, damping).mean() for damping in DAMPINGS]
-        axis.plot(DAMPINGS, means, ".-", markersize=4, linewidth=1, color=f"C{place}")
+        axis.plot(DAMPINGS, means, ".-", markersize=4, linewidth=1, color=color)
     axis.axvline(DAMPING, color="grey", linewidth=0.6, linestyle=":")
     axis.set(xscale="log", yscale="log", xlabel="damping (dotted: our default)")
 

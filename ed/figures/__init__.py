@@ -1,1 +1,1 @@
-"""Images for people, drawn of models and of the rows of tables."""
+"""Figures of trained models and of tables, in one visual language (style.py)."""

@@ -1,5 +1,6 @@
 """Measures against the generalization gap: one panel per measure, as in the paper's figures."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,12 +15,13 @@ from ed.analysis.correlation import (
     line_and_band,
 )
 from ed.analysis.spec import Table
+from ed.figures.style import BAND, BASELINE, ED, INK, MEAN, SERIES, WIDTH
 
 COLOURED_BY = "optimizer.lr"  # the setting that groups points
-COLOURS = ("#1b6ca8", "#e08e1b", "#3a9d5d", "#8c5ab0", "#7a7a7a")
-LINE = "#c0392b"
-ALPHA = 0.85  # of a fill; as alpha of the points it would turn "none" into black
-DOT = {"s": 22, "linewidth": 1}
+COLOURS = tuple(colour for colour in SERIES if colour != "#e69f00")  # too near ED's
+MARKERS = "os^Dv"
+DOT = {"s": 20, "linewidth": 1}
+COLUMNS = 3
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
@@ -27,11 +29,15 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     chosen = [found for found in correlations(table, rows) if found.selected]
     if not chosen:
         return None
-    figure = Figure(figsize=(2.7 * len(chosen) + 0.4, 3.4))
-    axes = figure.subplots(1, len(chosen), squeeze=False, sharey=True)[0]
-    for axis, found in zip(axes, chosen, strict=True):
-        _panel(axis, table, found)
-    axes[0].set_ylabel(f"{table.metrics[table.correlation.against]} (points)")
+    columns = min(COLUMNS, len(chosen))
+    lines = math.ceil(len(chosen) / columns)
+    figure = Figure(figsize=(max(2.4 * columns, WIDTH / 2), 2.5 * lines + 0.4))
+    axes = []
+    for place, found in enumerate(chosen, start=1):
+        axes.append(figure.add_subplot(lines, columns, place, sharey=axes[0] if axes else None))
+        _panel(axes[-1], table, found)
+    for axis in axes[::columns]:
+        axis.set_ylabel(f"{table.metrics[table.correlation.against]} (points)")
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
@@ -41,31 +47,34 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
 def _panel(axis, table: Table, found: Correlation) -> None:
     places = np.linspace(found.x.min(), found.x.max(), 100)
     line, low, high = line_and_band(found.x, found.y, places)
-    axis.fill_between(places, low, high, color=LINE, alpha=0.15, linewidth=0)
-    axis.plot(places, line, color=LINE, linewidth=1.5)
-    for (label, group), colour in zip(_groups(table, found.cells), COLOURS, strict=False):
-        fill = ["none" if hollow else (colour, ALPHA) for hollow in found.underfitted[group]]
-        axis.scatter(found.x[group], found.y[group], facecolors=fill, edgecolors=colour, **DOT)
-        axis.scatter([], [], color=colour, label=label, **DOT)  # the legend shows a filled dot
+    own = ED if found.metric.startswith("measure/ed") else BASELINE
+    axis.fill_between(places, low, high, color=own, **BAND)
+    axis.plot(places, line, color=own, **MEAN)
+    looks = zip(_groups(table, found.cells), COLOURS, MARKERS, strict=False)
+    for (label, group), colour, marker in looks:
+        fill = ["none" if hollow else colour for hollow in found.underfitted[group]]
+        look = DOT | {"edgecolors": colour, "marker": marker}
+        axis.scatter(found.x[group], found.y[group], facecolors=fill, **look)
+        axis.scatter([], [], facecolors=colour, label=label, **look)  # filled in the legend
     if found.underfitted.any():
         hollow = f"hollow: training accuracy up to {FITTED:g} %"
-        axis.scatter([], [], facecolors="none", edgecolors="0.3", label=hollow, **DOT)
-    axis.set_title("\n".join([found.measure, *_statistics(found)]))
+        axis.scatter([], [], facecolors="none", edgecolors=INK, label=hollow, **DOT)
+    axis.set_title("\n".join([found.measure, *_statistics(found)]), fontsize=8)
     axis.set_xlabel(table.metrics[found.metric])
     axis.margins(0.06)
-    axis.locator_params(axis="x", nbins=5)
+    axis.locator_params(axis="x", nbins=4)
 
 
 def _statistics(found: Correlation) -> list[str]:
     """r with its interval over all points, and over the fitted ones where others are shown."""
-    lines = [_statistic("r", found.whole)]
+    lines = [_statistic("r =", found.whole)]
     if found.underfitted.any() and found.fitted.r is not None:
-        lines.append(_statistic(f"fitted (n = {found.fitted.points}): r", found.fitted))
+        lines.append(_statistic(f"fitted (n = {found.fitted.points}):", found.fitted))
     return lines
 
 
 def _statistic(name: str, estimate: Estimate) -> str:
-    return f"{name} = {estimate.r:.2f}  [{estimate.low:.2f}, {estimate.high:.2f}]"
+    return f"{name} {estimate.r:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
 def _groups(table: Table, cells: Sequence[str]) -> list[tuple[str | None, list[int]]]:

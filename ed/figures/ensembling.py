@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from ed.analysis.collect import Row
 from ed.analysis.spec import Table
+from ed.figures.style import BASELINE, ED, INK, MEAN, SEED
 from ed.runtime.runs import Status
 
 KEY = re.compile(r"measure/ensembling/alpha([\d.e-]+)/(acc|acc_ood)")
@@ -16,7 +17,7 @@ PENALISED = "_ed"  # cells NAME and NAME_ed share a panel
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
-    """One panel per model; a curve is the mean of a cell's seeds, which lie faintly behind it."""
+    """One panel per model: the mean curve of each cell, with its seeds as thin lines."""
     panels = defaultdict(dict)
     for name, cell in table.cells.items():
         done = [r for r in rows if r.home == cell.home and r.status == Status.DONE]
@@ -52,29 +53,29 @@ def curve(row: Row) -> np.ndarray:
 
 
 def _stacked(cell: str, curves: list[np.ndarray]) -> np.ndarray:
-    """(seeds, alphas, 3). Measures are no part of a run, so its seeds may differ in them."""
+    """(seeds, alphas, 3); an error if seeds were measured at different alphas."""
     grids = {tuple(values[:, 0]) for values in curves}
     if len(grids) > 1:
         raise ValueError(
-            f"the seeds of {cell} were measured at different measures.ensembling.alphas, and have "
-            "no mean curve: measure them at the same"
+            f"the seeds of {cell} were measured at different measures.ensembling.alphas, so they "
+            "have no mean curve; measure all of them at the same alphas"
         )
     return np.stack(curves)
 
 
 def _draw_cell(axis, curves: np.ndarray, label: str, penalised: bool) -> None:
     """Curves (seeds, alphas, 3)."""
-    color, marker = ("C3", "s") if penalised else ("C0", "o")
+    color, marker = (ED, "s") if penalised else (BASELINE, "o")
     for _, x, y in curves.transpose(0, 2, 1):
-        axis.plot(x, y, color=color, alpha=0.4, linewidth=0.8)
+        axis.plot(x, y, color=color, **SEED)
     _, x, y = curves.mean(0).T
     seeds = f"mean of {len(curves)} seeds" if len(curves) > 1 else "1 seed"
-    axis.plot(x, y, color=color, marker=marker, markersize=4, label=f"{label}, {seeds}")
+    axis.plot(x, y, color=color, marker=marker, markersize=4, **MEAN, label=f"{label}, {seeds}")
 
 
 def _mark_ends(axis, means: list[np.ndarray]) -> None:
-    """By marks that the legend explains: text would lie on curves, which run anywhere."""
-    marks = {"linestyle": "none", "color": "black", "zorder": 3}
+    """Marks for both ends; text would overlap the curves."""
+    marks = {"linestyle": "none", "color": INK, "zorder": 3}
     for alpha, name, look in (
         (0, r"$\alpha = 0$, zero-shot", {"marker": "D", "markersize": 6}),
         (1, r"$\alpha = 1$, fine-tuned", {"marker": "o", "markersize": 9, "fillstyle": "none"}),

@@ -1,4 +1,4 @@
-"""One episode of a game as a moving picture (GIF) and as a strip of frames (PNG)."""
+"""One episode of a game as an animation (GIF) and as a few frames (PNG)."""
 
 import io
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ NAMES = (*DIRECTIONS, *BUTTONS)
 
 SCALE, STRIP_SCALE = 6, 3  # of the 64 x 64 frames
 PANEL = 216  # pixels beside a frame of the GIF
-SHOWN = 8  # frames of the strip
-MOST_FRAMES = 300  # of the GIF, about; longer episodes leave frames out
+SHOWN, PER_ROW = 8, 4  # frames of the PNG
+MOST_FRAMES = 300  # of the GIF, about; longer episodes skip frames
 FRAME_MS = 70  # games run at 15 frames a second
 PAPER, INK, FAINT = (250, 250, 248), (28, 32, 38), (128, 134, 142)
 CELL, FULL, CHOSEN = (233, 235, 236), (31, 94, 148), (214, 118, 30)
@@ -25,11 +25,12 @@ _font = ImageFont.load_default  # at a size
 
 @dataclass
 class Episode:
-    """What was played.
+    """The frames of an episode, with the agent's choices.
 
     Attributes:
-        frames: (3, 64, 64) uint8 each; actions, probabilities (15,) and rewards beside them: the
-            reward is what the action at this frame earned.
+        frames: (3, 64, 64) uint8 each.
+        actions, probabilities, rewards: one per frame; probabilities are (15,), and the reward is
+            the one that the action at this frame earned.
     """
 
     game: str
@@ -47,38 +48,41 @@ class Episode:
 def gif(episode: Episode) -> bytes:
     """The episode with its return so far and the probability of every action."""
     every = -(-len(episode.frames) // MOST_FRAMES)
-    last = len(episode.frames) - 1  # always shown: it has the whole return
-    pictures = [_scene(episode, step) for step in (*range(0, last, every), last)]
+    last = len(episode.frames) - 1  # always shown, as it has the full return
+    images = [_scene(episode, step) for step in (*range(0, last, every), last)]
     file = io.BytesIO()
-    pictures[0].save(
+    images[0].save(
         file,
         format="GIF",
         save_all=True,
-        append_images=pictures[1:],
-        duration=[FRAME_MS] * (len(pictures) - 1) + [1500],  # time to read the end
+        append_images=images[1:],
+        duration=[FRAME_MS] * (len(images) - 1) + [1500],  # time to read the end
         loop=0,
     )
     return file.getvalue()
 
 
 def strip(episode: Episode) -> bytes:
-    """A few frames side by side, from the first to the last."""
+    """A few frames from the first to the last, four to a row."""
     count = min(SHOWN, len(episode.frames))
     steps = np.linspace(0, len(episode.frames) - 1, count).round().astype(int)
-    side, gap, top, foot = 64 * STRIP_SCALE, 10, 34, 40
-    image = Image.new("RGB", (count * (side + gap) + gap, top + side + foot), PAPER)
+    side, gap, top, foot = 64 * STRIP_SCALE, 10, 34, 44
+    columns, lines = min(PER_ROW, count), -(-count // PER_ROW)
+    size = (columns * (side + gap) + gap, top + lines * (side + foot))
+    image = Image.new("RGB", size, PAPER)
     canvas = ImageDraw.Draw(image)
     title = f"{episode.game}, level {episode.level}: return {episode.total:.4g} "
     title += f"in {len(episode.frames)} steps"
     canvas.text((gap, 8), title, fill=INK, font=_font(16))
     for place, step in enumerate(steps):
-        left = gap + place * (side + gap)
-        image.paste(_picture(episode.frames[step], STRIP_SCALE), (left, top))
+        line, column = divmod(place, PER_ROW)
+        left, upper = gap + column * (side + gap), top + line * (side + foot)
+        image.paste(_enlarged(episode.frames[step], STRIP_SCALE), (left, upper))
         action = episode.actions[step]
         earned = sum(episode.rewards[: step + 1])
-        lines = f"step {step + 1}, return {earned:.4g}\n"
-        lines += f"{NAMES[action]} ({episode.probabilities[step][action]:.2f})"
-        canvas.multiline_text((left, top + side + 4), lines, fill=FAINT, font=_font(13), spacing=2)
+        text = f"step {step + 1}, return {earned:.4g}\n"
+        text += f"{NAMES[action]} ({episode.probabilities[step][action]:.2f})"
+        canvas.multiline_text((left, upper + side + 4), text, fill=INK, font=_font(13), spacing=2)
     file = io.BytesIO()
     image.save(file, format="PNG", optimize=True)
     return file.getvalue()
@@ -87,7 +91,7 @@ def strip(episode: Episode) -> bytes:
 def _scene(episode: Episode, step: int) -> Image.Image:
     side = 64 * SCALE
     image = Image.new("RGB", (side + PANEL, side), PAPER)
-    image.paste(_picture(episode.frames[step], SCALE), (0, 0))
+    image.paste(_enlarged(episode.frames[step], SCALE), (0, 0))
     canvas, left = ImageDraw.Draw(image), side + 18
     canvas.text((left, 14), episode.game, fill=INK, font=_font(20))
     rows = {"level": str(episode.level), "step": f"{step + 1} of {len(episode.frames)}"}
@@ -127,7 +131,7 @@ def _arrow(action: int) -> str:
     return DIRECTIONS[action].replace("right", "R").replace("left", "L").replace(" ", "+")
 
 
-def _picture(frame: np.ndarray, scale: int) -> Image.Image:
-    """Pixels stay pixels: the network sees no more than these."""
-    picture = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
-    return picture.resize((64 * scale, 64 * scale), Image.Resampling.NEAREST)
+def _enlarged(frame: np.ndarray, scale: int) -> Image.Image:
+    """Enlarged without smoothing: the network sees these pixels."""
+    image = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
+    return image.resize((64 * scale, 64 * scale), Image.Resampling.NEAREST)

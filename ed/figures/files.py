@@ -1,7 +1,7 @@
 """The files of a table's figure: found by name, drawn in one style, the same bytes every time.
 
-An experiment file says `figure: ed.figures.NAME:draw`; what such a function is given and what it
-returns is told in scripts/table.py.
+An experiment file names the function, `figure: ed.figures.NAME:draw`; scripts/table.py documents
+its arguments and its result.
 """
 
 import importlib
@@ -15,20 +15,10 @@ from matplotlib.figure import Figure
 from ed.analysis.collect import Row
 from ed.analysis.spec import SpecError, Table
 from ed.analysis.store import figure_stem
+from ed.figures.style import INK, LETTERS_PER_INCH, STYLE, save_png
 from ed.runtime.runs import UNDER_WAY, Status
 
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # text in the PDF stays text
-}
-LETTERS_PER_INCH = 15  # of a remark
-UNDATED = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
+UNDATED = {"CreationDate": None, "Producer": None}
 
 Draw = Callable[[Table, Sequence[Row]], Figure | None]
 
@@ -36,14 +26,14 @@ Draw = Callable[[Table, Sequence[Row]], Figure | None]
 def figure_files(
     table: Table, rows: Sequence[Row], deviations: str = "", *, available: bool = False
 ) -> dict[str, bytes]:
-    """Name and content of each file of one figure, of the finished runs with these deviations.
+    """Name and content of the files of one figure, drawn from the runs with these deviations.
 
-    A figure that reads logged values raises NoHistory if those of a run are missing, so that it
-    does not replace a figure with more runs.
+    Raises NoHistory if the logged values of a finished run are missing, so that a figure of fewer
+    runs does not replace the existing one.
 
     Args:
-        available: draw the runs whose logged values are here, and unfinished ones in cells without
-            a finished run; the image states how many.
+        available: draw only the runs whose logged values are here, and unfinished runs in cells
+            without a finished one; the image states how many.
     """
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
     here = sorted(
@@ -60,12 +50,16 @@ def figure_files(
         if remarks:
             letters = int(LETTERS_PER_INCH * figure.get_figwidth())
             lines = [textwrap.fill(remark, letters) for remark in remarks]
-            figure.suptitle("\n".join(lines), fontsize=8, color="tab:red")
-        return {f"{figure_stem(deviations)}.{kind}": _bytes(figure, kind) for kind in UNDATED}
+            figure.suptitle("\n".join(lines), fontsize=8, color=INK)
+        stem = figure_stem(deviations)
+        return {f"{stem}.{kind}": _bytes(figure, kind) for kind in ("png", "pdf")}
 
 
 def _available(rows: Sequence[Row]) -> list[Row]:
-    """Finished runs, or unfinished ones in cells that have none: a mean ends with the shortest."""
+    """Finished runs, or unfinished ones in cells without any.
+
+    Cells do not mix them: a mean curve would stop at the shortest run.
+    """
     recorded = [row for row in rows if row.record is not None]
     finished = {row.home for row in recorded if row.status == Status.DONE}
     return [
@@ -76,10 +70,11 @@ def _available(rows: Sequence[Row]) -> list[Row]:
 
 
 def _remarks(table: Table, deviations: str, drawn: Sequence[Row], done: Sequence[Row]) -> list[str]:
-    """What must stand in the picture, as it travels without its table."""
+    """What readers of the image alone must know."""
     under_way = sum(row.status in UNDER_WAY for row in drawn)
     finished = len(drawn) - under_way
-    remarks = [f"Reduced: {deviations}"] if deviations else []
+    changes = [text.rpartition(".")[2].replace("=", " ") for text in deviations.split()]
+    remarks = [f"Reduced runs: {', '.join(changes)}"] if deviations else []
     if not deviations and not table.comparable:
         remarks.append(table.title)
     if finished < len(done):
@@ -99,6 +94,10 @@ def drawing(table: Table) -> Draw:
 
 
 def _bytes(figure: Figure, kind: str) -> bytes:
+    """The file without dates or versions."""
     file = io.BytesIO()
-    figure.savefig(file, format=kind, metadata=UNDATED[kind])
+    if kind == "pdf":
+        figure.savefig(file, format=kind, metadata=UNDATED)
+    else:
+        save_png(figure, file)
     return file.getvalue()

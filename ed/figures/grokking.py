@@ -1,82 +1,110 @@
-"""Grokking, like the paper's figure: what moves when validation accuracy at last does."""
+"""Grokking in the form of the paper's figure: one column, the losses above four measures.
 
+The curves are of the first cell whose validation accuracy makes the transition; other cells are
+grey. Thin lines are seeds, thick lines their mean (geometric on log axes).
+"""
+
+import itertools
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ed.analysis.collect import Row, series
 from ed.analysis.spec import Table
+from ed.figures.style import BASELINE, ED, INK, SEED, SERIES, WIDTH
 
-MEASURES = {  # panels below that of the loss
+MEASURES = {  # panels below the losses
     "measure/ed": "ED",
     "measure/sharpness_0.05": "sharpness",
     "measure/adaptive_sharpness_0.05": "adaptive\nsharpness",
     "measure/norm": "parameter\nnorm",
 }
-TRANSITION = 50.0  # the validation accuracy (%) that counts as such
-LOSSES = {"eval/loss": "-", "eval/train_loss": "--"}
-MARK = {"linewidth": 5, "alpha": 0.2}  # of the transition
-LEGEND = (
-    Line2D([], [], color="0.3", linestyle="-", label="validation loss"),
-    Line2D([], [], color="0.3", linestyle="--", label="training loss"),
-    Line2D([], [], color="0.3", linestyle=":", label="validation accuracy"),
-    Line2D([], [], color="0.3", **MARK, label="transition (50 %)"),
-)
+LOSSES = {"eval/loss": "-", "eval/train_loss": (0, (3, 1.5))}
+ROOM = 20  # times beyond the shown cell that others can be seen
+LINEAR = ("measure/ed",)  # other panels have a log axis
+TRANSITION = 50.0  # validation accuracy (%)
+MARK = {"color": INK, "linewidth": 0.9, "linestyle": (0, (1, 1.5)), "zorder": 0}
+PEAK = {"marker": "v", "markersize": 6, "linestyle": "none", "markeredgecolor": "white"}
+OTHERS = {"color": BASELINE, "linewidth": 0.6, "alpha": 0.55, "zorder": 1}
+
+History = Sequence[dict]
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
-    """One column of five panels per cell, one colour per seed, steps on a log axis."""
-    runs = [(row, row.history()) for row in rows]
-    runs = [(row, history) for row, history in runs if history]
-    cells = list(dict.fromkeys(row.home for row, _ in runs))
-    labels = {cell.home: cell.label for cell in table.cells.values()}
+    """Five panels over optimizer steps on a log axis; None while no run has curves."""
+    cells: dict[tuple, list[History]] = {}
+    for row in rows:
+        if history := row.history():
+            cells.setdefault(row.home, []).append(history)
     if not cells:
         return None
-    figure = Figure(figsize=(0.6 + 4.4 * len(cells), 7.2))
-    ratios = [1.5] + [1] * len(MEASURES)
-    axes = figure.subplots(
-        1 + len(MEASURES), len(cells), sharex="col", squeeze=False, height_ratios=ratios
-    )
-    for column, cell in zip(axes.T, cells, strict=True):
-        accuracy = column[0].twinx()
-        for row, history in runs:
-            if row.home == cell:
-                _draw_run(column, accuracy, history, color=f"C{row.seed}", label=f"seed {row.seed}")
-        _finish_column(column, accuracy, title=labels[cell])
-    figure.legend(handles=LEGEND, loc="outside lower center", ncols=2 * len(cells), fontsize=8)
+    shown = next((c for c, runs in cells.items() if any(map(transition, runs))), next(iter(cells)))
+    figure = Figure(figsize=(0.68 * WIDTH, 7.4))
+    axes = figure.subplots(1 + len(MEASURES), sharex=True, height_ratios=[1.5] + [1] * 4)
+    others = [history for cell, runs in cells.items() if cell != shown for history in runs]
+    panels = [tuple(LOSSES), *((key,) for key in MEASURES)]
+    for axis, keys, name in zip(axes, panels, ("loss", *MEASURES.values()), strict=True):
+        linear = set(keys) <= set(LINEAR)
+        axis.set(ylabel=name, yscale="linear" if linear else "log")
+        for key in keys:
+            _draw_metric(axis, key, cells[shown])
+        low, high = axis.get_ylim()
+        for history, key in itertools.product(others, keys):
+            axis.plot(*series(history, key), linestyle=LOSSES.get(key, "-"), **OTHERS)
+        if not linear:  # others fall through many decades; they may leave the panel
+            widest = axis.get_ylim()
+            axis.set_ylim(max(widest[0], low / ROOM), min(widest[1], high * ROOM))
+        for step in filter(None, map(transition, cells[shown])):
+            axis.axvline(step, **MARK)
+    labels = {cell.home: cell.label for cell in table.cells.values()}
+    axes[0].set_title(f"{labels[shown]} (n = {len(cells[shown])})")
+    axes[-1].set(xscale="log", xlabel="optimizer steps")
+    figure.align_ylabels(list(axes))
+    _legend(figure, [labels[cell] for cell in cells if cell != shown])
     return figure
 
 
-def transition(history: Sequence[dict]) -> int | None:
+def transition(history: History) -> int | None:
     """The first step with a validation accuracy above one half; None where there is none."""
     steps, values = series(history, "eval/acc")
     return next((s for s, v in zip(steps, values, strict=True) if v > TRANSITION), None)
 
 
-def _draw_run(axes, accuracy, history: Sequence[dict], *, color: str, label: str) -> None:
-    for key, style in LOSSES.items():
-        axes[0].plot(*series(history, key), style, color=color, linewidth=1.2)
-    accuracy.plot(*series(history, "eval/acc"), ":", color=color, linewidth=1.2)
-    for axis, key in zip(axes[1:], MEASURES, strict=True):
-        axis.plot(*series(history, key), color=color, linewidth=1.2, label=label)
-    step = transition(history)
-    for axis in axes if step is not None else ():
-        axis.axvline(step, color=color, **MARK, zorder=0)
+def peak(history: History, key: str) -> tuple[int, float] | None:
+    """Step and height of the highest value before the transition.
+
+    None without a transition, or if no later value is above the first.
+    """
+    end = transition(history)
+    points = [(s, v) for s, v in zip(*series(history, key), strict=True) if end and s <= end]
+    top = max(points, key=lambda point: point[1], default=None)
+    return None if top is None or top == points[0] else top
 
 
-def _finish_column(axes, accuracy, *, title: str) -> None:
-    accuracy.spines["right"].set_visible(True)
-    accuracy.set_ylim(0, 102)
-    accuracy.set_ylabel("accuracy (%)")
-    axes[0].set_title(title)
-    axes[0].set_ylabel("loss")
-    for axis, name in zip(axes[1:], MEASURES.values(), strict=True):
-        axis.set_ylabel(name)
-        if "sharpness" in name:
-            axis.set_yscale("log")  # it follows the training loss through many decades
-    axes[1].legend(fontsize=7)
-    axes[-1].set_xscale("log")
-    axes[-1].margins(x=0.02)
-    axes[-1].set_xlabel("optimizer steps")
-    axes[0].figure.align_ylabels(list(axes))
+def _draw_metric(axis, key: str, runs: Sequence[History]) -> None:
+    colour = ED if key == "measure/ed" else INK if key in LOSSES else SERIES[0]
+    style = LOSSES.get(key, "-")
+    curves = [series(history, key) for history in runs]
+    for curve in curves if len(curves) > 1 else ():
+        axis.plot(*curve, color=colour, linestyle=style, **SEED)
+    if all(steps == curves[0][0] for steps, _ in curves):
+        values = np.array([values for _, values in curves])
+        with np.errstate(divide="ignore", invalid="ignore"):  # a sharpness may be negative
+            mean = values.mean(0) if key in LINEAR else np.exp(np.log(values).mean(0))
+        axis.plot(curves[0][0], mean, color=colour, linestyle=style, linewidth=1.4)
+    for top in filter(None, (peak(history, key) for history in runs)):
+        axis.plot(*top, color=colour, **PEAK)
+
+
+def _legend(figure: Figure, others: Sequence[str]) -> None:
+    looks = {
+        "validation loss": {"color": INK, "linestyle": LOSSES["eval/loss"]},
+        "training loss": {"color": INK, "linestyle": LOSSES["eval/train_loss"]},
+        "validation accuracy passes 50 %": MARK,
+        "highest before that": {"color": INK} | PEAK,
+    }
+    looks |= {f"no transition: {'; '.join(others)}": OTHERS} if others else {}
+    handles = [Line2D([], [], label=label, **look) for label, look in looks.items()]
+    figure.legend(handles=handles, loc="outside lower left")

@@ -1,9 +1,11 @@
-"""Learning curves of PPO: a panel per game, mean and standard error over seeds, then all games.
+"""Learning curves of PPO: a panel per game, and one that aggregates them.
 
-Solid: unseen levels; dashed: training levels. The last panel aggregates the games: interquartile
-mean of the normalised return on unseen levels, with a 95 % stratified bootstrap interval.
+Thin lines are seeds on unseen levels, thick lines their smoothed mean with its standard error;
+dashed lines are training levels. The last panel shows the interquartile mean of the normalised
+return on unseen levels, with a 95 % stratified bootstrap interval.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,13 +24,15 @@ from ed.analysis.returns import (
     normalised_return,
 )
 from ed.analysis.spec import Table
+from ed.figures.style import BAND, INK, MEAN, SEED, WIDTH, method_colour
 
 TEST, TRAIN = "eval/test_return", "eval/train_return"
-COLOURS = {"none": "#5b6570", "ed": "#c0392b"}
-OTHER = ("other", "#1b6ca8")
 TITLES = {"starpilot": "StarPilot", "fruitbot": "FruitBot"}
 GRID = np.linspace(0, 1, 201)  # fractions of training at which seeds are averaged
 MILLION = 1e6
+COLUMNS = 3
+WINDOW = 21  # grid points that smoothing averages, a tenth of training
+DASHED = {"linewidth": 1.1, "linestyle": (0, (3, 1.5))}
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,8 @@ class Curves:
     """The runs of one game by one method.
 
     Attributes:
-        values: metric -> (seeds, 201), returns over the course of training, NaN before the first
-            episode has ended and beyond what a run under way has reached.
+        values: metric -> (seeds, 201), returns during training; NaN before the end of the first
+            episode and after the last step of an unfinished run.
     """
 
     runs: GameRuns
@@ -45,7 +49,7 @@ class Curves:
 
     @property
     def colour(self) -> str:
-        return COLOURS.get(self.runs.method, OTHER[1])
+        return method_colour(self.runs.method)
 
     @property
     def seeds(self) -> int:
@@ -59,17 +63,26 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
         return None
     games = list(dict.fromkeys(found.runs.game for found in curves))
     aggregated = by_method([found.runs for found in curves])
-    panels = len(games) + bool(aggregated)
-    figure = Figure(figsize=(2.5 * panels + 0.5, 2.9))
-    axes = figure.subplots(1, panels, squeeze=False)[0]
+    axes = _panels(len(games) + bool(aggregated))
+    figure = axes[0].figure
     for axis, game in zip(axes, games, strict=False):
         _game(axis, [found for found in curves if found.runs.game == game])
-    axes[0].set_ylabel("return")
     if aggregated:
         together = [found for found in curves if found.runs.method in aggregated]
         _all_games(axes[-1], together, count_games(table, [found.runs for found in together]))
     _legend(figure, curves)
     return figure
+
+
+def _panels(count: int) -> list:
+    """Axes in rows of three; the last one fills its row."""
+    columns = min(COLUMNS, count)
+    lines = math.ceil(count / columns)
+    figure = Figure(figsize=(WIDTH if columns > 1 else WIDTH / 2, 1.9 * lines + 0.5))
+    grid = figure.add_gridspec(lines, columns)
+    spans = [grid[divmod(place, columns)] for place in range(count - 1)]
+    row, column = divmod(count - 1, columns)
+    return [figure.add_subplot(span) for span in (*spans, grid[row, column:])]
 
 
 def _curves(runs: GameRuns) -> Curves | None:
@@ -81,7 +94,7 @@ def _curves(runs: GameRuns) -> Curves | None:
 
 
 def _curve(row: Row, metric: str) -> np.ndarray | None:
-    """One run on the common grid: (201,); None where it logged nothing, or not how long it is."""
+    """One run on the common grid: (201,); None if it logged no value or its length is unknown."""
     steps, values = series(row.history(), metric)
     if not steps or row.total_steps is None:
         return None
@@ -92,19 +105,30 @@ def _curve(row: Row, metric: str) -> np.ndarray | None:
 def _game(axis, curves: Sequence[Curves]) -> None:
     for found in curves:
         colour, x = found.colour, GRID * found.runs.frames / MILLION
-        for metric, style in ((TEST, {}), (TRAIN, {"linestyle": (0, (4, 2)), "linewidth": 0.9})):
+        for metric, style in ((TRAIN, DASHED), (TEST, MEAN)):
             if not len(found.values[metric]):
                 continue
-            mean, error = mean_and_error(found.values[metric])
-            axis.plot(x, mean, color=colour, **({"linewidth": 1.6} | style))
+            mean, error = map(smoothed, mean_and_error(found.values[metric]))
+            axis.plot(x, mean, color=colour, **style)
             if metric == TEST:
-                axis.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
+                axis.plot(x, found.values[TEST].T, color=colour, **SEED)
+                axis.fill_between(x, mean - error, mean + error, color=colour, **BAND)
     game = curves[0].runs.game
     seeds = [found.seeds for found in curves]
     counts = seeds if len(set(seeds)) > 1 else seeds[:1]  # in the order of the legend
     axis.set_title(f"{TITLES.get(game, game.capitalize())} (n = {'/'.join(map(str, counts))})")
     axis.set_xlabel("million frames")
+    axis.set_ylabel("return")
+    axis.locator_params(axis="x", integer=True)
     axis.set_xlim(0, max(found.runs.frames for found in curves) / MILLION)
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Moving average of (t,) over the known values in each window; NaN stays NaN."""
+    known, window = np.isfinite(values), np.ones(WINDOW)
+    total = np.convolve(np.where(known, values, 0), window, mode="same")
+    count = np.convolve(known, window, mode="same")
+    return np.where(known, total / np.maximum(count, 1), np.nan)
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -116,29 +140,30 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _all_games(axis, curves: Sequence[Curves], games: str) -> None:
-    spread = min(found.seeds for found in curves) > 1  # one seed has nothing to draw anew
+    spread = min(found.seeds for found in curves) > 1  # one seed cannot be resampled
     for method in dict.fromkeys(found.runs.method for found in curves):
         own = [found for found in curves if found.runs.method == method]
         scores = [normalised_return(found.values[TEST], found.runs.game) for found in own]
-        rng = np.random.default_rng(0)  # the same resamples for every method and every drawing
+        rng = np.random.default_rng(0)  # the same resamples for every method
         mean, low, high = interquartile_interval(scores, rng)
-        axis.plot(100 * GRID, mean, color=own[0].colour, linewidth=1.6)
+        axis.plot(100 * GRID, smoothed(mean), color=own[0].colour, **MEAN)
+        axis.plot(100 * GRID, mean, color=own[0].colour, **SEED)
         if spread:
-            axis.fill_between(100 * GRID, low, high, color=own[0].colour, alpha=0.2, lw=0)
-    axis.set_title(f"{games}: IQM" + (", 95 % interval" if spread else ""))
+            ends = smoothed(low), smoothed(high)
+            axis.fill_between(100 * GRID, *ends, color=own[0].colour, **BAND)
+    axis.set_title(f"{games}, interquartile mean" + (", 95 % interval" if spread else ""))
     axis.set_xlabel("% of training")
     axis.set_ylabel("normalised return")
     axis.set_xlim(0, 100)
 
 
 def _legend(figure: Figure, curves: Sequence[Curves]) -> None:
-    colours = {METHODS.get(found.runs.method, OTHER[0]): found.colour for found in curves}
     handles = [
-        Line2D([], [], color=colour, linewidth=1.6, label=label)
-        for label, colour in colours.items()
+        Line2D([], [], color=method_colour(method), label=METHODS.get(method, method), **MEAN)
+        for method in dict.fromkeys(found.runs.method for found in curves)
     ]
     spread = any(found.seeds > 1 for found in curves)
-    unseen = "unseen levels" + (", ± standard error" if spread else "")
-    for label, style in ((unseen, "-"), ("training levels", "--")):
-        handles.append(Line2D([], [], color="0.3", linestyle=style, linewidth=1.2, label=label))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    smooth = "unseen levels, smoothed" + (" mean ± standard error" if spread else "")
+    looks = {smooth: MEAN, "one seed": SEED, "training levels, smoothed": DASHED}
+    handles += [Line2D([], [], color=INK, label=label, **look) for label, look in looks.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=1)

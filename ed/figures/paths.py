@@ -16,9 +16,15 @@ from ed.core.bases import BASES
 from ed.core.estimator import Estimate, outputs_on_paths, points_per_chunk
 from ed.core.field import Field
 from ed.core.pca import principal_scores
-from ed.figures.files import STYLE
+from ed.figures.style import BASELINE, CLASSES, ED, SERIES, STYLE, caption, save
 
-CURVES = 3  # outputs drawn on a path: those that come highest
+CURVES = 3  # outputs drawn on a path, those with the highest peaks
+CAPTION = (
+    "Top: outputs of a network on straight paths, alpha x1 + (1 - alpha) x2 (dots), and the "
+    "polynomials fitted to them (lines); the {count} outputs with the highest peaks. Bottom: mean "
+    "size of the coefficients over {paths} paths and {outputs} outputs. ED weights each "
+    "coefficient with its degree k: the steeper the fall, the simpler the function."
+)
 SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
 
 
@@ -54,7 +60,7 @@ class Portrait:
         softmax: bool = True,
         memory_gib: float = 1.0,
     ) -> Portrait:
-        """Walks the paths between the given examples of `field`; shared nodes are needed."""
+        """Evaluates a model between pairs of examples; all paths must share their nodes."""
         device, representation = field.x.device, estimate.representation
         first, second = (torch.tensor(ends, device=device) for ends in zip(*pairs, strict=True))
         dtype = torch.promote_types(field.x.dtype, torch.float32)
@@ -78,47 +84,46 @@ def draw_portraits(
     name: Callable[[int], str],
     ends: Sequence[tuple[Tensor, str]] | None = None,
 ) -> None:
-    """Writes a picture: a row of paths per model, their coefficients on the right.
+    """Writes an image: a row of paths per model, above the coefficients of all.
 
     Args:
         name: of an output.
-        ends: (picture (3, H, W), title) of every path's x2, x1 in turn; None: nothing to show.
+        ends: (image (3, H, W), title) of every path's x2, x1 in turn; None: nothing to show.
     """
     paths, rows = len(portraits[0].values), len(portraits)
-    figure = Figure(figsize=(13, 1.2 + 2.5 * rows))
-    grid = figure.add_gridspec(
-        rows + 1,
-        2 * paths + 2,
-        height_ratios=[0.55 if ends else 0.01] + [1] * rows,
-        width_ratios=[1] * 2 * paths + [1.6, 1.6],
-    )
+    figure = Figure(figsize=(8.4, 3.2 + 1.75 * rows + (0.9 if ends else 0)))
+    heights = [0.55 if ends else 0.01] + [1] * rows + [1.15]
+    grid = figure.add_gridspec(rows + 2, 2 * paths, height_ratios=heights)
     for place, end in enumerate(ends or ()):
         draw_end(figure.add_subplot(grid[0, place]), *end)
     for row, portrait in enumerate(portraits, start=1):
         axes = [figure.add_subplot(grid[row, 2 * i : 2 * i + 2]) for i in range(paths)]
         draw_paths(axes, portrait, name, last=row == rows)
-        # the name stands once, above all or beside its row: over each path it would not fit
+        # with several models the title is beside the row: it does not fit above each path
         beside = f"{portrait.title}\n" if rows > 1 else ""
         axes[0].set_ylabel(beside + portrait.quantity)
-    draw_spectra(figure.add_subplot(grid[:, -2:]), portraits)
+    draw_spectra(figure.add_subplot(grid[-1, :]), portraits)
     if rows == 1:
         figure.suptitle(portraits[0].title, fontsize=10)
-    figure.savefig(path, dpi=150)
+    count, outputs = len(portraits[0].estimate.values), portraits[0].values.shape[-1]
+    shown = min(CURVES, outputs)
+    caption(figure, CAPTION.format(count=shown, paths=count, outputs=outputs))
+    save(figure, path)
 
 
-def picture_file(given: str) -> Path:
-    """The type of an option for argparse: wrong ones are told now, not after the measurement."""
+def image_file(given: str) -> Path:
+    """The type of an argparse option: a wrong name fails at once, not after the measurement."""
     path = Path(given)
     if path.suffix not in SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{path}: a picture ends in {', '.join(SUFFIXES)}")
+        raise argparse.ArgumentTypeError(f"{path}: an image ends in {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path}: no folder {path.parent}; make it first")
     return path
 
 
-def draw_end(axis, picture: Tensor, title: str) -> None:
-    """One end of a path; x2 (alpha = 0) stands on the left."""
-    axis.imshow(picture.permute(1, 2, 0).numpy(), interpolation="bilinear")
+def draw_end(axis, image: Tensor, title: str) -> None:
+    """One end of a path; x2 (alpha = 0) is on the left."""
+    axis.imshow(image.permute(1, 2, 0).numpy(), interpolation="bilinear")
     axis.set_title(title)
     axis.axis("off")
 
@@ -131,12 +136,12 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
     curves = portrait.coefficients @ basis.mT  # (P, C, 200)
     degrees = representation.degrees(portrait.coefficients)
     few = portrait.values.shape[-1] <= 10  # each output then has a colour of its own
-    # an untrained model of 1000 classes stays near 0.001: the unit interval would show nothing
+    # the unit interval would hide an untrained model of 1000 classes, which stays near 0.001
     unit = portrait.quantity == "probability" and portrait.values.max() > 0.3
     for axis, value, curve, degree in zip(axes, portrait.values, curves, degrees, strict=True):
         highest = value.amax(0).argsort(descending=True)[:CURVES].tolist()
         for place, output in enumerate(highest):
-            color = f"C{output if few else place}"
+            color = CLASSES[output] if few else SERIES[place]
             axis.plot(
                 fine.numpy(), curve[output].numpy(), color=color, linewidth=1.5, label=name(output)
             )
@@ -146,31 +151,26 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
         axis.set_ylim(*((-0.05, 1.05) if unit else (low, high + 0.15 * (high - low))))
         axis.ticklabel_format(useOffset=False)
         axis.set_title(f"{portrait.estimate.symbol} {number(degree.item(), 2)}")
-        # narrow enough for three classes of a thousand
+        # three ImageNet classes must fit
         tight = {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8}
-        axis.legend(fontsize=7, loc="upper center", ncols=3, **tight)
+        axis.legend(fontsize=6.5, loc="upper center", ncols=3, **tight)
         axis.set_xlabel(r"$\alpha$" if last else "")
+        axis.tick_params(labelsize=8)
 
 
 def draw_spectra(axis, portraits: Sequence[Portrait]) -> None:
+    colours = (BASELINE, ED, *SERIES) if len(portraits) > 1 else SERIES
     width = 0.8 / len(portraits)
     for place, portrait in enumerate(portraits):
         estimate = portrait.estimate
         shift = width * (place - (len(portraits) - 1) / 2)
         degrees = torch.arange(1, len(estimate.spectrum)).numpy() + shift
         label = f"{portrait.title}: {estimate.symbol} {number(estimate.mean, 3)}"
-        axis.bar(
-            degrees, estimate.spectrum[1:].numpy(), width=width, label=label, color=f"C{3 * place}"
-        )
-    paths, outputs = len(estimate.values), portraits[0].values.shape[-1]
-    axis.set_yscale("log")
-    axis.set_xlabel("degree k")
-    axis.set_ylabel(f"mean $|c_k|$ over {paths} paths and {outputs} outputs")
+        heights = estimate.spectrum[1:].numpy()
+        axis.bar(degrees, heights, width=width, label=label, color=colours[place])
+    axis.set(yscale="log", xlabel="degree k", ylabel="mean $|c_k|$")
     axis.set_xticks(range(0, len(estimate.spectrum), 4 if len(estimate.spectrum) > 12 else 1))
-    single = f", {estimate.symbol} {number(estimate.mean, 3)}" if len(portraits) == 1 else ""
-    axis.set_title(f"coefficients of the fitted polynomials{single}")
-    if not single:
-        axis.legend(fontsize=8)
+    axis.legend(loc="upper right")
 
 
 def number(value: float, digits: int) -> str:

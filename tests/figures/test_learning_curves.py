@@ -19,7 +19,8 @@ from ed.analysis.returns import (
 from ed.analysis.spec import SpecError
 from ed.analysis.tables import load_table
 from ed.envs.procgen import GAMES
-from ed.figures.learning_curves import draw, mean_and_error
+from ed.figures.learning_curves import WINDOW, draw, mean_and_error, smoothed
+from ed.figures.style import MEAN, SEED
 
 SHOWN = ("dodgeball", "fruitbot", "jumper", "starpilot")
 
@@ -42,6 +43,11 @@ def short_runs(final, seeds=(0, 1, 2)) -> list[Run]:
         )
         for cell, seed in itertools.product(table.cells, seeds)
     ]
+
+
+def curves(axis, look=SEED) -> list[np.ndarray]:
+    """The values of each line with this width: thin ones are not smoothed."""
+    return [line.get_ydata() for line in axis.lines if line.get_linewidth() == look["linewidth"]]
 
 
 def test_normalised_return_is_linear_between_the_published_ends():
@@ -102,24 +108,36 @@ def test_error_band_is_the_standard_error():
     np.testing.assert_allclose(error, [2 / np.sqrt(3), 0])
 
 
+def test_smoothing_averages_over_its_window_and_keeps_gaps():
+    values = np.random.default_rng(0).normal(size=201)
+    values[:5] = np.nan
+    found = smoothed(values)
+    assert np.isnan(found[:5]).all()
+    half = WINDOW // 2
+    assert found[100] == pytest.approx(values[100 - half : 101 + half].mean())
+    assert found[-1] == pytest.approx(values[-1 - half :].mean())  # shorter at the ends
+    np.testing.assert_allclose(smoothed(np.full(201, 3.0)), 3)
+
+
 def test_panels_hold_the_means_of_the_runs():
     table = load_table("procgen_short")
     runs = short_runs(lambda cell, seed: 10 + seed + 5 * cell.startswith("ed"))
     figure = draw(table, runs)
     titles = [axis.get_title() for axis in figure.axes]
     assert titles[:2] == ["Dodgeball (n = 3)", "FruitBot (n = 3)"]
-    assert titles[-1] == "4 games: IQM, 95 % interval"
+    assert titles[-1] == "4 games, interquartile mean, 95 % interval"
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
-        "PPO", "PPO + ED", "unseen levels, ± standard error", "training levels",
+        "PPO", "PPO + ED", "unseen levels, smoothed mean ± standard error", "one seed",
+        "training levels, smoothed",
     ]  # fmt: skip
-    test, train = figure.axes[0].lines[:2]  # PPO on Dodgeball
+    train, test = figure.axes[0].lines[:2]  # PPO on Dodgeball
     assert test.get_xdata()[-1] == 10  # million frames
-    assert test.get_ydata()[-1] == pytest.approx(11)
-    assert train.get_ydata()[-1] == pytest.approx(12)
-    assert test.get_ydata()[100] == pytest.approx(5.5)
+    assert test.get_ydata()[100] == pytest.approx(5.5)  # straight lines stay as they are
+    assert train.get_ydata()[100] == pytest.approx(6)
+    assert [seed[-1] for seed in curves(figure.axes[0])] == pytest.approx([10, 11, 12, 15, 16, 17])
     finals = [[normalised_return(10 + s, g) for s in range(3)] for g in SHOWN]
-    aggregate = figure.axes[-1].lines[0].get_ydata()[-1]
+    aggregate = curves(figure.axes[-1])[0][-1]
     assert aggregate == pytest.approx(interquartile_mean(np.ravel(finals)))
 
 
@@ -135,14 +153,14 @@ def test_nothing_is_drawn_before_the_first_episode_has_ended():
 def test_the_aggregate_leaves_out_methods_that_lack_a_game():
     runs = [run for run in short_runs(lambda *_: 3.0) if run.cell != "ed-dodgeball"]
     figure = draw(load_table("procgen_short"), runs)
-    assert len(figure.axes[-1].lines) == 1
+    assert len(curves(figure.axes[-1], MEAN)) == 1
 
 
 def test_one_seed_has_no_error_and_says_none():
     figure = draw(load_table("procgen_short"), short_runs(lambda *_: 3.0, seeds=(0,)))
     (legend,) = figure.legends
-    assert "unseen levels" in [text.get_text() for text in legend.get_texts()]
-    assert figure.axes[-1].get_title() == "4 games: IQM"
+    assert "unseen levels, smoothed" in [text.get_text() for text in legend.get_texts()]
+    assert figure.axes[-1].get_title() == "4 games, interquartile mean"
     assert not figure.axes[-1].collections
 
 
@@ -223,14 +241,14 @@ def test_runs_under_way_are_drawn_as_far_as_they_are():
     figure = draw(load_table("procgen_short"), runs)
     jumper = next(axis for axis in figure.axes if axis.get_title() == "Jumper (n = 1)")
     together = figure.axes[-1]
-    for line in (jumper.lines[0], together.lines[0]):
-        reached = np.isfinite(line.get_ydata())
+    for look, axis in itertools.product((SEED, MEAN), (jumper, together)):
+        reached = np.isfinite(curves(axis, look)[0])
         assert reached[20:61].all()
         assert not reached[61:].any()
-    assert jumper.lines[0].get_ydata()[60] == pytest.approx(3)
+    assert curves(jumper)[0][60] == pytest.approx(3)
     assert jumper.lines[0].get_xdata()[60] == pytest.approx(3)
     assert jumper.get_xlim()[1] == 10
-    assert np.isfinite(together.lines[1].get_ydata()[61:]).all()  # ED's runs are complete
+    assert np.isfinite(curves(together)[1][61:]).all()  # ED's runs are complete
 
 
 def test_a_run_under_way_has_no_final_return():

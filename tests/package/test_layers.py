@@ -70,7 +70,7 @@ def test_no_concrete_task_imports_another():
         "ed.analysis.spec",
         "ed.analysis.report.page",
         "ed.engine.errors",
-        "ed.figures.accuracy",
+        "ed.figures.ranking",
         "ed.figures.correlation",
         "ed.figures.ensembling",
         "ed.figures.grokking",

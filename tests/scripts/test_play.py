@@ -16,7 +16,7 @@ from ed.engine.compose import compose_config
 from ed.engine.main import run
 from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS
-from ed.figures.episode import NAMES, SHOWN, Episode, gif, strip
+from ed.figures.episode import NAMES, PER_ROW, Episode, gif, strip
 from scripts import evaluate
 from tests.helpers.games import SMALL, make_task, needs_envpool, pretend_procgen
 from tests.helpers.small import small_run
@@ -113,7 +113,7 @@ def test_pictures_of_short_and_long_episodes(length, monkeypatch):
     moving = Image.open(io.BytesIO(gif(episode)))
     assert moving.n_frames == {1: 1, 5: 5, 25: 9}[length]  # 25: every third
     still = Image.open(io.BytesIO(strip(episode)))
-    assert still.width == min(length, SHOWN) * 202 + 10
+    assert still.width == min(length, PER_ROW) * 202 + 10
     shown = np.asarray(still)[34 : 34 + 192, 10 : 10 + 192]  # the first frame, each pixel 3 x 3
     np.testing.assert_array_equal(shown[::3, ::3], episode.frames[0].transpose(1, 2, 0))
 

@@ -327,20 +327,31 @@ def test_the_figure_shows_every_run_and_its_transition():
     assert transition(history()) == 100
     assert transition(slow) is None
     figure = draw(table, [Drawn(0, history()), Drawn(1, slow), Drawn(0, history(), "decay")])
-    columns = [axis for axis in figure.axes if axis.get_title()]
-    labels = [table.cells[name].label for name in ("division", "decay")]
-    assert [axis.get_title() for axis in columns] == labels
-    assert len(figure.axes) == 2 * (5 + 1)  # five panels and the scale of the accuracy, per cell
+    assert len(figure.axes) == 5
+    assert figure.axes[0].get_title() == f"{table.cells['division'].label} (n = 2)"
     degree = next(axis for axis in figure.axes if axis.get_ylabel() == "ED")
-    curves = [line for line in degree.lines if len(line.get_xdata()) == 4]
-    assert [list(line.get_ydata()) for line in curves] == [
-        [0.1, 0.2, 6.0, 9.9],
-        [0.1, 0.2, 0.3, 0.4],
-    ]
+    lines = sorted(degree.lines, key=lambda line: line.get_linewidth())
+    curves = [list(line.get_ydata()) for line in lines if len(line.get_xdata()) == 4]
+    other, *seeds, mean = curves
+    assert other == [0.1, 0.2, 6.0, 9.9]
+    assert seeds == [[0.1, 0.2, 6.0, 9.9], [0.1, 0.2, 0.3, 0.4]]
+    assert mean == pytest.approx([0.1, 0.2, 3.15, 5.15])
     marks = [line.get_xdata()[0] for line in degree.lines if len(line.get_xdata()) == 2]
     assert marks == [100]
+    peaks = [tuple(line.get_xydata()[0]) for line in degree.lines if len(line.get_xdata()) == 1]
+    assert peaks == [(100, 6)]
     assert degree.get_xscale() == "log"
     figure.draw_without_rendering()
+
+
+def test_the_figure_shows_the_cell_with_a_transition():
+    table = load_table("grokking")
+    slow = history(accuracies=(1.0, 2.0, 3.0, 4.0))
+    figure = draw(table, [Drawn(0, slow), Drawn(0, history(), "decay")])
+    assert table.cells["decay"].label in figure.axes[0].get_title()
+    (legend,) = figure.legends
+    others = [text.get_text() for text in legend.get_texts()][-1]
+    assert others == f"no transition: {table.cells['division'].label}"
 
 
 def test_nothing_is_drawn_of_runs_without_history():

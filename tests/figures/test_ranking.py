@@ -1,0 +1,161 @@
+"""The ranking of a table's cells: order, numbers, the paper beside ours, collapsed runs."""
+
+import itertools
+from dataclasses import replace
+
+import matplotlib
+import numpy as np
+import pytest
+
+from ed.analysis.collect import Row
+from ed.analysis.tables import load_table
+from ed.figures import files
+from ed.figures.ranking import COLLAPSED, OURS, PAPER, SINGLE, break_below, collapsed, draw, entries
+from ed.figures.style import BASELINE, ED, METHODS, STYLE
+
+FINALS = {"baseline": 84.0, "mixup": 85.0, "jacobian": 80.0, "ed": 86.0, "ed_without_anchors": 83.0}
+
+
+class Run(Row):
+    """A run that rises to its final accuracy; seed 1 of the Jacobian falls to 10 % on the way."""
+
+    def history(self):
+        falls = self.cell == "jacobian" and self.seed == 1
+        middle = 10.0 if falls else 70.0
+        values = zip((250, 500, 1000), (60.0, middle, self.last["eval/acc"]), strict=True)
+        return [{"step": step, "eval/acc": value, "train/acc": value} for step, value in values]
+
+
+def runs(*cells: tuple[str, str], seeds=(0, 1), finals=FINALS) -> list[Run]:
+    return [
+        Run(*cell, seed, "", "done", 1000, 1000, {"eval/acc": finals.get(cell[1], 80.0) - seed})
+        for cell, seed in itertools.product(cells, seeds)
+    ]
+
+
+def marks(axis, look: dict) -> list[tuple[str, float]]:
+    """Colour and place of each mark of this kind."""
+    keys = ("marker", "markersize")
+    return [
+        (line.get_color(), line.get_xdata()[0])
+        for line in axis.lines
+        if all(getattr(line, f"get_{key}")() == look[key] for key in keys)
+        and len(line.get_xdata()) == 1
+    ]
+
+
+def labels(axis) -> list[str]:
+    return [text.get_text() for text in axis.get_yticklabels()]
+
+
+def test_cells_are_ranked_with_their_seeds_in_the_colour_of_the_method():
+    names = ("baseline", "mixup", "jacobian", "ed")
+    figure = draw(load_table("table1_100"), runs(*(("table1_100", name) for name in names)))
+    axis = figure.axes[0]
+    assert labels(axis) == ["ED", "Mixup", "Baseline", "Jacobian reg."]
+    means = [(ED, 85.5), (METHODS["mixup"], 84.5), (BASELINE, 83.5), (METHODS["jacobian"], 79.5)]
+    assert marks(axis, OURS) == means
+    assert (ED, 85.0) in marks(axis, SINGLE)
+    assert next(text.get_text() for text in axis.texts) == "85.50 ± 0.71  (n = 2)"
+
+
+def test_the_true_baseline_is_the_reference_wherever_it_comes():
+    homes = [("table1_100", "ed"), ("table1_100", "baseline")]
+    (line,) = dashed(draw(load_table("table1_100"), runs(*homes)).axes[0])
+    assert line.get_xdata()[0] == 83.5
+    assert dashed(draw(load_table("table1_100"), runs(homes[0])).axes[0]) == []
+    crops = load_table("crop")  # one baseline per crop: none is the reference
+    assert dashed(draw(crops, runs(crops.cells["pad_baseline"].home)).axes[0]) == []
+
+
+def dashed(axis) -> list:
+    return [line for line in axis.lines if line.get_linestyle() == "--"]
+
+
+def test_the_paper_is_shown_beside_ours_and_orders_the_cells():
+    table = load_table("table1")
+    axis = draw(table, runs(("table1", "baseline"), seeds=(0,))).axes[0]
+    printed = [cell.paper["eval/acc"].mean for cell in table.cells.values()]
+    assert [place for _, place in marks(axis, PAPER)] == sorted(printed, reverse=True)
+    assert marks(axis, OURS) == [(BASELINE, 84)]
+    words = [text.get_text() for text in axis.texts]
+    assert words[-1] == "84.00  (n = 1)"
+    assert words.count("not run") == len(table.cells) - 1
+
+
+def test_a_collapsed_seed_is_a_cross_with_its_curves():
+    homes = [("table1_100", "jacobian"), ("table1_100", "baseline")]
+    rows = runs(*homes)
+    assert [collapsed(row) for row in rows] == [False, True, False, False]
+    figure = draw(load_table("table1_100"), rows)
+    axis, side = figure.axes[:2]
+    assert marks(axis, COLLAPSED) == [(METHODS["jacobian"], 79)]
+    (curves,) = side.child_axes
+    assert len(curves.lines) == 4  # training and test of both seeds
+    (legend,) = figure.legends
+    assert any("fell by over" in text.get_text() for text in legend.get_texts())
+    assert len(draw(load_table("table1_100"), runs(homes[1])).axes) == 1
+
+
+def test_the_axis_breaks_above_cells_far_below_the_others():
+    assert break_below([87, 86, 85.5, 84, 83, 21, 39]) == 83
+    assert break_below([50, 49, 45, 42, 38, 33, 28, 21]) is None  # no gap
+    assert break_below([99, 98, 50, 50]) is None  # half of them are no exceptions
+    assert break_below([86, 85, 84, 80]) is None  # a small one
+    assert break_below([90.0]) is None
+    finals = FINALS | {"ed_without_anchors": 20.0}
+    names = (*FINALS, "sam")
+    rows = runs(*(("table1_100", name) for name in names), finals=finals)
+    axis = draw(load_table("table1_100"), rows).axes[0]
+    arrows = [line.get_color() for line in axis.lines if line.get_marker() == "<"]
+    assert arrows == [ED]
+    assert axis.get_xlim()[0] > 70
+
+
+def test_cells_are_ranked_within_their_task():
+    table = load_table("crop_300")
+    names = ("pad_baseline", "pad_ed", "half_baseline", "half_ed")
+    finals = {"pad_baseline": 84.0, "pad_ed": 89.0, "half_baseline": 87.0, "half_ed": 90.0}
+    rows = runs(*(("crop_300", name) for name in names), finals=finals)
+    assert [e.cell.name for e in entries(table, rows)] == [names[1], names[0], names[3], names[2]]
+    places = draw(table, rows).axes[0].get_yticks()
+    assert list(np.diff(places)) == [1, 1.5, 1]
+
+
+def test_several_metrics_share_an_axis_in_the_order_of_the_table():
+    table = load_table("mnist_cifar")
+    last = dict(zip(table.metrics, (99.0, 50.0, 98.0), strict=True))
+    rows = [replace(row, last=last) for row in runs(("mnist_cifar", "ed"), seeds=(0,))]
+    axis = draw(table, rows).axes[0]
+    assert labels(axis)[1::2] == ["ED, test", "ED, MNIST randomized", "ED, CIFAR randomized"]
+    assert [place for _, place in marks(axis, OURS)] == [99, 50, 98]
+    low, high = axis.get_xlim()
+    assert low < 48
+    assert 99.9 < high <= 101
+
+
+@pytest.mark.parametrize("cells", [1, 4])
+def test_text_stays_inside_the_figure(cells, monkeypatch):
+    table = load_table("ablations_100")
+    homes = [("ablations_100", name) for name in table.cells if name.startswith("r15")][:cells]
+    deviations = "model=vit_micro regularizer.pairs=64 task.epochs=5 task.warmup_epochs=1"
+    drawn = []
+    monkeypatch.setattr(files, "_bytes", lambda figure, _: drawn.append(figure))
+    rows = [replace(run, deviations=deviations) for run in runs(*homes, seeds=(0, 1, 2))]
+    with matplotlib.rc_context(STYLE):  # so that text has the size that is drawn
+        files.figure_files(table, rows, deviations)
+        figure = drawn[0]
+        figure.draw_without_rendering()
+        axis = figure.axes[0]
+        for text in (*figure.texts, *figure.legends, *axis.texts, *axis.get_yticklabels()):
+            box = text.get_window_extent()
+            assert 0 <= box.x0 < box.x1 <= figure.bbox.width + 1
+    assert figure.get_suptitle().startswith("Reduced runs: model vit_micro, pairs 64")
+    assert "=" not in figure.get_suptitle()
+
+
+def test_nothing_to_draw():
+    table = load_table("table1_100")
+    assert draw(table, []) is None
+    (row,) = runs(("table1_100", "baseline"), seeds=(0,))
+    assert draw(table, [replace(row, last={})]) is None
