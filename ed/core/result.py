@@ -1,4 +1,4 @@
-"""Results: an estimate of the effective degree, and the difference between two models."""
+"""Results: effective degree of a model, and the difference between two models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ed.core.representation import Representation
 
 SYMBOLS = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
-NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors; paths are many
+NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Curve:
 
     Attributes:
         nodes: (r,), alpha.
-        values: (r, n), the outputs that come highest, or the first principal components.
-        coefficients: (n, K + 1), of the polynomials fitted to them.
-        outputs: their n indices.
+        values: (r, n), the largest outputs, or the first principal components.
+        coefficients: (n, K + 1), the fitted polynomials.
+        outputs: indices of the n outputs.
     """
 
     nodes: Tensor
@@ -43,10 +43,10 @@ class Estimate:
     Attributes:
         values: (P,), effective degree of each path.
         spectrum: (K + 1,), mean |c_k| over paths and outputs.
-        representation: the settings it was measured with; with resolution="auto" its resolution is
-            the largest number of nodes on a path.
-        ends: (2, P), indices of the examples between which each path runs.
-        points: (P,), nodes of each path.
+        representation: settings of the fit; with resolution="auto", its resolution is the largest
+            number of nodes on any path.
+        ends: (2, P), indices of the two examples that each path connects.
+        points: (P,), number of nodes on each path.
         curves: the first paths, for `plot`.
     """
 
@@ -63,7 +63,7 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean over paths, as an estimate for all data; nan for a single path."""
+        """Standard error of the mean; nan for a single path."""
         return standard_error(self.values, self.ends)
 
     @property
@@ -73,7 +73,7 @@ class Estimate:
 
     @property
     def passes(self) -> int:
-        """Forward passes: points at which the model was evaluated on paths."""
+        """Number of points at which the model was evaluated."""
         if self.points is None:
             return len(self.values) * self.representation.resolution
         return int(self.points.sum())
@@ -93,8 +93,8 @@ class Estimate:
         return format(self.mean, spec) if spec else str(self)
 
     def to_dict(self) -> dict:
-        """Plain numbers, lists and strings, ready for JSON."""
-        settings = self.representation
+        """The result as plain numbers, lists and strings, for JSON."""
+        settings = ("resolution", "degree", "basis", "components", "scale")
         return {
             "symbol": self.symbol,
             "mean": self.mean,
@@ -102,22 +102,14 @@ class Estimate:
             "interval": list(self.interval),
             "paths": len(self.values),
             "passes": self.passes,
-            "resolution": settings.resolution,
-            "degree": settings.degree,
-            "basis": settings.basis,
-            "components": settings.components,
-            "scale": settings.scale,
+            **{name: getattr(self.representation, name) for name in settings},
             "values": self.values.tolist(),
             "spectrum": self.spectrum.tolist(),
             "ends": self.ends.tolist(),
         }
 
     def plot(self, path=None):
-        """Draws paths, their fits, and the spectrum; returns the matplotlib figure.
-
-        Args:
-            path: where to save it, too; None: nowhere.
-        """
+        """Plots paths, fits and spectrum; returns the figure, and saves it if `path` is given."""
         from ed.core.plot import draw
 
         figure = draw(self)
@@ -128,11 +120,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Difference in effective degree of two models on the same paths: first - second.
-
-    Attributes:
-        first, second: the estimates of both.
-    """
+    """Difference in effective degree of two models on the same paths: first - second."""
 
     first: Estimate
     second: Estimate
@@ -148,7 +136,7 @@ class Comparison:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean difference; pairing leaves out what the paths themselves add to both."""
+        """Standard error of the mean difference; the variance that both share cancels."""
         return standard_error(self.values, self.first.ends)
 
     @property
@@ -172,9 +160,9 @@ def standard_error(values: Tensor, ends: Tensor) -> float:
     """Standard error of the mean of values (P,) on paths between examples `ends` (2, P).
 
     The square root of (sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e are deviations from the
-    mean and p, q different paths with a common end. The second sum estimates a variance, which is
-    what an end adds to all its paths, so it counts as 0 where chance makes it negative. Without it
-    many paths between few examples would claim a precision that other examples do not bear out.
+    mean, and p, q are different paths with a common end. The second sum estimates the variance
+    that an example adds to all its paths, so it is clamped at 0. Without it, many paths between few
+    examples would look more precise than they are.
     """
     count = len(values)
     if count < 2:
@@ -188,7 +176,7 @@ def standard_error(values: Tensor, ends: Tensor) -> float:
 
 
 def with_error(mean: float, error: float) -> str:
-    """Two digits of the error: with a thousand outputs ED is small, being their mean."""
+    """Formats mean +- error with two significant digits of the error."""
     known = math.isfinite(error) and error > 0
     digits = max(0, 1 - math.floor(math.log10(error))) if known else 4
     return f"{mean:.{digits}f} +- {error:.{digits}f}"
