@@ -68,6 +68,11 @@ def each(check: Callable, key: str, values, *, empty: bool = False, **limits):
     return values
 
 
+def brief(error: Exception, *, length: int = 200) -> str:
+    """The error's type and message on one line, for use in another message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:length]
+
+
 def _is_number(value) -> bool:
     """Whether the value is a finite number and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and -math.inf < value < math.inf

@@ -1,6 +1,4 @@
-"""Measures that would not say what their name does on some tasks are refused before training."""
-
-import re
+"""Measures that would be meaningless on a task are rejected before training."""
 
 import pytest
 from hydra.utils import instantiate
@@ -17,18 +15,18 @@ def task_of(*overrides: str):
 
 
 @pytest.mark.parametrize(
-    ("task", "reason"),
+    ("task", "name"),
     [
-        (["task=procgen", "model=impala"], "ProcgenPPO .* advantages are normalised"),
-        (["task=clip_standin_pretrain"], "StandInPretraining .* captions choose among all"),
+        (["task=procgen", "model=impala"], "ProcgenPPO"),
+        (["task=clip_standin_pretrain"], "StandInPretraining"),
     ],
     ids=["procgen", "clip"],
 )
-def test_sharpness_of_a_loss_that_couples_a_batch_needs_a_search_in_one_pass(task, reason):
-    """Else `batch_size`, which is there for the memory, would change the result."""
+def test_sharpness_of_a_loss_that_couples_a_batch_needs_a_search_in_one_pass(task, name):
+    """Otherwise `batch_size`, a memory setting, would change the result."""
     coupled, free = task_of(*task), task_of()
     for settings in ({}, {"group": 501}, {"examples": 501}, {"examples": 600, "group": 550}):
-        with pytest.raises(ValueError, match=f"batch_size=500: {reason}.*set group=500"):
+        with pytest.raises(ValueError, match=rf"batch_size=500: {name}.*group=500"):
             Sharpness(radii=(0.1,), **settings).check(coupled)
         Sharpness(radii=(0.1,), **settings).check(free)
     for settings in ({"group": 500}, {"examples": 500}, {"examples": 600, "group": 20}):
@@ -36,12 +34,11 @@ def test_sharpness_of_a_loss_that_couples_a_batch_needs_a_search_in_one_pass(tas
 
 
 def test_the_gap_needs_one_classifier_for_both_accuracies():
-    with pytest.raises(ValueError, match="StandInPretraining learns no classes; leave gap out"):
+    with pytest.raises(ValueError, match=r"measures: .*StandInPretraining"):
         GeneralizationGap().check(task_of("task=clip_standin_pretrain"))
     GeneralizationGap().check(task_of())
 
 
-def test_measures_are_not_ignored_where_a_model_is_only_evaluated(capsys):
+def test_evaluation_only_tasks_reject_measures(capsys):
     assert evaluate.main([*SMALL, "measures=[gap,norm]"]) == 1
-    told = r"error: measures=\[gap,norm\]: nothing is measured here.*train.py takes measures"
-    assert re.match(told, capsys.readouterr().err)
+    assert "measures=[gap,norm]" in capsys.readouterr().err
