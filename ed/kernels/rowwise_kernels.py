@@ -1,7 +1,7 @@
 """Triton kernels of `ed.kernels.rowwise`: one pass over memory each.
 
-Column sums, which are the gradients of weights and biases, stay in registers while a program walks
-over its rows; every program then writes one line of partial sums.
+Column sums (gradients of weights and biases) stay in registers while a program loops over its
+rows; each program then writes one row of partial sums.
 """
 
 import triton
@@ -76,7 +76,7 @@ def add_norm_gradient(
 def normal(x):
     """Density and distribution function of the standard normal, to 1e-7.
 
-    By Abramowitz and Stegun 7.1.26: one exponential serves both, where erf takes its own.
+    Abramowitz and Stegun 7.1.26: both share one exponential, while erf would need its own.
     """
     bell = tl.exp2(x * x * -0.7213475204444817)  # exp(-x^2 / 2)
     t = 1 / (1 + 0.23164188588 * tl.abs(x))  # 0.3275911 / sqrt(2)
@@ -98,7 +98,7 @@ def gelu(x, y, number, SIZE: tl.constexpr):
 def gelu_gradient(
     gradient, x, to_x, sums, rows, steps, C: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr
 ):
-    """to_x, and its column sums by programs of axis 0; axis 1 is for blocks of columns."""
+    """to_x, and its column sums per program of axis 0; axis 1 is for blocks of columns."""
     program, column = tl.program_id(0), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = column < C
     total = tl.zeros((ROWS, WIDE), tl.float32)
