@@ -130,8 +130,7 @@ def estimate_adaptively(
 def _check(representation: Representation, tolerance: float, target_se: float | None) -> None:
     if representation.sampler != ChebyshevNodes():
         raise ValueError(
-            f'sampler={representation.sampler!r}: resolution="auto" needs the default sampler; '
-            "leave it out, or set resolution to a number"
+            f'sampler={representation.sampler!r}: resolution="auto" has its own; leave sampler out'
         )
     positive("tolerance", tolerance)
     optional(positive, "target_se", target_se)
@@ -175,10 +174,7 @@ class _Walk:
         self.raw_total += raw.sum().item()
 
     def _limit(self, raw: Tensor) -> Tensor:
-        """Error allowed on a path: the tolerance, or half the standard error if that is less.
-
-        Errors tend to have the same sign, so their mean must stay below the standard error.
-        """
+        """Error allowed on a path: the tolerance, or half the standard error if that is less."""
         limit = self.tolerance * (self.raw_total + raw.sum()) / len(self.values)
         if len(raw) < 2:
             return limit

@@ -99,8 +99,8 @@ class Field:
         outputs = pick(self.forward(self.x, self.context), self.output)
         if outputs.shape[:1] != self.x.shape[:1]:
             raise ValueError(
-                f"outputs: the model returns {tuple(outputs.shape)} for {len(self.x)} inputs; keep "
-                "the batch first (batch_first=True in torch.nn.Transformer and LSTM)"
+                f"outputs: got {tuple(outputs.shape)} for {len(self.x)} inputs; keep the batch "
+                "first (batch_first=True in torch.nn.Transformer and LSTM)"
             )
         return outputs
 
@@ -137,12 +137,8 @@ class Field:
         return self.at(torch.cat([self.x, other.x]), context)
 
     def with_paths(self, paths: Field) -> tuple[Tensor, Tensor]:
-        """Outputs at the batch and on paths, in one forward pass if the model allows it.
-
-        One pass is about 10 % faster than two. With batch norm there are two, or path points would
-        enter the batch statistics.
-        """
-        if self._aside() is None:
+        """Outputs at the batch and on paths, in one forward pass if the model allows it."""
+        if self._aside() is None:  # about 10 % faster, but with batch norm, paths would count
             outputs = self.join(paths)()
             return outputs[: len(self.x)], outputs[len(self.x) :]
         return self(), paths.apart()
@@ -161,14 +157,13 @@ class Field:
         """Raises ValueError if the points cannot be interpolated."""
         if not self.x.is_floating_point():
             raise ValueError(
-                f"inputs are {self.x.dtype}, but paths need floating-point inputs: convert and "
-                "scale them, or start from token embeddings (ed.Field.from_text)"
+                f"inputs are {self.x.dtype}: convert to float, or start from token embeddings "
+                "(ed.Field.from_text)"
             )
         for name, value in self.context.items():
             if len(value) != len(self.x):
                 raise ValueError(
-                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: pass one "
-                    "row per point, and use shared tensors inside `forward`"
+                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: use as many"
                 )
 
     def at(self, x: Tensor, context: Context | None = None) -> Field:

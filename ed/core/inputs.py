@@ -53,8 +53,7 @@ def _collect(loader: Iterable, examples: int) -> Tensor:
             part = batch[0] if isinstance(batch, (tuple, list)) else batch
             if not isinstance(part, Tensor):
                 raise ValueError(
-                    f"inputs: the loader yields {type(part).__name__}; yield tensors, e.g. "
-                    '(batch["pixel_values"] for batch in loader)'
+                    f"inputs: the loader yields {type(part).__name__}; use one that yields tensors"
                 )
             parts.append(part)
             count += len(part)
@@ -73,13 +72,11 @@ def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
         part = part.to(home.device, home.dtype if part.is_floating_point() else part.dtype)
     if not isinstance(part, Tensor):
         raise ValueError(
-            f"{where}: got {type(part).__name__}; pass {LAYOUT}, or a DataLoader (for a list of "
-            "batches, torch.cat(batches))"
+            f"{where}: got {type(part).__name__}; pass {LAYOUT}, a DataLoader or torch.cat(batches)"
         )
     if name and not part.is_floating_point():
         raise ValueError(
-            f"{where} is {part.dtype}, but paths need floating-point inputs: pass masks as "
-            "context, ed.Field.of(model, inputs, context={name: mask})"
+            f"{where} is {part.dtype}: convert to float, or pass masks as context={{name: mask}}"
         )
     return part
 

@@ -25,8 +25,7 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
     if not fits or (soft and labels.dim() < 2):
         got = f"{tuple(labels.shape)} and {labels.dtype}" if tensor else type(labels).__name__
         raise ValueError(
-            f"labels: got {got}; pass class indices, shape ({size},) and torch.int64, or "
-            f"probabilities ({size}, C)"
+            f"labels: got {got}; use ({size},) and torch.int64, or probabilities ({size}, C)"
         )
     if not readable(labels):
         return
@@ -34,8 +33,8 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
         valid = _probable(labels, 1 if class_dim is None else class_dim)
         if not valid.all():
             raise ValueError(
-                f"labels: row {(~valid).nonzero()[0, 0].item()} is not a probability distribution; "
-                "apply softmax to logits, or pass class indices as torch.int64"
+                f"labels: row {(~valid).nonzero()[0, 0].item()} does not hold probabilities; apply "
+                "softmax, or pass class indices as torch.int64"
             )
     elif (labels < 0).any():
         raise ValueError(
@@ -53,8 +52,7 @@ def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Te
         rows = by_position(labels, class_dim)
         if rows.shape[-1] != classes:
             raise ValueError(
-                f"labels: got probabilities of {rows.shape[-1]} classes for a model with "
-                f"{classes}; use shape ({len(labels)}, {classes})"
+                f"labels: got {rows.shape[-1]} classes; the model needs ({len(labels)}, {classes})"
             )
         valid = _probable(rows, -1)
     else:
@@ -63,8 +61,7 @@ def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Te
         valid = rows.any(-1)
         if readable(labels) and not valid.all():
             raise ValueError(
-                f"labels: {labels[~valid][0].item()} is outside the model's {classes} classes; "
-                f"use 0 to {classes - 1}"
+                f"labels: {labels[~valid][0].item()} is not a class; use 0 to {classes - 1}"
             )
     if not readable(labels):
         assert_on_device(

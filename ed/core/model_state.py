@@ -51,10 +51,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def run_again(model: nn.Module) -> contextlib.AbstractContextManager:
-    """Context for re-running this forward pass in its original modes (activation checkpointing).
-
-    Batch norm does not count the batch twice.
-    """
+    """Context for re-running a forward pass in its original modes, without updating batch norm."""
     modules, norms = list(model.modules()), batch_norms(model)
     training = [module.training for module in modules]
     tracking = [norm.track_running_stats for norm in norms]

@@ -23,8 +23,7 @@ def pick(returned, output: str | int | None = None) -> Tensor:
         return found
     if hasattr(returned if found is None else found, "__array__"):
         raise ValueError(
-            "outputs: the model returns a numpy array; use "
-            "ed.Field.of(lambda x: torch.as_tensor(model(x)), x)"
+            "outputs: got numpy; use ed.Field.of(lambda x: torch.as_tensor(model(x)), x)"
         )
     kind, keys = type(returned).__name__, isinstance(returned, Mapping)
     if output is not None:
@@ -40,19 +39,17 @@ def check_outputs(outputs: Tensor, *, softmax: bool, class_dim: int | None = Non
     shape = tuple(outputs.shape)
     if outputs.dim() == 1:
         raise ValueError(
-            f"outputs: the model returns {shape}, but (N, C) is needed; add a dimension, "
+            f"outputs: got {shape} instead of (N, C); add a dimension, "
             "ed.Field.of(lambda x: model(x)[:, None], x, module=model), and set softmax=False"
         )
     if outputs.dim() != 2 and class_dim is None:
         raise ValueError(
-            f"outputs: the model returns {shape}, but (N, C) is needed; set class_dim, e.g. "
-            "class_dim=1 for (N, C, H, W) or class_dim=-1 for (N, T, C)"
+            f"outputs: got {shape} instead of (N, C); set class_dim, e.g. 1 for (N, C, H, W)"
         )
     last = outputs.dim() - 1
     if class_dim is not None and not (1 <= class_dim <= last or -last <= class_dim <= -1):
         raise ValueError(
-            f"class_dim={class_dim}: outputs are {shape}, batch first; use 1 to {last}, or -1 for "
-            "the last"
+            f"class_dim={class_dim}: outputs are {shape}, batch first; use 1 to {last}, or -1"
         )
     if softmax and outputs.shape[1 if class_dim is None else class_dim] == 1:
         raise ValueError(
@@ -75,10 +72,7 @@ def by_path(outputs: Tensor, paths: int, class_dim: int | None = None) -> Tensor
 
 
 def beside(values: Tensor, own: Tensor, dims: int) -> Tensor:
-    """`own`, one entry per path (P, ...) or shared (`dims` dimensions), to broadcast with values.
-
-    Values (P, S, n, C) have positions, so per-path entries get a dimension for them.
-    """
+    """Per-path entries (P, ...), or shared ones with `dims` dimensions, to broadcast with values."""
     return own.unsqueeze(1) if values.dim() == 4 and own.dim() > dims else own
 
 

@@ -47,8 +47,8 @@ def principal_scores(values: Tensor, components: int, *, detach: bool = False) -
 def check_components(components: int, resolution: int) -> None:
     if count("components", components) > resolution - 1:
         raise ValueError(
-            f"components={components}: {resolution} centred points span at most {resolution - 1} "
-            f"directions; use 1 to {resolution - 1}, none, or a larger resolution"
+            f"components={components}: {resolution} nodes span {resolution - 1} directions; use at "
+            f"most {resolution - 1}, or a larger resolution"
         )
 
 
@@ -58,8 +58,7 @@ def check_directions(components: int | None, outputs: int, *, softmax: bool) -> 
     if components is not None and components > possible:
         what = f"probabilities of {outputs} classes" if softmax else f"{outputs} outputs"
         raise ValueError(
-            f"components={components}: {what} vary in at most {possible} directions, and ED_norm "
-            f"of the rest would be rounding error; use components <= {possible}"
+            f"components={components}: {what} vary in {possible} directions; use at most {possible}"
         )
 
 

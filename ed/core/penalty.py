@@ -71,8 +71,8 @@ class Paths:
         representation.check(outputs, softmax=softmax, class_dim=class_dim)
         if len(outputs) != len(self.field.x):
             raise ValueError(
-                f"outputs: got {len(outputs)} rows for {len(self.field.x)} path points; pass only "
-                "the outputs at paths.field, e.g. paths.field.apart()"
+                f"outputs: got {len(outputs)} rows for {len(self.field.x)} path points; pass "
+                "paths.field.apart()"
             )
         # softmax and fit lose too much in bf16
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
@@ -83,8 +83,7 @@ class Paths:
         if self.labels:
             if classes == 1:
                 raise ValueError(
-                    "labels: the model has only one output; leave labels out, or pad it to two "
-                    f"logits, {TWO_LOGITS}"
+                    f"labels: the model has only one output; leave labels out, or use {TWO_LOGITS}"
                 )
             ends = (targets(label, classes, class_dim=class_dim) for label in self.labels)
             values = anchor(values, *ends)
@@ -156,6 +155,5 @@ def check_anchored(resolution: int) -> None:
     """Raises ValueError if label anchoring leaves no node for the network."""
     if resolution < 3:
         raise ValueError(
-            f"resolution={resolution}: label anchoring takes both ends of a path; use at least 3 "
-            "nodes, or no labels (anchored=false)"
+            f"resolution={resolution}: labels take both ends of a path; use at least 3 nodes"
         )

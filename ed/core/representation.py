@@ -60,10 +60,7 @@ class Representation:
         choice("basis", self.basis, BASES)
         choice("scale", self.scale, SCALES)
         if self.scale != "paper" and self.weighting != "raw":
-            raise ValueError(
-                f"scale={self.scale}: applies to raw ED, not to weighting={self.weighting}; use "
-                "scale=paper"
-            )
+            raise ValueError(f"scale={self.scale}: weighting={self.weighting} needs scale=paper")
         choice("weighting", self.weighting, WEIGHTINGS)
         count("resolution", self.resolution, least=2)
         count("degree", self.degree, least=0)
@@ -136,11 +133,7 @@ def sample_pairs(
 def stratified_pairs(
     size: int, pairs: int, *, generator: torch.Generator | None = None, device=None
 ) -> tuple[Tensor, Tensor]:
-    """Pairs from random permutations, `size // 2` from each: two tensors (pairs,).
-
-    With `size // 2` pairs and an even size, every example is used once. No example is paired with
-    itself.
-    """
+    """Disjoint pairs from random permutations, `size // 2` from each: two tensors (pairs,)."""
     _check_pairs(size, pairs, possible=size * size)
     half = size // 2  # an odd size leaves one example out of each permutation
     how = {"device": device, **_drawn_from(generator)}
@@ -156,8 +149,7 @@ def _check_pairs(size: int, pairs: int, *, possible: int) -> None:
     count("pairs", pairs)
     if size < 2:
         raise ValueError(
-            f"paths need at least 2 examples, got a batch of {size}; if an epoch ends with a "
-            "smaller batch, use DataLoader(drop_last=True)"
+            f"inputs: paths need at least 2 examples, got {size}; try DataLoader(drop_last=True)"
         )
     if pairs > possible:
         raise ValueError(

@@ -30,8 +30,33 @@ class Curve:
     outputs: list[int]
 
 
+class _Mean:
+    """Mean over paths and its uncertainty, from values (P,) on paths between `ends` (2, P)."""
+
+    values: Tensor
+    ends: Tensor
+
+    @property
+    def mean(self) -> float:
+        return self.values.mean().item()
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the mean; nan for a single path."""
+        return standard_error(self.values, self.ends)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the mean."""
+        half = NORMAL_95 * self.standard_error
+        return self.mean - half, self.mean + half
+
+    def __float__(self) -> float:
+        return self.mean
+
+
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(_Mean):
     """Effective degree of a model.
 
         result = ed.estimate(model, x)
@@ -58,20 +83,6 @@ class Estimate:
     curves: tuple[Curve, ...] = field(default=(), repr=False)
 
     @property
-    def mean(self) -> float:
-        return self.values.mean().item()
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the mean; nan for a single path."""
-        return standard_error(self.values, self.ends)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the mean."""
-        return _interval(self.mean, self.standard_error)
-
-    @property
     def passes(self) -> int:
         """Number of points at which the model was evaluated."""
         if self.points is None:
@@ -85,9 +96,6 @@ class Estimate:
     def __str__(self) -> str:
         error = with_error(self.mean, self.standard_error)
         return f"{self.symbol} {error} ({len(self.values)} paths)"
-
-    def __float__(self) -> float:
-        return self.mean
 
     def __format__(self, spec: str) -> str:
         return format(self.mean, spec) if spec else str(self)
@@ -119,33 +127,20 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(_Mean):
     """Difference in effective degree of two models on the same paths: first - second."""
 
     first: Estimate
     second: Estimate
 
     @property
-    def values(self) -> Tensor:
+    def values(self) -> Tensor:  # type: ignore[override]
         """(P,), difference on each path."""
         return self.first.values - self.second.values
 
     @property
-    def mean(self) -> float:
-        return self.values.mean().item()
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the mean difference; the variance that both share cancels."""
-        return standard_error(self.values, self.first.ends)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the mean difference."""
-        return _interval(self.mean, self.standard_error)
-
-    def __float__(self) -> float:
-        return self.mean
+    def ends(self) -> Tensor:  # type: ignore[override]
+        return self.first.ends
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -180,7 +175,3 @@ def with_error(mean: float, error: float) -> str:
     known = math.isfinite(error) and error > 0
     digits = max(0, 1 - math.floor(math.log10(error))) if known else 4
     return f"{mean:.{digits}f} +- {error:.{digits}f}"
-
-
-def _interval(mean: float, error: float) -> tuple[float, float]:
-    return mean - NORMAL_95 * error, mean + NORMAL_95 * error

@@ -33,13 +33,11 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise ValueError(
-            f"from_text: {type(model).__name__} is an encoder-decoder; build the field yourself, "
-            "ed.Field(forward, embeddings, context, module=model)"
+            f"from_text: {type(model).__name__} is an encoder-decoder; build an ed.Field yourself"
         )
     if not hasattr(model, "get_input_embeddings"):
         raise ValueError(
-            f"from_text: {type(model).__name__} has no get_input_embeddings(); use "
-            "ed.Field.at_layer(model, name_of_the_embedding, ids)"
+            f"from_text: {type(model).__name__} has no get_input_embeddings(); use Field.at_layer"
         )
     ids = batch["input_ids"]
     context = {name: batch[name] for name in TEXT_CONTEXT if name in batch}
@@ -95,8 +93,7 @@ def _check_bypass(source: Field, field: Field, features, layer: str) -> None:
     scale = expected.abs().max()
     if (found - expected).abs().max() > 1e-3 * scale:
         raise ValueError(
-            f"at_layer: part of the network bypasses {layer!r}; use a layer behind the point where "
-            "the branches join"
+            f"at_layer: part of the network bypasses {layer!r}; use a layer where branches join"
         )
 
 
@@ -123,8 +120,7 @@ def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
         handle.remove()
     if len(found) != 1 or not isinstance(found[0], Tensor):
         raise ValueError(
-            f"at_layer: {layer!r} runs {len(found)} times per pass or returns no tensor; use a "
-            "layer that runs once"
+            f"at_layer: {layer!r} must run once per pass, not {len(found)} times, with a tensor"
         )
 
 

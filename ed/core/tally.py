@@ -118,6 +118,5 @@ def check_finite(values: Tensor) -> None:
     bad = int((~values.isfinite()).sum())
     if bad:
         raise ValueError(
-            f"outputs: not finite on {bad} of {len(values)} paths; check the weights and the scale "
-            "of the inputs"
+            f"outputs: not finite on {bad} of {len(values)} paths; check weights and input scale"
         )

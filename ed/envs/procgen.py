@@ -135,10 +135,7 @@ class EnvPoolGames(Games):
         return frames, rewards, dones, levels
 
     def _exchange(self, copies: np.ndarray, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """The pool's `step` without its Python overhead, a ninth of the time of a rollout.
-
-        Lanes share one interpreter, so each would also wait for the overhead of the others.
-        """
+        """The pool's `step` without its Python overhead, for which all lanes would wait."""
         self._pool._send([copies, copies, actions])  # env ids, player ids (the same), actions
         return dict(zip(self._pool._state_keys, self._pool._recv(), strict=True))
 

@@ -57,10 +57,7 @@ def supported(block: nn.Module) -> bool:
 def run(
     blocks: Sequence[nn.Module] | nn.Sequential, x: Tensor, *, first_only: bool = False
 ) -> Tensor:
-    """Outputs of the blocks (B, N, C), or (B, 1, C) for only the first token (`first_only`).
-
-    The first token needs the others only up to the attention of the last block.
-    """
+    """Outputs of the blocks (B, N, C), or (B, 1, C) for only the first token (`first_only`)."""
     rest = None
     for number, block in enumerate(blocks, start=1):
         x, rest = _block(block, x, rest, first_only and number == len(blocks))

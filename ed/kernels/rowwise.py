@@ -29,11 +29,8 @@ def gelu(x: Tensor, offset: Tensor) -> Tensor:
 
 
 def _programs(x: Tensor, kernel: str) -> int:
-    """Number of programs that share the rows of x, at most one per row.
-
-    Passed to the operators as an argument, so that cached compiled code keeps its shapes when
-    launch settings change.
-    """
+    """Number of programs that share the rows of x, at most one per row."""
+    # an argument of the operators: cached compiled code must keep its shapes if PROGRAMS changes
     return min(x.numel() // x.shape[-1], PROGRAMS[kernel])
 
 

@@ -74,10 +74,7 @@ def add_norm_gradient(
 
 @triton.jit
 def normal(x):
-    """Density and distribution function of the standard normal, to 1e-7.
-
-    Abramowitz and Stegun 7.1.26: both share one exponential, while erf would need its own.
-    """
+    """Standard normal density and distribution, to 1e-7 (Abramowitz and Stegun 7.1.26)."""
     bell = tl.exp2(x * x * -0.7213475204444817)  # exp(-x^2 / 2)
     t = 1 / (1 + 0.23164188588 * tl.abs(x))  # 0.3275911 / sqrt(2)
     series = 1.421413741 + t * (-1.453152027 + t * 1.061405429)

@@ -48,10 +48,7 @@ def in_groups(measures: dict[str, Measure]) -> list[dict[str, Measure]]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Eval mode; restores modes, weights, buffers and random state bitwise.
-
-    Measures never write to `.grad`.
-    """
+    """Eval mode; restores modes, weights, buffers and random state bitwise, but not `.grad`."""
     state = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().clone() for tensor in state]
     devices = {tensor.device.index for tensor in state if tensor.device.type == "cuda"}

@@ -63,20 +63,17 @@ class EffectiveDegree(Measure):
     def check(self, task) -> None:
         if self.outputs == "softmax" and not task.has_logits:
             raise ValueError(
-                f"measures: outputs=softmax: {type(task).__name__} learns values, not logits; set "
-                "outputs=raw"
+                f"measures: outputs=softmax: {type(task).__name__} has no logits; set outputs=raw"
             )
         size = task.num_examples  # 0 if unknown before the data is read
         possible = size * (size - 1) // 2
         if size > 0 and self.pairs > possible:
             raise ValueError(
-                f"measures: pairs={self.pairs}: {size} training examples form only {possible} "
-                f"pairs; use at most {possible}"
+                f"measures: pairs={self.pairs}: {size} examples form {possible} pairs; use fewer"
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
-                "measures: endpoints=noise: needs an image task with task.space=input; set "
-                "endpoints=examples"
+                "measures: endpoints=noise: needs an image task with task.space=input; use examples"
             )
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:

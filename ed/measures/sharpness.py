@@ -161,7 +161,7 @@ def worst_case(surface: Surface, rho: float, steps: int) -> float:
 
     Starts at the centre with momentum and steps of length 2 rho. A checkpoint halves the length and
     returns to the best point if fewer than three quarters of the steps since the last checkpoint
-    went up, or if neither the length nor the best loss has changed since then.
+    went up, or if that one did not halve it and the best loss has not improved since.
     """
     checkpoints, length = _checkpoints(steps), 2 * rho
     point = before = best = [torch.zeros_like(w) for w in surface.centre]

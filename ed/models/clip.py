@@ -54,10 +54,7 @@ class Towers(nn.Module):
 
 
 class ClipClassifier(nn.Module):
-    """Image tower, l2-normalised features, linear head: images -> logits (N, classes).
-
-    The head starts with weights `rows` (classes, features) and zero bias.
-    """
+    """Image tower, l2-normalised features, linear head with weights `rows`: images -> logits."""
 
     def __init__(self, visual: nn.Module, rows: Tensor):
         super().__init__()
@@ -79,8 +76,7 @@ class ClipClassifier(nn.Module):
         """Pixels -> features after the embedding ("embedding") or the first block ("block1")."""
         if not hasattr(self.visual, "transformer"):
             raise ValueError(
-                f"task.space={space}: {type(self.visual).__name__} has no inner spaces; set "
-                "task.space=input"
+                f"task.space={space}: {type(self.visual).__name__} has no inner spaces; use input"
             )
         x = self.visual._embeds(x)
         return self.visual.transformer.resblocks[0](x) if space == "block1" else x
@@ -119,8 +115,7 @@ def classifier(
     texts = captions(prompts)
     if len(texts) != classes:
         raise ValueError(
-            f"model.prompts={prompts} names {len(texts)} classes, but task.classes={classes}; use "
-            "prompts for the task's classes"
+            f"model.prompts={prompts} names {len(texts)} classes, but task.classes={classes}"
         )
     given = f"model.weights={weights}"
     state = {} if weights == "random" else _weights(architecture, weights)
@@ -167,8 +162,7 @@ def tokenise(texts: list[list[str]], length: int) -> Tensor:
     longest = int((tokens != 0).sum(1).max())
     if longest > length:
         raise ValueError(
-            f"model.architecture.text_cfg.context_length={length}: a caption has {longest} tokens; "
-            f"use at least {longest}"
+            f"model.architecture.text_cfg.context_length={length}: a caption has {longest} tokens"
         )
     return tokens[:, :length].unflatten(0, (len(texts), -1))
 

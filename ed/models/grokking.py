@@ -113,11 +113,7 @@ class Block(nn.Module):
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """F.scaled_dot_product_attention for sequences of a few tokens: (N, heads, L, d) each.
-
-    Attention kernels took 0.34 of 0.79 ms of a step with four tokens; fused sums of products take
-    almost no time.
-    """
+    """Causal attention (N, heads, L, d) for few tokens, faster there than fused kernels."""
     scores = (query[..., :, None, :] * key[..., None, :, :]).sum(-1) * query.shape[-1] ** -0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     weights = scores.masked_fill(later, -torch.inf).softmax(-1)

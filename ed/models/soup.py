@@ -17,10 +17,7 @@ RECIPES = "hparam_info.json"  # from their repository: {"model_1": {"lr": ..., "
 def soup_member(
     folder: str, *, index: int, architecture: str | Mapping, classes: int
 ) -> ClipClassifier:
-    """Loads `model_<index>.pt` from a folder; text tower weights in the file are ignored.
-
-    Sets `recipe` from the list of recipes if it lies beside the models.
-    """
+    """Loads `model_<index>.pt` without its text tower, and its `recipe` if the folder has it."""
     path = Path(folder).expanduser() / f"model_{index}.pt"
     given = f"model.folder={folder} model.index={index}"
     if not path.is_file():

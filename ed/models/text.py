@@ -83,10 +83,7 @@ class _Given(nn.Module):
 
 
 def checkpoint_source(name: str) -> str:
-    """$ED_CHECKPOINTS/name if that folder exists, else `name`.
-
-    The location of a model is not part of a run's settings.
-    """
+    """$ED_CHECKPOINTS/name if that folder exists, else `name`."""
     root = os.environ.get("ED_CHECKPOINTS")
     if root and (Path(root).expanduser() / name).is_dir():
         return str(Path(root).expanduser() / name)
@@ -105,8 +102,7 @@ def load_classifier(checkpoint: str, classes: int, given: str) -> nn.Module:
             return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
     except RuntimeError as error:  # only reports a size mismatch
         raise ValueError(
-            f"{given}: the head does not fit model.classes={classes}; give a checkpoint without a "
-            "head, or one for this task"
+            f"{given}: its head does not fit model.classes={classes}; use a checkpoint without one"
         ) from error
     except (OSError, ValueError) as error:
         raise ValueError(

@@ -15,10 +15,7 @@ PREFIXES = re.compile(r"^((module|_orig_mod)\.)+")  # from DataParallel and torc
 
 
 def read_weights(path: Path, given: str) -> dict[str, Tensor]:
-    """State dict from our checkpoints (last.pt), torch files or safetensors files.
-
-    `given` is the option that names the file, for messages.
-    """
+    """State dict of a last.pt, torch or safetensors file; `given` names it in messages."""
     if not path.is_file():
         raise FileNotFoundError(f"{given}: no such file")
     try:

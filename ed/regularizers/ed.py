@@ -73,8 +73,7 @@ class EDRegularizer(Regularizer):
         check_two_examples(task, parts, "paths need")
         if not task.has_logits:
             raise ValueError(
-                f"regularizer=ed: needs class probabilities, but {type(task).__name__} is a "
-                "regression; set regularizer=none"
+                f"regularizer=ed: {type(task).__name__} has no classes; set regularizer=none"
             )
         most = parts * (task.batch_size // parts) ** 2
         if self.pairs is not None and self.pairs > most:
@@ -84,18 +83,15 @@ class EDRegularizer(Regularizer):
             )
         if self.pairs is not None and self.pairs % parts:
             raise ValueError(
-                f"regularizer.pairs={self.pairs}: must be a multiple of {parts} for a batch"
-                f"{cut(parts)}; or use null for half the batch"
+                f"regularizer.pairs={self.pairs}: use a multiple of {parts} for a batch{cut(parts)}"
             )
         if self.anchored and not task.has_labels:
             raise ValueError(
-                f"regularizer.anchored=true: {type(task).__name__} has no labels; set "
-                "regularizer.anchored=false"
+                f"regularizer.anchored=true: {type(task).__name__} has no labels; use false"
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
-                "regularizer.endpoints=noise: needs an image task with task.space=input; set "
-                "regularizer.endpoints=batch"
+                "regularizer.endpoints=noise: needs an image task with task.space=input; use batch"
             )
 
     def variant(self, step: int) -> int:

@@ -35,11 +35,7 @@ class Jacobian(Regularizer):
         self.width: int | None = None  # number of outputs, once known
 
     def compile(self, model: nn.Module) -> None:
-        """Compiles the forward pass together with its first derivative.
-
-        Compiled graphs support only one backward pass, so the graph must contain the first
-        derivative.
-        """
+        """Compiles the forward pass with its first derivative, as graphs allow one backward."""
         if batch_norms(model):
             reason = "torch.func does not support the running statistics of batch norm"
             logger.info("this step is not compiled: %s", reason)
