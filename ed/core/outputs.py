@@ -72,7 +72,7 @@ def by_path(outputs: Tensor, paths: int, class_dim: int | None = None) -> Tensor
 
 
 def beside(values: Tensor, own: Tensor, dims: int) -> Tensor:
-    """Per-path entries (P, ...), or shared ones with `dims` dimensions, to broadcast with values."""
+    """Adds a positions dimension to per-path entries; shared ones have `dims` dimensions."""
     return own.unsqueeze(1) if values.dim() == 4 and own.dim() > dims else own
 
 
