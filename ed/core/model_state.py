@@ -28,7 +28,7 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 
 def evaluating(model: nn.Module) -> contextlib.AbstractContextManager:
-    """Eval mode for all submodules; each gets its own mode back, as a model may mix both."""
+    """Eval mode for all submodules; restores the mode of each, as models may mix modes."""
     return _attribute(list(model.modules()), "training", False)
 
 

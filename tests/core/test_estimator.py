@@ -123,10 +123,10 @@ def test_standard_error_is_the_spread_over_other_examples():
     settings = {"pairs": 100, "resolution": 8, "degree": 4, "softmax": False}
     results = [ed.estimate(lambda v: v.square(), pool, **settings) for pool in x]
     spread = torch.tensor([result.mean for result in results]).std().item()
-    told = torch.tensor([result.standard_error for result in results]).square().mean().sqrt()
+    reported = torch.tensor([result.standard_error for result in results]).square().mean().sqrt()
     alone = torch.stack([result.values.var() / 100 for result in results]).mean().sqrt()
     assert spread > 1.6 * alone  # the naive standard error is too small
-    assert told.item() == pytest.approx(spread, rel=0.25)
+    assert reported.item() == pytest.approx(spread, rel=0.25)
 
 
 def test_standard_error_falls_with_the_number_of_paths():
@@ -193,7 +193,7 @@ def test_the_module_of_a_field_is_measured_in_eval_mode():
         assert torch.equal(ed.estimate(field, pairs=20).values, expected.values)
     assert all(module.training for module in model.modules())
     hidden = ed.estimate(lambda p: model(p), x, pairs=20)
-    assert hidden.mean > 2 * expected.mean  # so the docstring asks for the module
+    assert hidden.mean > 2 * expected.mean  # hence the advice in the docstring
 
 
 class Bag(nn.Module):

@@ -172,8 +172,8 @@ def test_mixup_equals_soft_label_cross_entropy(alpha, per_example):
     lam = method.draw(BATCH if per_example else 1, batch["x"], draw).expand(BATCH)
     assert len(lam.unique()) == (BATCH if per_example else 1)
     assert not torch.equal(partner, torch.arange(BATCH))
-    picture = lam.view(-1, 1, 1, 1)
-    x = picture * batch["x"] + (1 - picture) * batch["x"][partner]
+    weight = lam.view(-1, 1, 1, 1)
+    x = weight * batch["x"] + (1 - weight) * batch["x"][partner]
     target = F.one_hot(batch["label"], CLASSES).double()
     target = lam[:, None] * target + (1 - lam)[:, None] * target[partner]
     torch.testing.assert_close(loss, F.cross_entropy(model(x), target))
