@@ -54,7 +54,7 @@ class UniformNodes:
 
     Anchored: the first node is 0 and the last is 1. If draws nearly coincide and K = r - 1, ED is
     hundreds of times as sensitive to an output as at Chebyshev nodes, so avoid them in training.
-    Even nodes are 44 times as sensitive for r = 15, and no more so for r = 4 (scripts/theory.py).
+    Even nodes are 44 times as sensitive at r = 15, and equally at r = 4 (scripts/theory.py).
     """
 
     even: bool = False

@@ -117,8 +117,8 @@ def penalty(
             inputs, interpolated together.
         labels: for label-anchored ED: (B,) class indices, or (B, C) probabilities. A wrong index
             raises ValueError on the CPU (RuntimeError if compiled). On a CUDA device it fails a
-            device-side assertion, which prints the reason and ends the process. On other devices
-            the penalty is nan.
+            device-side assertion, which prints the reason; the process must then restart. On
+            other devices the penalty is nan.
         pairs: number of random paths; half the batch by default, as in the paper.
         representation: how paths are fitted.
         softmax: fit probabilities, as in the paper. Set it to False for regression (without

@@ -56,8 +56,8 @@ def warn_if_misread(outputs: Tensor, *, softmax: bool, class_dim: int | None, le
     """Warns about outputs that make the estimate misleading."""
     if outputs.dtype in (torch.bfloat16, torch.float16):
         warnings.warn(
-            f"outputs are {outputs.dtype}: rounding makes ED too high, up to twice in bfloat16; "
-            "measure model.float() on inputs.float(), outside autocast",
+            f"outputs are {outputs.dtype}: rounding can double ED; measure model.float() on "
+            "inputs.float(), outside autocast",
             stacklevel=level,
         )
     total = outputs.sum(-1 if class_dim is None else class_dim, dtype=torch.float32)
