@@ -72,7 +72,7 @@ def test_contexts_without_a_meaningful_maximum_are_rejected(name, context):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_code_rejects_them_as_well(backend):
+def test_compiled_code_rejects_such_contexts(backend):
     x, keep = uniform(9, 4), torch.ones(9, 4)
 
     @torch.compile(backend=backend, fullgraph=True)

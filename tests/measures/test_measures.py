@@ -18,7 +18,6 @@ from ed.core.estimator import PROTOCOL, estimate, estimate_each
 from ed.core.field import Field
 from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation
-from ed.engine.check import check
 from ed.engine.compose import CONFIGS, compose_config
 from ed.engine.loop import Interrupted, _Session
 from ed.engine.main import run
@@ -27,8 +26,6 @@ from ed.measures.degree import EffectiveDegree
 from ed.measures.gap import GeneralizationGap
 from ed.measures.norm import ParameterNorm
 from ed.measures.sharpness import TINY, Sharpness, _checkpoints, worst_case
-from ed.regularizers.base import Regularizer
-from ed.tasks.base import Task
 from tests.helpers.small import small_config, small_run, weights
 
 
@@ -299,11 +296,6 @@ def test_the_gap_is_train_minus_test_accuracy_of_all_examples_in_eval_mode():
     assert found == {"": 100 * right / 60 - test, "_train": 100 * right / 60, "_test": test}
 
 
-def test_the_gap_needs_a_task_with_an_accuracy():
-    with pytest.raises(ValueError, match=r"measures: .*eval/mse"):
-        GeneralizationGap().check(instantiate(compose_config(["task=pnn", "model=pnn"]).task))
-
-
 def test_norm_counts_every_parameter():
     model = network(norm=True).float()
     flat = nn.utils.parameters_to_vector(model.parameters()).double()
@@ -397,29 +389,6 @@ def test_the_model_is_restored_when_a_measure_fails():
     assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: EffectiveDegree(outputs="tanh"), "outputs=tanh"),
-        (lambda: EffectiveDegree(endpoints="dust"), "endpoints=dust"),
-        (lambda: EffectiveDegree(pairs=0), "pairs=0"),
-        (lambda: EffectiveDegree(basis="fourier"), "basis=fourier"),
-        (lambda: Sharpness(radii=()), "radii="),
-        (lambda: Sharpness(radii=(0.1, -1)), r"radii\[1\]=-1"),
-        (lambda: Sharpness(radii=0.1), r"radii=0.1"),
-        (lambda: Sharpness(radii=("a",)), r"radii\[0\]=a"),
-        (lambda: Sharpness(radii=(0.1,), method="luck"), "method=luck"),
-        (lambda: Sharpness(radii=(0.1,), batch_size=0), "batch_size=0"),
-        (lambda: Sharpness(radii=(0.1,), group=0), "group=0"),
-        (lambda: Sharpness(radii=(0.1,), examples=0), "examples=0"),
-        (lambda: GeneralizationGap(batch_size=0), "batch_size=0"),
-    ],
-)
-def test_impossible_measures_are_rejected(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
 def test_defaults_match_the_papers_protocol():
     """400 paths, r = 200 fixed nodes and K = 40, in Python and on the command line."""
     paper = {"resolution": 200, "degree": 40, "sampler": ChebyshevNodes(), "damping": 1e-6}
@@ -438,43 +407,6 @@ def test_every_setting_of_a_measure_has_a_key(choice):
     for name, leaf in compose_config([f"measures={choice}"]).measures.items():
         settings = {field.name for field in fields(get_class(leaf._target_))}
         assert set(leaf) - {"_target_"} == settings, name
-
-
-def test_tasks_without_examples_are_rejected_before_training():
-    cfg = compose_config([])
-    task = Task()
-    task.batch_size, task.metric = 10, "eval/acc"
-    check(cfg, task, Regularizer(), [ParameterNorm()])
-    with pytest.raises(ValueError, match=r"Task .*EffectiveDegree"):
-        check(cfg, task, Regularizer(), [ED])
-    with pytest.raises(ValueError, match=r"system.measure_every=0"):
-        check(compose_config(["system.measure_every=0"]), task, Regularizer())
-
-
-def test_more_paths_than_pairs_are_rejected_before_training():
-    cfg = compose_config(["task=grokking", "task.modulus=7"])
-    task = instantiate(cfg.task)
-    assert task.num_examples == 13
-    check(cfg, task, Regularizer(), [EffectiveDegree(pairs=13 * 12 // 2)])
-    with pytest.raises(ValueError, match=r"pairs=79: .*78"):
-        check(cfg, task, Regularizer(), [EffectiveDegree(pairs=79)])
-
-
-def test_regression_has_no_softmax():
-    """Neither the measure nor the penalty accepts it."""
-    cfg = compose_config(["task=pnn", "regularizer=ed", "regularizer.anchored=false"])
-    task = instantiate(cfg.task)
-    EffectiveDegree(outputs="raw").check(task)
-    with pytest.raises(ValueError, match=r"outputs=softmax: .*outputs=raw"):
-        EffectiveDegree().check(task)
-    with pytest.raises(ValueError, match="regularizer=ed: "):
-        instantiate(cfg.regularizer).check(task)
-
-
-def test_noise_endpoints_need_images():
-    task = instantiate(compose_config(["task.space=embedding", "model.patch=8"]).task)
-    with pytest.raises(ValueError, match="endpoints=noise"):
-        ALL["ed_noise"].check(task)
 
 
 def test_a_resumed_run_finishes_its_measures(tmp_path, monkeypatch):
