@@ -157,8 +157,7 @@ class Field:
         """Raises ValueError if the points cannot be interpolated."""
         if not self.x.is_floating_point():
             raise ValueError(
-                f"inputs are {self.x.dtype}: convert to float, or start from token embeddings "
-                "(ed.Field.from_text)"
+                f"inputs are {self.x.dtype}: use floats, or token embeddings (ed.Field.from_text)"
             )
         for name, value in self.context.items():
             if len(value) != len(self.x):

@@ -23,8 +23,7 @@ class Tally:
     """
 
     def __init__(self, representation: Representation, softmax: bool, class_dim: int | None):
-        self.representation, self.softmax = representation, softmax
-        self.class_dim = class_dim
+        self.representation, self.softmax, self.class_dim = representation, softmax, class_dim
         self.degrees: list[Tensor] = []
         self.spectra: list[Tensor] = []
         self.curves: list[Curve] = []
@@ -34,12 +33,8 @@ class Tally:
         settings = self.representation
         self.nodes, self.done, self.total, self.held, self.shown = nodes, 0, None, [], []
         if settings.components is None:
-            self.matrix = fit_matrix(
-                widened(nodes),
-                settings.degree,
-                basis=BASES[settings.basis],
-                damping=settings.damping,
-            )
+            how = {"basis": BASES[settings.basis], "damping": settings.damping}
+            self.matrix = fit_matrix(widened(nodes), settings.degree, **how)
 
     def take(self, outputs: Tensor, paths: int) -> None:
         """Adds outputs (P * n, ...) at the next n nodes of all paths in the group."""

@@ -51,14 +51,9 @@ class EffectiveDegree(Measure):
 
     @property
     def representation(self) -> Representation:
-        return Representation(
-            resolution=self.resolution,
-            degree=self.degree,
-            sampler=ChebyshevNodes(),
-            basis=self.basis,
-            components=self.components,
-            weighting=self.weighting,
-        )
+        names = ("resolution", "degree", "basis", "components", "weighting")
+        settings = {name: getattr(self, name) for name in names}
+        return Representation(sampler=ChebyshevNodes(), **settings)
 
     def check(self, task) -> None:
         if self.outputs == "softmax" and not task.has_logits:
