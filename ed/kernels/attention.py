@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-TOKENS, HEAD_SIZES = 257, (32, 64)  # most tokens, supported head sizes
+TOKENS, HEAD_SIZES = 257, (32, 64)  # maximum number of tokens, supported head sizes
 LAUNCH = {  # tile of tokens, and launch settings
     "forward": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
     "backward": {"BLOCK": 64, "num_warps": 4, "maxnreg": 168},

@@ -35,7 +35,10 @@ class Jacobian(Regularizer):
         self.width: int | None = None  # number of outputs, once known
 
     def compile(self, model: nn.Module) -> None:
-        """Compiles the forward pass with its first derivative, as graphs allow one backward."""
+        """Compiles the forward pass and its first derivative in one graph.
+
+        A compiled graph supports only one backward pass, which training needs.
+        """
         if batch_norms(model):
             reason = "torch.func does not support the running statistics of batch norm"
             logger.info("this step is not compiled: %s", reason)

@@ -28,7 +28,7 @@ class Sam(Regularizer):
         before = [weight.detach().clone() for weight in weights]
         with torch.no_grad():
             torch._foreach_add_(weights, self.ascent(named))
-        closure(update_statistics=False)  # the perturbed weights are not the model's
+        closure(update_statistics=False)  # batch norm must not track perturbed weights
         with torch.no_grad():
             torch._foreach_copy_(weights, before)  # in floats, (w + e) - e is not w
         optimizer.step()

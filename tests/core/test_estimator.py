@@ -332,7 +332,7 @@ def test_any_callable_can_be_measured():
     assert ed.estimate(out, x, pairs=10, sampler=Fixed(), resolution=50).mean > 0
 
 
-@pytest.mark.parametrize("examples", [6, 30])  # most of the pairs, and few of them
+@pytest.mark.parametrize("examples", [6, 30])  # dense and sparse draws
 def test_pairs_are_drawn_on_the_cpu_with_another_default_device(examples):
     torch.manual_seed(0)
     x, out = torch.randn(examples, 6), nn.Linear(6, 3)
