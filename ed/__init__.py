@@ -1,24 +1,23 @@
-"""Effective degree: how simple a network is, and a penalty that makes it simpler.
+"""Effective degree (ED): measure how simple a network is, and train it to be simpler.
 
     import ed
-    print(ed.estimate(model, images))                     # measure any module on your data
-    loss = task_loss + 7 * ed.penalty(model, x, labels)   # penalise it, label-anchored
+    print(ed.estimate(model, images))                     # measure any model on your data
+    loss = task_loss + 7 * ed.penalty(model, x, labels)   # label-anchored penalty
 
-Both take a module, a function, or a `Field`: a network from some inner space on, e.g. the word
-embeddings of a text classifier; and the settings of a `Representation`, one by one
-(`components=3`) or as one object. `estimate` returns an `Estimate`: mean, standard error, the value
-of each path, and the spectrum of coefficients. `compare` measures two models on the same paths.
+Both take a module, a function, or a `Field`, which starts inside a network, e.g. at word
+embeddings. Settings of the `Representation` are keywords (`components=3`) or one object. `estimate`
+returns an `Estimate`: mean, standard error, values per path, spectrum. `compare` measures two
+models on the same paths, and `load_run` opens a run folder of `train.py`.
 
-The steps by themselves: samplers of nodes (`RandomizedCosine`, `ChebyshevNodes`, `UniformNodes`,
-`StratifiedNodes`), bases (`chebyshev`, `legendre`), `fit`, `principal_scores`, and coefficients to
-degree (`effective_degree`, `normalised_degree`, `quadratic_degree`). `Paths` is for a loss that
-shares one forward pass with its penalty. `load_run` opens a run folder of `train.py`.
+Building blocks: samplers (`RandomizedCosine`, `ChebyshevNodes`, `UniformNodes`, `StratifiedNodes`),
+bases (`chebyshev`, `legendre`), `fit`, `principal_scores`, and degrees (`effective_degree`,
+`normalised_degree`, `quadratic_degree`). `Paths` lets loss and penalty share one forward pass.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` resolves these names
+if TYPE_CHECKING:  # at run time, `__getattr__` resolves these names
     from ed.core.bases import chebyshev as chebyshev
     from ed.core.bases import legendre as legendre
     from ed.core.degree import effective_degree as effective_degree
@@ -43,34 +42,25 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` re
 
 __version__ = "0.2.0"
 
-# Resolved on first use: `import ed` must not load torch for those who only read tables.
-_EXPORTS = {
-    "chebyshev": "ed.core.bases",
-    "legendre": "ed.core.bases",
-    "ChebyshevNodes": "ed.core.nodes",
-    "RandomizedCosine": "ed.core.nodes",
-    "StratifiedNodes": "ed.core.nodes",
-    "UniformNodes": "ed.core.nodes",
-    "fit": "ed.core.fit",
-    "effective_degree": "ed.core.degree",
-    "normalised_degree": "ed.core.degree",
-    "quadratic_degree": "ed.core.degree",
-    "principal_scores": "ed.core.pca",
-    "Field": "ed.core.field",
-    "Paths": "ed.core.penalty",
-    "penalty": "ed.core.penalty",
-    "Representation": "ed.core.representation",
-    "Comparison": "ed.core.result",
-    "Estimate": "ed.core.result",
-    "compare": "ed.core.estimator",
-    "estimate": "ed.core.estimator",
-    "LoadedRun": "ed.engine.main",
-    "load_run": "ed.engine.main",
+# Resolved on first use, so that `import ed` does not load torch.
+_MODULES = {
+    "ed.core.bases": "chebyshev legendre",
+    "ed.core.degree": "effective_degree normalised_degree quadratic_degree",
+    "ed.core.estimator": "compare estimate",
+    "ed.core.field": "Field",
+    "ed.core.fit": "fit",
+    "ed.core.nodes": "ChebyshevNodes RandomizedCosine StratifiedNodes UniformNodes",
+    "ed.core.pca": "principal_scores",
+    "ed.core.penalty": "Paths penalty",
+    "ed.core.representation": "Representation",
+    "ed.core.result": "Comparison Estimate",
+    "ed.engine.main": "LoadedRun load_run",
 }
+_EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_EXPORTS)
 
 
-if not TYPE_CHECKING:  # with it, type checkers would accept any name
+if not TYPE_CHECKING:  # type checkers would otherwise accept any name
 
     def __getattr__(name: str):
         if name not in _EXPORTS:

@@ -1,4 +1,4 @@
-"""A BERT with the ED penalty in Hugging Face's Trainer. python examples/huggingface_trainer.py"""
+"""BERT with the ED penalty in the Hugging Face Trainer. python examples/huggingface_trainer.py"""
 
 import tempfile
 
@@ -14,7 +14,7 @@ class MyTrainer(EDTrainer, Trainer):
 
 
 def sentences(count: int) -> list[dict[str, torch.Tensor]]:
-    """Random tokens; the label tells whether the first is among the upper half."""
+    """Random tokens; the label is 1 if the first token is in the upper half."""
     rows = torch.randint(100, (count, 12))
     return [{"input_ids": row, "labels": (row[0] > 49).long()} for row in rows]
 

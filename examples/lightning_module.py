@@ -1,4 +1,4 @@
-"""The ED penalty in a LightningModule, and ED in its logs. python examples/lightning_module.py"""
+"""Add the ED penalty to a LightningModule and log ED. python examples/lightning_module.py"""
 
 import lightning.pytorch as pl
 import torch

@@ -1,7 +1,7 @@
 """ED in the feature space of a timm backbone. python examples/timm_features.py [--pretrained]
 
-Paths run between the features of two images, and the field is the classifier behind them. With
-a DINO backbone: vit_small_patch14_dinov2.lvd142m instead of resnet18.
+Paths run between features of images, and the field is the classifier on top. For a DINO backbone,
+replace resnet18 by vit_small_patch14_dinov2.lvd142m.
 """
 
 import sys

@@ -1,1 +1,1 @@
-"""The numerics of effective degree. Imports torch alone, nothing else of ours."""
+"""The numerics of effective degree. Depends only on torch."""

@@ -1,17 +1,16 @@
 """Adaptive resolution: as many nodes as each path needs, as many paths as the error needs.
 
-A path is sampled at Chebyshev points of the second kind, N + 1 of them with N = K/4, K/2, K, 2K
-(11, 21, 41, 81 for K = 40), until the coefficients show that more would not change its ED, and at
-21 at least. The fixed protocol's own nodes, of the first kind, nest only by tripling; these nest by
-doubling and contain both ends, so no pass is repeated.
+A path is sampled at N + 1 Chebyshev points of the second kind, with N = K/4, K/2, K, 2K (11, 21,
+41, 81 points for K = 40), until its coefficients show that more points would not change ED. At
+least 21 points are used. These points nest when N doubles, so no forward pass is repeated; the
+fixed protocol's points, of the first kind, nest only when it triples.
 
-What is estimated stays the least-squares polynomial of degree K: below N = K the coefficients
-beyond N count as 0, and from N = K on the interpolant is cut at K. Two errors remain. Missing
-coefficients make ED smaller. Aliasing makes it larger: on N + 1 points T_k equals T_{2N-k}, so
-|c_k| comes out as |c_k + c_{2N-k}|. Both follow from the coefficients beyond N, extrapolated from
-those below by a power law: right for kinks (ReLU), too high for smooth functions. Where
-coefficients do not fall at all, 81 points alias more than 200 do, and ED comes out higher: by 1 %
-on the roughest network tried.
+The target is still the least-squares polynomial of degree K: for N < K, coefficients beyond N count
+as 0, and for N >= K the interpolant is cut at K. Two errors remain. Missing coefficients lower ED.
+Aliasing raises it: on N + 1 points T_k equals T_{2N-k}, so |c_k| becomes |c_k + c_{2N-k}|. Both are
+estimated from a power-law extrapolation of the coefficients, which is right for kinks (ReLU) and
+too high for smooth functions. If coefficients do not fall at all, 81 points alias more than 200
+do: ED was 1 % too high on the roughest network tried.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from ed.core.validate import optional, positive
 from ed.core.walk import measuring, outputs_on_paths, reporter, warn_if_misread
 
 TOLERANCE = 0.02  # relative to mean ED
-# From N = K on only aliasing is left. Its estimate is two to three times too high (measured), and
-# noisy on a single path: this multiple of the limit is allowed, also in the mean of a block.
+# For N >= K only aliasing remains. Its estimate is two to three times too high (measured) and noisy
+# on a single path, so this multiple of the limit is allowed, also for the mean of a block.
 ALIASING = 3
-CHANGE = 10  # limits between two levels at most: a rough path may look smooth at few points
+CHANGE = 10  # largest change between levels, in limits: a rough path can look smooth at few points
 DOUBLINGS = 3  # from N = K/4 to 2K
-BLOCK = 50  # paths refined together, and between two looks at the standard error
+BLOCK = 50  # paths refined together, between two checks of the standard error
 
 
 def ladder(representation: Representation) -> list[int]:
-    """The numbers of intervals N, each twice the one before."""
+    """Numbers of intervals N, each twice the previous one."""
     start = max(math.ceil(representation.degree / 4), representation.components or 0, 2)
     return [start * 2**doubling for doubling in range(DOUBLINGS + 1)]
 
@@ -67,7 +66,7 @@ def truncation_error(magnitudes: Tensor, degree: int) -> Tensor:
     """Estimated error of ED on each path, from mean |c_k| with k = 0..N: (P, N + 1) -> (P,).
 
     The means of |c_k| over the third and the last quarter give a power law for the coefficients
-    beyond N. What they add to ED up to `degree` is missing, and what they fold back is too much.
+    beyond N. Those up to `degree` are missing from ED, and those folded back are added wrongly.
     """
     last = magnitudes.shape[-1] - 1
     half, quarter = last // 2, last - last // 4
@@ -81,7 +80,7 @@ def truncation_error(magnitudes: Tensor, degree: int) -> Tensor:
     missing = (beyond * k[last + 1 :])[:, : max(0, degree - last)].sum(-1)
     top = min(degree, last - 1)
     seen, folded = magnitudes[:, 1 : top + 1], beyond.flip(-1)[:, 1 : top + 1]
-    # |c + a| of independent signs is sqrt(c^2 + a^2) in the mean; its share that is not c
+    # with independent signs, |c + a| is about sqrt(c^2 + a^2); subtract c
     excess = seen - (seen.square() - folded.square()).clamp_min(0).sqrt()
     return missing + (excess * k[1 : top + 1]).sum(-1)
 
@@ -98,8 +97,8 @@ def estimate_adaptively(
     seed: int,
     progress,
 ) -> Estimate:
-    """`ed.estimate(..., resolution="auto")`; the arguments are described there."""
-    from ed.core.estimator import draw_pairs  # it imports us on use
+    """Implements `ed.estimate(..., resolution="auto")`, which documents the arguments."""
+    from ed.core.estimator import draw_pairs  # circular import
 
     tolerance = TOLERANCE if tolerance is None else tolerance
     _check(representation, tolerance, target_se)
@@ -121,7 +120,7 @@ def estimate_adaptively(
                 break
     if target_se is not None and not error <= target_se:
         warnings.warn(
-            f"target_se={target_se:g}: the standard error of {done} paths is {error:.2g}; raise "
+            f"target_se={target_se:g}: {done} paths have a standard error of {error:.2g}; raise "
             "pairs",
             stacklevel=3,
         )
@@ -131,15 +130,14 @@ def estimate_adaptively(
 def _check(representation: Representation, tolerance: float, target_se: float | None) -> None:
     if representation.sampler != ChebyshevNodes():
         raise ValueError(
-            f'sampler={representation.sampler!r}: resolution="auto" places the nodes itself; use '
-            "the default sampler, or a number of nodes"
+            f'sampler={representation.sampler!r}: resolution="auto" has its own; leave sampler out'
         )
     positive("tolerance", tolerance)
     optional(positive, "target_se", target_se)
 
 
 class _Walk:
-    """Paths refined block by block, and the results so far."""
+    """Refines paths block by block and accumulates the results."""
 
     def __init__(self, source, representation, softmax, tolerance, *, chunk, pairs):
         self.source, self.representation, self.softmax = source, representation, softmax
@@ -150,7 +148,7 @@ class _Walk:
         self.spectrum, self.raw_total, self.curves = 0.0, 0.0, {}
 
     def refine(self, first: Tensor, second: Tensor) -> None:
-        """Walks a block of paths, each as finely as it needs."""
+        """Measures a block of paths, each with as many nodes as it needs."""
         levels, before = ladder(self.representation), len(self.values)
         self.values = torch.cat([self.values, self.values.new_zeros(len(first))])
         self.points = torch.cat([self.points, self.points.new_zeros(len(first))])
@@ -176,10 +174,7 @@ class _Walk:
         self.raw_total += raw.sum().item()
 
     def _limit(self, raw: Tensor) -> Tensor:
-        """Error allowed on a path: the tolerance, or half the standard error if that is less.
-
-        Errors of paths have the same sign, so their mean must stay below the standard error.
-        """
+        """Error allowed on a path: the tolerance, or half the standard error if that is less."""
         limit = self.tolerance * (self.raw_total + raw.sum()) / len(self.values)
         if len(raw) < 2:
             return limit
@@ -198,7 +193,7 @@ class _Walk:
         )
 
     def _outputs(self, first: Tensor, second: Tensor, nodes: Tensor) -> Tensor:
-        """What is fitted, at nodes (n,): (P, n, C), or (P, S, n, C)."""
+        """Outputs or probabilities at nodes (n,): (P, n, C), or (P, S, n, C)."""
         nodes = nodes.to(first.device, self.dtype)
         outputs = outputs_on_paths(self.source, first, second, nodes, self.chunk).flatten(0, 1)
         class_dim = self.source.class_dim
@@ -209,10 +204,7 @@ class _Walk:
         return values.softmax(-1) if self.softmax else values
 
     def _resolved(self, held: Tensor, intervals: int) -> tuple[Tensor, Tensor]:
-        """ED of each path at this level in Chebyshev's basis, and its estimated error: (P,) both.
-
-        For ED_norm in its own unit, as it also counts outputs that are small.
-        """
+        """ED of each path at this level, in the Chebyshev basis, and its estimated error: (P,)."""
         settings = self.representation
         values = (
             held if settings.components is None else principal_scores(held, settings.components)
@@ -226,7 +218,7 @@ class _Walk:
         return effective_degree(magnitudes[:, : settings.degree + 1]), errors
 
     def _finish(self, held: Tensor, intervals: int, paths: Tensor) -> None:
-        """Fits the interpolants at nodes of the first kind, as the fixed protocol does."""
+        """Fits the interpolants at points of the first kind, as the fixed protocol does."""
         count = max(intervals, self.representation.degree) + 1
         settings = replace(self.representation, resolution=count)
         nodes = settings.nodes(1, device="cpu", dtype=torch.float64)
@@ -237,7 +229,7 @@ class _Walk:
         self.points[paths] = intervals + 1
         self.spectrum += over_positions(coefficients.abs().mean(-2), 2).sum(0).cpu()
         nodes = points_of_second_kind(intervals)
-        if settings.components is not None:  # principal directions depend on where points lie
+        if settings.components is not None:  # principal directions depend on the nodes
             held, nodes = principal_scores(values, settings.components), settings.nodes(1)
         for row, path in enumerate(paths.tolist()):
             if path < PATHS_SHOWN:
@@ -245,6 +237,6 @@ class _Walk:
 
 
 def _interleaved(held: Tensor, between: Tensor) -> Tensor:
-    """Values at N + 1 points and at the N between them: (..., 2 N + 1, C)."""
+    """Merges values at N + 1 points with those at the N between: (..., 2 N + 1, C)."""
     pairs = torch.stack([held[..., :-1, :], between], dim=-2).flatten(-3, -2)
     return torch.cat([pairs, held[..., -1:, :]], dim=-2)

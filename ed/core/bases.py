@@ -14,7 +14,7 @@ def chebyshev(t: Tensor, degree: int) -> Tensor:
     """Chebyshev polynomials T_0..T_degree at t in [-1, 1]: (...,) -> (..., degree + 1)."""
     count("degree", degree, least=0)
     columns = [torch.ones_like(t), t]
-    for _ in range(degree - 1):  # differentiable at t = +-1, where the arccos form is not
+    for _ in range(degree - 1):  # unlike cos(k arccos t), differentiable at t = +-1
         columns.append(2 * t * columns[-1] - columns[-2])
     return torch.stack(columns[: degree + 1], dim=-1)
 

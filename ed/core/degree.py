@@ -1,6 +1,6 @@
-"""Effective degree: how simple a polynomial is, read off its coefficients.
+"""Effective degree of a polynomial from its coefficients.
 
-Sums over degrees are written out: a matrix product would run in bf16 or float16 under autocast.
+Uses sums instead of matrix products, which autocast would run in bf16 or float16.
 """
 
 import torch
@@ -19,11 +19,11 @@ def effective_degree(coefficients: Tensor) -> Tensor:
 
 
 def normalised_degree(coefficients: Tensor) -> Tensor:
-    r"""ED_norm(P) = \sum_k |c_k| k / \sum_k |c_k|, the constant term included below.
+    r"""ED_norm(P) = \sum_k |c_k| k / \sum_k |c_k|, with the constant term in the denominator.
 
-    Between 0 (constant) and K (pure degree K); unchanged when the polynomial is scaled. The zero
-    polynomial has degree 0, and so has one whose reciprocal would overflow in the backward pass:
-    softmax gives such outputs to classes that are out of the question.
+    Between 0 (constant) and K (pure degree K), and independent of the polynomial's scale. The zero
+    polynomial has degree 0. So have polynomials so small that the division would overflow in the
+    backward pass, such as softmax outputs of classes with vanishing probability.
     """
     magnitudes = coefficients.abs()
     total = magnitudes.sum(-1)
@@ -33,7 +33,7 @@ def normalised_degree(coefficients: Tensor) -> Tensor:
 
 
 def quadratic_degree(coefficients: Tensor) -> Tensor:
-    r"""\sum_k c_k^2 k, the quadratic weighting that the paper tried and found weaker."""
+    r"""\sum_k c_k^2 k, the quadratic weighting, which the paper found weaker."""
     return (coefficients.square() * _degrees(coefficients)).sum(-1)
 
 

@@ -1,4 +1,4 @@
-"""Measuring the effective degree of a trained model, within a memory budget."""
+"""Estimates the effective degree of a trained model within a memory budget."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = [
     "Estimate", "compare", "estimate", "estimate_each", "outputs_on_paths", "points_per_chunk",
 ]  # fmt: skip
 
-# The paper's protocol for trained models: r = 200, K = 40, 400 paths. It names no nodes: fixed ones
-# here, as they make the best conditioned fit.
+# The paper's protocol for trained models: r = 200, K = 40, 400 paths. It does not specify the
+# nodes; Chebyshev nodes give the best conditioned fit.
 PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
 WARNING_LEVEL = 4  # the caller of `estimate`
 
@@ -51,27 +51,27 @@ def estimate(
 
     Args:
         model: any callable from inputs (N, ...) to outputs (N, C), or a `Field` (then no inputs). A
-            module is put in eval mode meanwhile and left as it was found; a function hides its
-            module, so name it: `ed.Field.of(function, inputs, module=module)`.
-        inputs: the examples between which the paths run: a tensor (N, ...), where the model is and
-            scaled as it expects; a numpy array; a tuple or dict of these for several inputs, which
-            move together; or a shuffled DataLoader, of which the first 2 * pairs examples are used.
+            module runs in eval mode and gets its own mode back. For a function that calls a
+            module, pass `ed.Field.of(function, inputs, module=module)`.
+        inputs: the examples that the paths connect: a tensor (N, ...) on the model's device, scaled
+            as the model expects; a numpy array; a tuple or dict of these, interpolated together; or
+            a shuffled DataLoader, of which the first 2 * pairs examples are used.
         pairs: number of paths, between distinct pairs of examples.
         representation: how paths are fitted.
-        softmax: fit probabilities (the paper's raw ED) or the outputs as they are (its ED_norm,
-            together with weighting="normalised").
-        output: key, attribute or index of the outputs in what the model returns.
-        class_dim: dimension of the classes in outputs (N, C, H, W) or (N, T, V): softmax over it,
-            mean over positions.
-        memory_gib: bound on what a chunk of the forward passes and its fit may hold.
-        seed: of the pairs.
-        progress: True for a bar, or a function called with (paths done, paths in all).
-        tolerance: with resolution="auto", the error allowed on a path, relative to mean ED; 0.02
-            by default, and half the standard error where that is less.
+        softmax: fit probabilities (the paper's raw ED), or the raw outputs (its ED_norm, together
+            with weighting="normalised").
+        output: key, attribute or index of the outputs in the model's return value.
+        class_dim: class dimension of outputs (N, C, H, W) or (N, T, V): softmax over it, mean over
+            positions.
+        memory_gib: memory budget for a chunk of forward passes and its fit.
+        seed: seed for the choice of pairs.
+        progress: True for a bar, or a function called with (finished paths, all paths).
+        tolerance: with resolution="auto", error allowed on a path, relative to mean ED; by default
+            0.02, or half the standard error if that is less.
         target_se: with resolution="auto", stop adding paths at this standard error; `pairs` is
-            then the largest number.
+            then the maximum.
         changes: fields of the representation to change, e.g. resolution=50, degree=10, or
-            resolution="auto" for as many nodes as each path needs (`ed.core.adaptive`).
+            resolution="auto" to use as many nodes as each path needs (`ed.core.adaptive`).
     """
     source = as_field(model, inputs, output=output, class_dim=class_dim, examples=2 * pairs)
     how = {"pairs": pairs, "memory_gib": memory_gib, "seed": seed, "progress": progress}
@@ -84,7 +84,7 @@ def estimate(
         return estimate_adaptively(source, settings, softmax=softmax, **limits, **how)
     for name, value in (("tolerance", tolerance), ("target_se", target_se)):
         if value is not None:
-            raise ValueError(f'{name}={value}: needs resolution="auto"')
+            raise ValueError(f'{name}={value}: requires resolution="auto"')
     representation = replace(representation, **changes) if changes else representation
     return estimate_each(source, readings=[(representation, softmax)], **how)[0]
 
@@ -101,17 +101,19 @@ def compare(
         # ED 0.21 - 0.13 = 0.080 +- 0.011, 95 % interval [0.058, 0.1] (400 paths)
 
     Args:
-        first, second: as `model` in `estimate`; two fields must have as many examples.
-        settings: as in `estimate`, for both.
+        first, second: as `model` in `estimate`; two fields need the same number of examples.
+        settings: arguments of `estimate`, for both.
     """
     if settings.get("target_se") is not None:
-        raise ValueError("target_se: both models need the same paths; set pairs instead")
+        raise ValueError(
+            "target_se: cannot be used here, as both models need the same paths; set pairs"
+        )
     if not isinstance(first, Field) and not isinstance(inputs, (Tensor, tuple, dict, type(None))):
         examples = 2 * settings.get("pairs", 400)
-        inputs = Field.of(first, inputs, examples=examples).x  # a loader may shuffle anew
+        inputs = Field.of(first, inputs, examples=examples).x  # read a shuffling loader only once
     results = [estimate(model, inputs, **settings) for model in (first, second)]
     if not torch.equal(results[0].ends, results[1].ends):
-        raise ValueError("compare: the two fields have different numbers of examples")
+        raise ValueError("compare: the two fields must have the same number of examples")
     return Comparison(*results)
 
 
@@ -125,14 +127,14 @@ def estimate_each(
     seed: int = 0,
     progress: bool | Callable[[int, int], None] = False,
 ) -> list[Estimate]:
-    """Several readings (representation, softmax) of the same paths, which are walked only once.
+    """Several estimates, one per (representation, softmax), from one set of forward passes.
 
-    The readings must agree in resolution and sampler; everything else is as in `estimate`.
+    All readings need the same resolution and sampler. Other arguments are those of `estimate`.
     """
     representation = readings[0][0]
     walk = (representation.resolution, representation.sampler)
     if any((reading.resolution, reading.sampler) != walk for reading, _ in readings):
-        raise ValueError("readings of one walk must have the same resolution and sampler")
+        raise ValueError("readings: all must have the same resolution and sampler")
     source = as_field(model, inputs, examples=2 * pairs)
     first, second, generator = draw_pairs(source, pairs, seed)
     dtype = torch.promote_types(source.x.dtype, torch.float32)
@@ -144,7 +146,7 @@ def estimate_each(
         points = footprint.points(memory_gib)
         for reading, _ in readings:
             footprint.check(reading, memory_gib)
-        group = max(1, points // representation.resolution)  # whole paths where they fit
+        group = max(1, points // representation.resolution)  # whole paths if they fit
         for start in range(0, pairs, group):
             paths = slice(start, start + group)
             own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
@@ -155,7 +157,7 @@ def estimate_each(
 
 
 def draw_pairs(source: Field, pairs: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
-    """Both ends of each path, on the device of the points, and the generator that drew them."""
+    """Ends of each path, on the device of the points, and the generator that drew them."""
     count("seed", seed, least=0)
     source.check_points()
     check_merge(source.context, wait=True)

@@ -1,4 +1,4 @@
-"""The field: the function being learnt, seen from a continuous space in which one can walk."""
+"""The field: a network as a function on a continuous space, with a batch of points in it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ed.core.outputs import pick
 Context = dict[str, Tensor]
 
 
-@dataclass(frozen=True, eq=False)  # tensors have no one answer to ==; compilers ask for a hash
+@dataclass(frozen=True, eq=False)  # hashable for torch.compile; == on tensors is elementwise
 class Field:
-    """A network from some space on (pixels, token embeddings, features), at a batch of points.
+    """A network that starts from some space (pixels, token embeddings, features), and a batch.
 
         field = ed.Field.of(model, images)                    # inputs of any model
         field = ed.Field.from_text(bert, batch)               # word embeddings
@@ -29,23 +29,23 @@ class Field:
         ed.penalty(field, labels=labels)
 
     Attributes:
-        forward: points (N, ...), context -> outputs (N, C), or an object that holds them.
+        forward: maps points (N, ...) and context to outputs (N, C), or an object holding them.
         x: (B, ...), the batch in that space.
-        context: per-example tensors (B, ...) that travel along, e.g. the attention mask. Merge
-            rule: at an end of a path, its own; inside, the elementwise maximum of both ends. For
-            a mask of what is kept (bool, 0/1, or 0/-inf where it is added to scores) that is the
-            union. `estimate` and `penalty` reject contexts for which the maximum is meaningless:
-            masks of padding, and numbers that differ between examples. In `penalty` on a CUDA
-            device the numbers fail a device assertion, as wrong labels do.
-        aside: a context manager for passes at points that are not data; it keeps them separate
-            from the pass at the batch. None: batch norm of `module` keeps its running statistics,
-            and without batch norm, batch and paths may share one forward pass.
-        module: the network behind `forward`: `estimate` measures it in eval mode.
-        output: key, attribute or index of the outputs in what `forward` returns; None: the tensor
-            itself, or its `logits`.
-        class_dim: dimension of the classes in outputs with positions, (N, C, H, W) or (N, T, V).
-            Each position has a softmax of its own, and ED is the mean over positions. All count
-            alike, so leave padding out.
+        context: per-example tensors (B, ...) that `forward` needs, e.g. the attention mask. The
+            ends of a path keep their own; inner points use the elementwise maximum of both ends.
+            For masks of kept tokens (bool, 0/1, or additive 0/-inf) that is the union. `estimate`
+            and `penalty` reject contexts whose maximum is meaningless: padding masks, and numbers
+            that differ between examples. For `penalty` on a CUDA device, such numbers fail a
+            device assertion, as wrong labels do.
+        aside: context manager for passes at points that are not data; they then get a pass of
+            their own. None: the batch norms of `module` keep their running statistics, and without
+            batch norm, batch and paths may share one forward pass.
+        module: the network behind `forward`; `estimate` puts it in eval mode.
+        output: key, attribute or index of the outputs in the value that `forward` returns; None:
+            the tensor itself, or its `logits`.
+        class_dim: class dimension of outputs with positions, (N, C, H, W) or (N, T, V). Softmax is
+            taken at each position, and ED is the mean over positions; all of them count equally,
+            so leave padding out.
     """
 
     forward: Callable[[Tensor, Context], Tensor]
@@ -60,17 +60,17 @@ class Field:
     def of(
         cls, model: Callable[..., Tensor], x, *, examples: int | None = None, **settings
     ) -> Field:
-        """The field of any callable from inputs to outputs.
+        """Builds a field from any callable that maps inputs to outputs.
 
         Args:
-            model: takes the inputs, and each context as a keyword argument.
-            x: a tensor or numpy array (B, ...), or a tuple (positional arguments) or dict (keyword
-                arguments) of them, which then move together; or, with `examples`, a DataLoader of
-                tensors or (inputs, ...) tuples, of which the first `examples` are used.
+            model: takes the inputs, and each context tensor as a keyword argument.
+            x: a tensor or numpy array (B, ...); a tuple (positional arguments) or dict (keyword
+                arguments) of them, interpolated together; or, with `examples`, a DataLoader that
+                yields tensors or (inputs, ...) tuples, of which the first `examples` are used.
             settings: further attributes of the field, e.g. context={"mask": mask}.
         """
         called = model.func if isinstance(model, partial) else model
-        owner = getattr(called, "__self__", called)  # of a method: model.forward, say
+        owner = getattr(called, "__self__", called)  # a bound method, e.g. model.forward
         if isinstance(owner, nn.Module):
             settings.setdefault("module", owner)
         points, arguments = points_of(x, settings.get("module"), examples=examples)
@@ -99,28 +99,27 @@ class Field:
         outputs = pick(self.forward(self.x, self.context), self.output)
         if outputs.shape[:1] != self.x.shape[:1]:
             raise ValueError(
-                f"outputs (N, C) are needed, a row for each of {len(self.x)} inputs; the model's "
-                f"are {tuple(outputs.shape)}: keep the batch first (batch_first=True in "
-                "torch.nn.Transformer and LSTM)"
+                f"outputs: got {tuple(outputs.shape)} for {len(self.x)} inputs; keep the batch "
+                "first (batch_first=True in torch.nn.Transformer and LSTM)"
             )
         return outputs
 
     def part(self, rows: slice) -> Field:
-        """The same function at some of the points."""
+        """The same function at a slice of the points."""
         context = {name: value[rows] for name, value in self.context.items()}
         return self.at(self.x[rows], context)
 
     def between(self, first: Tensor, second: Tensor, alpha: Tensor) -> Field:
-        """The paths alpha x1 + (1 - alpha) x2, Eq. (path): the one place that interpolates.
+        """Points on the paths alpha x1 + (1 - alpha) x2, Eq. (path).
 
         Args:
-            first, second: (P,), indices into the batch of x1 (alpha = 1) and x2 (alpha = 0).
+            first, second: (P,), indices of x1 (alpha = 1) and x2 (alpha = 0) in the batch.
             alpha: (P, n), or (n,) for the same nodes on every path.
         Returns:
-            A field at P * n points, the nodes of a path side by side.
+            A field at P * n points; the nodes of a path are adjacent.
         """
         self.check_points()
-        # not in bf16, even where features are: rounded nodes would not be the ones that are fitted
+        # at least float32, even for bf16 features: the fit assumes nodes that are not rounded
         dtype = torch.promote_types(self.x.dtype, torch.float32)
         alpha = alpha.expand(len(first), alpha.shape[-1]).to(dtype)
         weight = alpha.reshape(*alpha.shape, *[1] * (self.x.dim() - 1))
@@ -133,23 +132,19 @@ class Field:
         return self.at(points.flatten(0, 1), context)
 
     def join(self, other: Field) -> Field:
-        """One field over both sets of points."""
+        """One field at both sets of points."""
         context = {k: torch.cat([v, other.context[k]]) for k, v in self.context.items()}
         return self.at(torch.cat([self.x, other.x]), context)
 
     def with_paths(self, paths: Field) -> tuple[Tensor, Tensor]:
-        """Outputs at the batch and on paths, in one forward pass where the model allows it.
-
-        One pass over both is about 10 % faster than two; batch norm forbids it, as the statistics
-        of the batch would see the path points.
-        """
-        if self._aside() is None:
+        """Outputs at the batch and on paths, in one forward pass if the model allows it."""
+        if self._aside() is None:  # about 10 % faster, but with batch norm, paths would count
             outputs = self.join(paths)()
             return outputs[: len(self.x)], outputs[len(self.x) :]
         return self(), paths.apart()
 
     def apart(self) -> Tensor:
-        """Outputs in a pass of their own, at points which are no data: nothing learns from them."""
+        """Outputs from a separate pass, which leaves running statistics unchanged."""
         with (self._aside() or nullcontext)():
             return self()
 
@@ -159,31 +154,28 @@ class Field:
         return self.aside
 
     def check_points(self) -> None:
-        """Raises ValueError where one cannot walk between the points."""
+        """Raises ValueError if the points cannot be interpolated."""
         if not self.x.is_floating_point():
             raise ValueError(
-                f"paths run between floating-point inputs, not {self.x.dtype}: whole numbers would "
-                "be rounded on the way; convert and scale them first, or begin behind the "
-                "embedding of token ids (ed.Field.from_text)"
+                f"inputs are {self.x.dtype}: use floats, or token embeddings (ed.Field.from_text)"
             )
         for name, value in self.context.items():
             if len(value) != len(self.x):
                 raise ValueError(
-                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: give one "
-                    "for each, and use what all share in `forward`"
+                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: use as many"
                 )
 
     def at(self, x: Tensor, context: Context | None = None) -> Field:
-        """The same function at other points, and with another context where one is given."""
+        """The same function at other points, optionally with another context."""
         context = self.context if context is None else context
-        # not dataclasses.replace: torch.compile does not follow it in torch 2.6
+        # torch.compile in torch 2.6 cannot trace dataclasses.replace
         return Field(self.forward, x, context, self.aside, self.module, self.output, self.class_dim)
 
 
 def as_field(model: Callable[..., Tensor] | Field, inputs=None, **settings) -> Field:
-    """The field of a model at inputs, or a given one, with the settings that are not None."""
+    """Field of a model at inputs, or the given Field, with all settings that are not None."""
     if isinstance(model, Field) != (inputs is None):
-        raise ValueError("give a model with inputs, or a Field, which has its own, without")
+        raise ValueError("inputs: pass them with a model, and leave them out with a Field")
     settings = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(model, Field):
         return Field.of(model, inputs, **settings)
@@ -192,24 +184,23 @@ def as_field(model: Callable[..., Tensor] | Field, inputs=None, **settings) -> F
 
 
 def check_merge(context: Context, *, wait: bool = False) -> None:
-    """Raises ValueError for contexts whose maximum over two examples means nothing.
+    """Raises ValueError for contexts whose maximum over two examples is meaningless.
 
     Args:
-        wait: check values on any device, which takes a host sync. Otherwise a CUDA device and
-            compiled code assert them (`assert_on_device`).
+        wait: check values on any device, at the cost of a host sync. By default CUDA devices and
+            compiled code assert them instead (`assert_on_device`).
     """
     for name, value in context.items():
         if "padding" in name:
             raise ValueError(
-                f"context {name!r} marks padding, and paths keep the maximum of both ends: pass "
-                "what is kept, ~mask, under another name, and invert it in `forward`"
+                f"context {name!r} marks padding, but paths take the maximum of both ends: pass "
+                "the kept tokens, ~mask, under another name, and invert them in `forward`"
             )
         if value.dtype == torch.bool or value.numel() == 0:
             continue
         message = (
-            f"context {name!r} is no mask and differs between examples, so it has no maximum "
-            "that both share: interpolate it as one of several inputs, "
-            "ed.Field.of(model, (x, y)), or use it in `forward`"
+            f"context {name!r} is not a mask and differs between examples, so paths cannot merge "
+            "it: interpolate it as an input, ed.Field.of(model, (x, y)), or use it in `forward`"
         )
         if not (wait or readable(value)):
             assert_on_device(_has_maximum(value), message)
@@ -218,7 +209,7 @@ def check_merge(context: Context, *, wait: bool = False) -> None:
 
 
 def _has_maximum(value: Tensor) -> Tensor:
-    """Whether all examples share a value, or it is a mask: 0 and 1, or added to scores."""
+    """Whether all examples share the value, or it is a mask: 0/1, or additive 0/-inf."""
     sound = (value == value[:1]).all() | ((value == 0) | (value == 1)).all()
     if not value.is_floating_point():
         return sound
@@ -226,10 +217,10 @@ def _has_maximum(value: Tensor) -> Tensor:
 
 
 def _merge(first: Tensor, second: Tensor, alpha: Tensor) -> Tensor:
-    """Per-example tensors (P, ...) of both ends, at nodes (P, n): (P, n, ...)."""
+    """Merges tensors (P, ...) of both ends at nodes (P, n) into (P, n, ...)."""
     alpha = alpha.reshape(*alpha.shape, *[1] * (first.dim() - 1))
     first, second = first.unsqueeze(1), second.unsqueeze(1)
-    # chosen, not multiplied by 0 or 1: a mask that is added to scores holds -inf
+    # `where`, not a product with 0 or 1: additive masks hold -inf
     return torch.maximum(
         torch.where(alpha > 0, first, second), torch.where(alpha < 1, second, first)
     )

@@ -1,4 +1,4 @@
-"""What a model takes: tensors, arrays, several inputs at once, or batches from a loader."""
+"""Model inputs: tensors, arrays, tuples and dicts of them, or batches from a loader."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ LAYOUT = "one tensor or array (N, ...), a tuple or dict of them"
 def points_of(
     inputs, module: nn.Module | None = None, *, examples: int | None = None
 ) -> tuple[Tensor, Callable[[Tensor], tuple[tuple, dict]]]:
-    """Inputs as one tensor of points, and the way back from points to a model's arguments.
+    """Inputs as one tensor of points, and a function from points to the model's arguments.
 
-    Several inputs are laid side by side, (B, D1 + D2 + ...), so that a path moves all of them
-    together.
+    Several inputs are flattened and concatenated, (B, D1 + D2 + ...), so that a path interpolates
+    all of them together.
 
     Args:
         inputs: a tensor (B, ...), a numpy array, a tuple (positional arguments) or dict (keyword
             arguments) of these, or a DataLoader.
-        module: where arrays and batches of a loader go: its device, and its dtype for arrays.
-        examples: how many to take from a loader; None: loaders are rejected.
+        module: arrays and loader batches move to its device; arrays also take its dtype.
+        examples: number of examples to take from a loader; None rejects loaders.
     """
     if _is_loader(inputs):
         if examples is None:
-            raise ValueError(f"inputs: one batch is needed, {LAYOUT}; got a loader")
+            raise ValueError(f"inputs: got a loader; pass one batch, {LAYOUT}")
         inputs = _collect(inputs, examples)
         inputs = inputs.to(_home(module, inputs).device)
     if isinstance(inputs, Mapping):
@@ -46,22 +46,21 @@ def _is_loader(inputs) -> bool:
 
 
 def _collect(loader: Iterable, examples: int) -> Tensor:
-    """The first examples of a loader; torch's random numbers stay as they were."""
+    """First examples of a loader; torch's random state does not change."""
     parts, count = [], 0
     with torch.random.fork_rng(devices=[]):
         for batch in loader:
             part = batch[0] if isinstance(batch, (tuple, list)) else batch
             if not isinstance(part, Tensor):
                 raise ValueError(
-                    f"inputs: the loader's batches are {type(part).__name__}; yield tensors, e.g. "
-                    '(batch["pixel_values"] for batch in loader)'
+                    f"inputs: the loader yields {type(part).__name__}; use one that yields tensors"
                 )
             parts.append(part)
             count += len(part)
             if count >= examples:
                 break
     if not parts:
-        raise ValueError("inputs: the loader has no batches; a generator can be used only once")
+        raise ValueError("inputs: the loader is empty; a generator can be used only once")
     return torch.cat(parts)[:examples]
 
 
@@ -73,19 +72,17 @@ def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
         part = part.to(home.device, home.dtype if part.is_floating_point() else part.dtype)
     if not isinstance(part, Tensor):
         raise ValueError(
-            f"{where}: {LAYOUT}, or a DataLoader is needed, not {type(part).__name__}; from a list "
-            "of batches: torch.cat(batches)"
+            f"{where}: got {type(part).__name__}; pass {LAYOUT}, a DataLoader or torch.cat(batches)"
         )
     if name and not part.is_floating_point():
         raise ValueError(
-            f"{where} is {part.dtype}, and paths run between floating-point inputs: pass masks as "
-            "context, ed.Field.of(model, inputs, context={name: mask})"
+            f"{where} is {part.dtype}: convert to float, or pass masks as context={{name: mask}}"
         )
     return part
 
 
 def _home(module: nn.Module | None, default: Tensor) -> Tensor:
-    """A weight of the module, for its device and dtype."""
+    """A weight of the module, whose device and dtype inputs take."""
     weights = module.parameters() if module is not None else ()
     return next((weight for weight in weights if weight.is_floating_point()), default)
 
@@ -93,7 +90,7 @@ def _home(module: nn.Module | None, default: Tensor) -> Tensor:
 def _pack(parts: list[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
     sizes = {len(part) for part in parts}
     if len(sizes) != 1:
-        raise ValueError(f"inputs: {sorted(sizes)} examples; every input needs one row for each")
+        raise ValueError(f"inputs: got {sorted(sizes)} examples; use the same number in each")
     shapes, dtypes = [part.shape[1:] for part in parts], [part.dtype for part in parts]
     widths = [shape.numel() for shape in shapes]
 

@@ -1,8 +1,7 @@
-"""How many points of a path fit a memory budget."""
+"""Number of path points that fit a memory budget."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -11,25 +10,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ed.core.field import Field
 from ed.core.representation import Representation
+from ed.core.validate import positive
 
-LIVE_TENSORS = 4  # a forward pass without gradients holds a few activations at once
-FIT_BYTES = 24  # per output and node: probabilities, their float64 copy, share of coefficients
+LIVE_TENSORS = 4  # activations alive at once in a forward pass without gradients
+FIT_BYTES = 24  # per output and node: probabilities, float64 copy, share of the coefficients
 COEFFICIENT_BYTES = 24  # float64, rounded, and magnitude
 
 
 def points_per_chunk(source: Field, memory_gib: float) -> int:
-    """How many points fit the budget, at least 1."""
+    """Number of points that fit the budget, at least 1."""
     return Footprint.of(source).points(memory_gib)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory that a field needs, from a pass at two points.
+    """Memory that a field needs, measured in a pass at two points.
 
     Attributes:
-        point: bytes of the largest tensor that one point makes on its way through the network.
-        outputs: number of outputs of a point.
-        output_bytes: of one of them, while it is fitted.
+        point: bytes per point of the largest tensor in a forward pass.
+        outputs: number of outputs per point.
+        output_bytes: bytes per output during the fit.
     """
 
     point: int
@@ -38,12 +38,12 @@ class Footprint:
 
     @classmethod
     def of(cls, source: Field) -> Footprint:
-        # two, as some models squeeze a batch of one away
+        # two points, as some models squeeze a batch of one
         probe, first = _LargestOutput(), source.part(slice(2))
         try:
             with probe:
                 outputs = first()
-        except RuntimeError as error:  # torch reports the mismatch, but not where it came from
+        except RuntimeError as error:  # torch's message does not name dtypes and devices
             weight = next(source.module.parameters(), None) if source.module is not None else None
             has = "" if weight is None else f"; its weights are {weight.dtype} on {weight.device}"
             x = first.x
@@ -53,19 +53,18 @@ class Footprint:
         return cls(size, outputs[0].numel(), outputs.element_size() + FIT_BYTES)
 
     def points(self, memory_gib: float) -> int:
-        """How many points fit the budget, at least 1: a few activations each, and the fit."""
-        if not 0 < memory_gib < math.inf:
-            raise ValueError(f"memory_gib={memory_gib}: must be a positive number")
+        """Number of points whose activations and fit stay within the budget, at least 1."""
+        positive("memory_gib", memory_gib)
         size = max(LIVE_TENSORS * self.point, self.outputs * self.output_bytes)
         return max(1, int(memory_gib * 2**30) // size)
 
     def check(
         self, representation: Representation, memory_gib: float, *, whole: bool = False
     ) -> None:
-        """Raises ValueError where the fit of a single path exceeds the budget.
+        """Raises ValueError if the fit of a single path exceeds the budget.
 
-        PCA needs all outputs of a path at once, and so does adaptive resolution (`whole`); else
-        only the coefficients are held.
+        PCA and adaptive resolution (`whole`) need all outputs of a path at once; otherwise only
+        the coefficients are held.
         """
         nodes, degree = representation.resolution, representation.degree
         whole = whole or representation.components is not None
@@ -86,7 +85,7 @@ class _LargestOutput(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        # a view holds no memory of its own, and views of weights would drown the activations
+        # skip views: they own no memory, and views of weights can exceed the activations
         inputs = {a.untyped_storage().data_ptr() for a in args if _is_dense(a)}
         for item in result if isinstance(result, (tuple, list)) else (result,):
             if _is_dense(item) and item.untyped_storage().data_ptr() not in inputs:
@@ -95,5 +94,5 @@ class _LargestOutput(TorchDispatchMode):
 
 
 def _is_dense(value) -> bool:
-    """A tensor with a storage of its own; a sparse one has several."""
+    """Whether the value is a tensor with a single storage."""
     return isinstance(value, Tensor) and value.layout == torch.strided

@@ -1,4 +1,4 @@
-"""Putting a model in another mode for a while, and back exactly as it was."""
+"""Context managers that change a model's mode and restore it exactly."""
 
 import contextlib
 import itertools
@@ -17,8 +17,8 @@ _making_locks = threading.Lock()
 
 @contextlib.contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Waits for other threads that hold this model, or one that shares a submodule with it."""
-    with _making_locks:  # in one order everywhere, so that two threads cannot wait for each other
+    """Locks the model against other threads, including models that share a submodule."""
+    with _making_locks:  # sorted, so that two threads cannot deadlock
         parts = sorted(model.modules(), key=id)
         locks = [_locks.setdefault(part, threading.RLock()) for part in parts]
     with contextlib.ExitStack() as held:
@@ -28,33 +28,30 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 
 def evaluating(model: nn.Module) -> contextlib.AbstractContextManager:
-    """Eval mode for every submodule, restored one by one: a model may mix both modes."""
+    """Eval mode for all submodules; restores the mode of each, as models may mix modes."""
     return _attribute(list(model.modules()), "training", False)
 
 
 @contextlib.contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norm still normalises by the batch, but its running statistics stay as they are. (So do
-    those of instance norm, which listens to its momentum instead.)
+    """Batch norm uses batch statistics, but does not update its running ones.
 
-    For passes at points that are no data (paths) or with weights that are not the model's (SAM).
-    Processes that train together do not exchange them either: the pass before, whose gradient is
-    still to come, would find them changed.
+    For passes at points that are not data (paths), or with perturbed weights (SAM). DDP does not
+    broadcast the buffers either: that would modify them before the backward of an earlier pass.
     """
     wrapped = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
     norms = batch_norms(model)
     instances = [norm for norm in norms if isinstance(norm, _InstanceNorm)]
     with (
         _attribute([n for n in norms if n not in instances], "track_running_stats", False),
-        _attribute(instances, "momentum", 0.0),
+        _attribute(instances, "momentum", 0.0),  # instance norm ignores the flag above
         _attribute(wrapped, "require_forward_param_sync", False),
     ):
         yield
 
 
 def run_again(model: nn.Module) -> contextlib.AbstractContextManager:
-    """To be entered later, for a second run of a pass that is made now: the modes of now, and batch
-    norm counts nothing twice."""
+    """Context for re-running a forward pass in its original modes, without updating batch norm."""
     modules, norms = list(model.modules()), batch_norms(model)
     training = [module.training for module in modules]
     tracking = [norm.track_running_stats for norm in norms]
@@ -77,7 +74,7 @@ def run_again(model: nn.Module) -> contextlib.AbstractContextManager:
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
-    """And instance norms that keep running statistics like them."""
+    """Batch norms, and instance norms with running statistics."""
     return [
         module
         for module in model.modules()
@@ -88,7 +85,7 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def _attribute(modules: list[nn.Module], name: str, *values) -> Iterator[None]:
-    """`values`: one for all modules, or one for each."""
+    """Sets an attribute of modules, to one value for all or one for each."""
     before = [getattr(module, name) for module in modules]
     try:
         for module, value in zip(modules, itertools.cycle(values), strict=False):

@@ -1,12 +1,11 @@
-"""Where a path is sampled: nodes alpha in [0, 1], rising from x2 (alpha = 0) to x1 (alpha = 1).
+"""Samplers: nodes alpha in [0, 1] along a path, rising from x2 (alpha = 0) to x1 (alpha = 1).
 
-A sampler turns uniform draws of shape (..., r) into nodes. It is pure: all randomness arrives in
-the argument, so it traces under `torch.compile` (which cannot see a `torch.Generator`) and a seeded
-caller gets the same nodes again. Samplers whose nodes do not depend on the draws return the shape
-(r,), and every path then shares one fit.
+A sampler maps uniform draws (..., r) to nodes. It is a pure function, so it traces under
+`torch.compile` and is reproducible. Samplers that ignore the draws return (r,): all paths then
+share one fit.
 
-`anchored=True` is the form for label-anchored ED: the end nodes are where the labels stand, so only
-the r - 2 nodes between them are the network's.
+With `anchored=True` (label-anchored ED) labels take the two end nodes, and only the r - 2 nodes
+between them need the network.
 """
 
 import math
@@ -18,7 +17,7 @@ from torch import Tensor
 
 
 class Sampler(Protocol):
-    """Uniform draws (..., r) in [0, 1) -> nodes (..., r), or (r,) where all paths share them."""
+    """Uniform draws (..., r) in [0, 1) -> nodes (..., r), or (r,) if all paths share them."""
 
     def __call__(self, uniform: Tensor, anchored: bool = False) -> Tensor: ...
 
@@ -27,7 +26,7 @@ class Sampler(Protocol):
 class RandomizedCosine:
     """theta_i ~ U[(i-1) pi/r, i pi/r], alpha_i = (1 - cos theta_i) / 2 (Def. randomized cosine).
 
-    Anchored: theta_1 = 0 and theta_r = pi; strata 2..r-1 keep their places.
+    Anchored: theta_1 = 0 and theta_r = pi; strata 2..r-1 are unchanged.
     """
 
     def __call__(self, uniform: Tensor, anchored: bool = False) -> Tensor:
@@ -39,8 +38,8 @@ class RandomizedCosine:
 class ChebyshevNodes:
     """alpha_i = (1 - cos((2i - 1) pi / 2r)) / 2, the same for all paths (Eq. cheb_nodes).
 
-    Anchored: the nodes stay where they are and the labels stand at the first and the last one
-    (0.003 and 0.997 for r = 15), as the paper leaves the equation unchanged.
+    Anchored: the same nodes; labels take the first and the last (0.003 and 0.997 for r = 15), as
+    the paper does not change the equation.
     """
 
     def __call__(self, uniform: Tensor, anchored: bool = False) -> Tensor:
@@ -53,9 +52,9 @@ class ChebyshevNodes:
 class UniformNodes:
     """alpha ~ U[0, 1], sorted; `even=True`: equally spaced, ends included, the same for all paths.
 
-    Anchored: the first node is 0 and the last is 1. Where draws nearly meet and K = r - 1, ED
-    answers an output hundreds of times as strongly as at Chebyshev nodes, so they are poor to train
-    with; 15 even nodes answer 44 times as strongly, 4 just as Chebyshev's (scripts/theory.py).
+    Anchored: the first node is 0 and the last is 1. If draws nearly coincide and K = r - 1, ED is
+    hundreds of times as sensitive to an output as at Chebyshev nodes, so avoid them in training.
+    Even nodes are 44 times as sensitive at r = 15, and equally at r = 4 (scripts/theory.py).
     """
 
     even: bool = False
@@ -73,9 +72,9 @@ class UniformNodes:
 class StratifiedNodes:
     """alpha_i ~ U[(i-1)/r, i/r]: randomized cosine sampling without the cosine.
 
-    Anchored: the first node is 0 and the last is 1; strata 2..r-1 keep their places. With K = r - 1
-    ED answers an output at 4 of them about as at randomized cosine nodes, and at 15 over 100 times
-    as strongly (scripts/theory.py).
+    Anchored: the first node is 0 and the last is 1; strata 2..r-1 are unchanged. With K = r - 1, ED
+    is about as sensitive to an output as at randomized cosine nodes for r = 4, and over 100 times
+    as sensitive for r = 15 (scripts/theory.py).
     """
 
     def __call__(self, uniform: Tensor, anchored: bool = False) -> Tensor:
@@ -84,7 +83,7 @@ class StratifiedNodes:
 
 
 def _one_per_stratum(uniform: Tensor) -> Tensor:
-    """The i-th of r draws, moved to between i - 1 and i."""
+    """Shifts the i-th of r draws into [i - 1, i)."""
     return torch.arange(uniform.shape[-1], dtype=uniform.dtype, device=uniform.device) + uniform
 
 

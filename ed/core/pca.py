@@ -1,10 +1,9 @@
 """Per-path centred PCA of outputs, through the r x r Gram matrix.
 
-A path has few points (r) and maybe many outputs (C), so the scores come from the r x r
-eigen-problem G = Yc Yc' = V L V': scores = V sqrt(L). For 4 x 1000 outputs that is dozens of times
-cheaper than a batched SVD on a GPU. It squares the condition number, so it happens in float64: in
-float32 small components were mostly rounding, and ED_norm, which does not see how small they are,
-came out twice as high with ten of them (tests/test_core_pca.py has the case).
+A path has few points (r) and possibly many outputs (C), so the scores V sqrt(L) come from the r x r
+eigenproblem G = Yc Yc' = V L V'. For 4 x 1000 outputs on a GPU this is dozens of times cheaper than
+a batched SVD. It squares the condition number, so it runs in float64: in float32, small components
+were mostly rounding error, which doubled ED_norm with ten components (tests/core/test_pca.py).
 """
 
 import functools
@@ -15,20 +14,20 @@ from torch import Tensor
 from ed.core.fit import widened
 from ed.core.validate import count
 
-JACOBI_MAX_SIZE = 16  # above it a Jacobi sweep launches more kernels than it saves
-OUTPUT_ROUNDING = 2  # in eps of the largest output; up to 1.1 measured, in sums without FMA
-GRAM_ROUNDING = 16  # in eps of the largest eigenvalue; up to 2.5 measured for r = 4 to 200
+JACOBI_MAX_SIZE = 16  # beyond this, Jacobi sweeps launch too many kernels to pay off
+OUTPUT_ROUNDING = 2  # in eps of the largest output; at most 1.1 measured, in sums without FMA
+GRAM_ROUNDING = 16  # in eps of the largest eigenvalue; at most 2.5 measured for r = 4 to 200
 
 
 def principal_scores(values: Tensor, components: int, *, detach: bool = False) -> Tensor:
-    """Coordinates of centred values in their own top principal directions.
+    """Principal component scores of the outputs on each path.
 
     Args:
         values: (..., r, C), outputs along the paths.
         components: m <= r - 1, as r centred points span at most r - 1 directions.
-        detach: hold the directions constant in the backward pass.
+        detach: treat the directions as constants in the backward pass.
     Returns:
-        (..., r, m), each column up to sign, variances falling.
+        (..., r, m), by falling variance; the sign of each column is arbitrary.
     """
     resolution = values.shape[-2]
     check_components(components, resolution)
@@ -41,37 +40,36 @@ def principal_scores(values: Tensor, components: int, *, detach: bool = False) -
         with torch.no_grad():
             eigenvalues, vectors = _gram_eigen_above(centred, noise)
             top = (vectors * _inverse_root(eigenvalues)[..., None, :])[..., :components]
-        # centred @ directions with directions = centred' V / sqrt(L), which are never formed
+        # centred @ directions, without forming directions = centred' V / sqrt(L)
         return ((centred @ centred.detach().mT) @ top).to(values.dtype)
 
 
 def check_components(components: int, resolution: int) -> None:
     if count("components", components) > resolution - 1:
         raise ValueError(
-            f"components={components}: {resolution} centred points span at most {resolution - 1} "
-            f"directions, so use between 1 and {resolution - 1}, or none, or a larger resolution"
+            f"components={components}: {resolution} nodes span {resolution - 1} directions; use at "
+            f"most {resolution - 1}, or a larger resolution"
         )
 
 
 def check_directions(components: int | None, outputs: int, *, softmax: bool) -> None:
-    """Raises ValueError where ED_norm would average over directions that cannot vary."""
+    """Raises ValueError if ED_norm would average over directions that cannot vary."""
     possible = outputs - 1 if softmax else outputs
     if components is not None and components > possible:
         what = f"probabilities of {outputs} classes" if softmax else f"{outputs} outputs"
         raise ValueError(
-            f"components={components}: {what} vary in at most {possible} directions, and ED_norm "
-            f"of the rest would be rounding; use components <= {possible}"
+            f"components={components}: {what} vary in {possible} directions; use at most {possible}"
         )
 
 
 class _GramScores(torch.autograd.Function):
-    """Centred values (..., r, C) -> scores (..., r, m), with a backward that is always finite.
+    """Centred values (..., r, C) -> scores (..., r, m), with a gradient that is always finite.
 
     With S = V sqrt(L) and the upstream gradient B, the gradient of the centred values is
     (D + D') Yc with D = V [diag(dL) + F * (V' dV)] V', where dV = B sqrt(L),
-    dL_j = v_j'B_j / (2 sqrt(L_j)) and F_ij = 1 / (l_j - l_i). Both quotients are guarded: where two
-    eigenvalues meet, the rotation between their vectors is arbitrary and gets no gradient. They
-    meet when they do in `precision`, that of the values before they were widened.
+    dL_j = v_j'B_j / (2 sqrt(L_j)) and F_ij = 1 / (l_j - l_i). Both quotients are guarded: if two
+    eigenvalues are equal in `precision`, the dtype of the original values, the rotation between
+    their vectors is arbitrary and gets no gradient.
     """
 
     @staticmethod
@@ -94,10 +92,10 @@ class _GramScores(torch.autograd.Function):
         centred, eigenvalues, vectors = ctx.saved_tensors
         m, info = ctx.components, torch.finfo(ctx.precision)
         left, right = eigenvalues[..., :, None], eigenvalues[..., None, :m]
-        blur = info.eps**0.5 * (left + right) + info.tiny**0.5  # relative to the pair: scale-free
+        blur = info.eps**0.5 * (left + right) + info.tiny**0.5  # relative, so scale-free
         rotation = (right - left) / ((right - left).square() + blur.square())
         projected = vectors.mT @ grad  # (..., r, m)
-        inner = projected * right.sqrt() * rotation  # its diagonal is 0, so dL has room there
+        inner = projected * right.sqrt() * rotation  # the diagonal is 0; dL goes there
         inverse = _inverse_root(eigenvalues)[..., :m]
         growth = projected.diagonal(dim1=-2, dim2=-1) * inverse / 2
         inner.diagonal(dim1=-2, dim2=-1).add_(growth)
@@ -108,8 +106,10 @@ class _GramScores(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """A gradient with respect to `point` as it is, which cannot be differentiated again: V and L
-    would count as constants, and the second derivative be wrong without a word."""
+    """Passes a gradient through, and raises if it is differentiated again.
+
+    V and L would count as constants, so second derivatives would be silently wrong.
+    """
 
     @staticmethod
     def forward(gradient: Tensor, point: Tensor) -> Tensor:
@@ -122,20 +122,20 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *_):
         raise NotImplementedError(
-            "effective degree with PCA has no second derivatives: leave components out"
+            "components: effective degree with PCA has no second derivative; use components=None"
         )
 
 
 def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (falling, clamped at 0) and eigenvectors of symmetric (..., r, r) matrices.
+    """Eigenvalues (falling, at least 0) and eigenvectors of symmetric (..., r, r) matrices.
 
-    On CUDA `torch.linalg.eigh` reads its status back to the host, which stalls the stream and
-    cannot be captured in a graph; small matrices go through Jacobi rotations instead.
+    On CUDA, `torch.linalg.eigh` syncs with the host and cannot be captured in a graph, so small
+    matrices use Jacobi rotations instead.
     """
     if gram.is_cuda and gram.shape[-1] <= JACOBI_MAX_SIZE:
         eigenvalues, vectors = jacobi_eigen(gram)
     else:
-        # LAPACK's error names no cause; nan goes on to those who can say that the outputs are wild
+        # return nan, so that callers can report non-finite outputs; LAPACK's error names no cause
         finite = gram.isfinite().all(-1).all(-1)
         eigenvalues, vectors = torch.linalg.eigh(torch.where(finite[..., None, None], gram, 0.0))
         eigenvalues = torch.where(finite[..., None], eigenvalues, torch.nan)
@@ -145,11 +145,10 @@ def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigen-decomposition by parallel Jacobi rotations: no host sync, a fixed number of steps.
+    """Eigendecomposition by parallel Jacobi rotations: no host sync, a fixed number of steps.
 
-    Each round zeroes the entries (p, q) of floor(r / 2) disjoint index pairs at once; the
-    round-robin order meets every pair once a sweep. Few kernels a round, as their launches are the
-    whole cost.
+    Each round zeroes the entries (p, q) of floor(r / 2) disjoint index pairs, and a sweep of
+    rounds covers every pair once. Kernel launches dominate the cost, so a round needs few.
     """
     size = matrix.shape[-1]
     identity, rounds = _jacobi_plan(size, matrix.dtype, matrix.device)
@@ -157,7 +156,7 @@ def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(3 + size // 2):  # 5 at r = 4, 11 at 16: down to float64 rounding
         for entries, generator, rest in rounds:
             difference, off = (matrix.flatten(-2) @ entries).chunk(2, dim=-1)
-            angle = torch.atan2(off, difference) / 2  # 0 for a pair that is diagonal already
+            angle = torch.atan2(off, difference) / 2  # 0 if the entry is zero already
             rotation = torch.cat([angle.cos(), angle.sin()], dim=-1) @ generator + rest
             rotation = rotation.unflatten(-1, (size, size))
             matrix = rotation.mT @ matrix @ rotation
@@ -167,11 +166,11 @@ def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
-    """Constants of `jacobi_eigen`, kept on the device: an upload at each call would stall it.
+    """Constants of `jacobi_eigen`, cached on the device to avoid an upload per call.
 
-    A round is three matrices that act on flattened (size, size) ones: `entries` reads a_qq - a_pp
-    and 2 a_pq off for each pair, `generator` turns their cosines and sines into a rotation, and
-    `rest` has ones for an index that sits the round out.
+    A round has three constants for flattened (size, size) matrices: `entries` extracts a_qq - a_pp
+    and 2 a_pq of each pair, `generator` builds the rotation from cosines and sines, and `rest` is
+    the identity on indices that no pair contains.
     """
     rounds = []
     for pairs in _round_robin(size):
@@ -190,7 +189,7 @@ def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
 
 
 def _round_robin(size: int) -> list[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs in which every pair of range(size) meets once (circle method)."""
+    """Rounds of disjoint pairs that cover every pair of range(size) once (circle method)."""
     players = list(range(size)) + [None] * (size % 2)
     rounds = []
     for _ in range(len(players) - 1):
@@ -202,26 +201,26 @@ def _round_robin(size: int) -> list[list[tuple[int, int]]]:
 
 
 def _rounding(values: Tensor) -> Tensor:
-    """(..., 1): how large a score the rounding of the outputs (..., r, C) alone may make."""
+    """Largest score (..., 1) that rounding of the outputs (..., r, C) can produce."""
     largest = values.abs().amax((-2, -1)).unsqueeze(-1)
-    spread = values.shape[-2] ** 0.5 + values.shape[-1] ** 0.5  # norm of a matrix of unit noise
+    spread = values.shape[-2] ** 0.5 + values.shape[-1] ** 0.5  # spectral norm of unit noise
     return widened(largest) * (OUTPUT_ROUNDING * torch.finfo(values.dtype).eps * spread)
 
 
 def _gram_eigen_above(centred: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """As `gram_eigen` of the values, where what rounding alone may make counts as 0.
+    """`gram_eigen` of the values, with eigenvalues at the level of rounding error set to 0.
 
-    Without that, ED_norm, which does not see how small a component is, would be the degree of the
-    rounding wherever a path spans fewer directions than components are asked for.
+    ED_norm ignores the size of a component, so it would otherwise measure rounding error on paths
+    that span fewer directions than `components`.
     """
     eigenvalues, vectors = gram_eigen(centred @ centred.mT)
-    # two sources: the outputs' own rounding, and the Gram matrix, which squares the scores
+    # rounding of the outputs, and of the Gram matrix, which squares the scores
     own = GRAM_ROUNDING * torch.finfo(eigenvalues.dtype).eps * eigenvalues[..., :1]
     threshold = torch.maximum(noise.square(), own)
-    return torch.where(eigenvalues <= threshold, 0.0, eigenvalues), vectors  # nan stays
+    return torch.where(eigenvalues <= threshold, 0.0, eigenvalues), vectors  # keeps nan
 
 
 def _inverse_root(eigenvalues: Tensor) -> Tensor:
-    """1 / sqrt(l), and 0 where l is 0: a direction without variance pulls nothing."""
+    """1 / sqrt(l), or 0 for l = 0: a direction without variance gets no gradient."""
     tiny = torch.finfo(eigenvalues.dtype).tiny
     return torch.where(eigenvalues > 0, eigenvalues.clamp_min(tiny).rsqrt(), 0.0)

@@ -1,4 +1,4 @@
-"""The figure of an estimate: outputs on a few paths, fitted polynomials, and the spectrum."""
+"""Plot of an estimate: outputs on a few paths, fitted polynomials, and the spectrum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ed.core.bases import BASES
 
 
 def draw(estimate):
-    """The matplotlib figure of an `Estimate`, bound to no window."""
+    """Matplotlib figure of an `Estimate`, independent of pyplot."""
     from matplotlib.figure import Figure
 
     settings, curves = estimate.representation, estimate.curves

@@ -1,4 +1,4 @@
-"""Polynomial representations: outputs along a path -> coefficients -> effective degree."""
+"""Polynomial representation of a path: outputs -> coefficients -> effective degree."""
 
 import math
 import warnings
@@ -20,21 +20,21 @@ SCALES = ("paper", "classes")
 
 @dataclass(frozen=True)
 class Representation:
-    """How a path is turned into polynomials. The defaults are the paper's efficiency setting.
+    """Settings of the polynomial fit. The defaults are the paper's efficiency setting.
 
     Attributes:
         resolution: r, nodes per path.
         degree: K, maximum polynomial degree.
-        sampler: where the nodes lie.
+        sampler: places the nodes.
         basis: "chebyshev" or "legendre".
-        components: m, principal components fitted instead of all outputs; None: no PCA.
+        components: m, number of principal components to fit; None fits all outputs.
         weighting: "raw" (ED), "normalised" (ED_norm) or "quadratic".
         damping: epsilon of the damped normal equations.
-        detach_pca: hold the principal directions constant in the backward pass.
-        scale: unit of raw ED. "paper": the mean over outputs, which falls as 1 / C with the number
-            of classes C. "classes": times C, or sqrt(2) m with m components, so that a straight
-            line from one class to another is 1 whatever C and m. A strength lambda of the paper
-            is lambda / C there, or lambda / (sqrt(2) m) with PCA:
+        detach_pca: treat the principal directions as constants in the backward pass.
+        scale: unit of raw ED. "paper" is the mean over outputs, which falls as 1 / C with the
+            number of classes C. "classes" multiplies it by C, or by sqrt(2) m with m components, so
+            a straight line from one class to another has ED 1 for any C and m. The paper's
+            strength lambda becomes lambda / C, or lambda / (sqrt(2) m) with PCA:
 
             | paper                          | C    | m | lambda   | in "classes"  |
             |--------------------------------|------|---|----------|---------------|
@@ -60,10 +60,7 @@ class Representation:
         choice("basis", self.basis, BASES)
         choice("scale", self.scale, SCALES)
         if self.scale != "paper" and self.weighting != "raw":
-            raise ValueError(
-                f"scale={self.scale}: is a unit of raw ED, not of weighting={self.weighting}; use "
-                "scale=paper"
-            )
+            raise ValueError(f"scale={self.scale}: weighting={self.weighting} needs scale=paper")
         choice("weighting", self.weighting, WEIGHTINGS)
         count("resolution", self.resolution, least=2)
         count("degree", self.degree, least=0)
@@ -74,9 +71,9 @@ class Representation:
         check_resolution(self.resolution, self.degree, self.damping)
         if self.resolution <= self.degree:
             warnings.warn(
-                f"{self.resolution} nodes do not determine the {self.degree + 1} coefficients of "
-                f"degree {self.degree}: of all polynomials through them the damping picks the "
-                f"smallest. Use resolution >= {self.degree + 1}",
+                f"resolution={self.resolution}: too few nodes for the {self.degree + 1} "
+                f"coefficients of degree={self.degree}, so damping picks the smallest fit; use "
+                f"resolution >= {self.degree + 1}",
                 stacklevel=3,
             )
         if self.components is not None:
@@ -91,7 +88,7 @@ class Representation:
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Nodes for `paths` paths: (paths, r), or (r,) where the sampler shares them."""
+        """Nodes for `paths` paths: (paths, r), or (r,) if the sampler shares them."""
         uniform = torch.rand(
             paths, self.resolution, device=device, dtype=dtype, **_drawn_from(generator)
         )
@@ -112,23 +109,23 @@ class Representation:
         return degrees * (outputs if self.components is None else math.sqrt(2) * outputs)
 
     def check(self, outputs: Tensor, *, softmax: bool, class_dim: int | None = None) -> None:
-        """Raises ValueError for outputs (N, C), or with positions, that would be misread."""
+        """Raises ValueError for outputs that do not fit the settings."""
         check_outputs(outputs, softmax=softmax, class_dim=class_dim)
-        if self.weighting == "normalised":  # raw ED adds 0 for what cannot vary
+        if self.weighting == "normalised":  # constant directions add 0 to raw ED
             classes = outputs.shape[1 if class_dim is None else class_dim]
             check_directions(self.components, classes, softmax=softmax)
 
 
 def over_positions(values: Tensor, dims: int) -> Tensor:
-    """Mean over the positions in (P, S, ...); values of `dims` dimensions have none."""
+    """Mean over positions of (P, S, ...); values with `dims` dimensions have no positions."""
     return values.mean(1) if values.dim() > dims else values
 
 
 def sample_pairs(
     size: int, pairs: int, *, generator: torch.Generator | None = None, device=None
 ) -> tuple[Tensor, Tensor]:
-    """Two independent uniform index draws per pair, as in Algorithm 1: two of shape (pairs,)."""
-    _check_pairs(size, pairs)
+    """Two independent uniform indices per pair (Algorithm 1), each of shape (pairs,)."""
+    _check_pairs(size, pairs, possible=size * size)
     draw = torch.randint(size, (2, pairs), device=device, **_drawn_from(generator))
     return draw[0], draw[1]
 
@@ -136,12 +133,8 @@ def sample_pairs(
 def stratified_pairs(
     size: int, pairs: int, *, generator: torch.Generator | None = None, device=None
 ) -> tuple[Tensor, Tensor]:
-    """Pairs from random permutations, each cut into `size // 2` of them: two of shape (pairs,).
-
-    With `size // 2` pairs of an even size every example is an end point once. No pair joins an
-    example to itself.
-    """
-    _check_pairs(size, pairs)
+    """Disjoint pairs from random permutations, `size // 2` from each: two tensors (pairs,)."""
+    _check_pairs(size, pairs, possible=size * size)
     half = size // 2  # an odd size leaves one example out of each permutation
     how = {"device": device, **_drawn_from(generator)}
     orders = [torch.randperm(size, **how)[: 2 * half] for _ in range(math.ceil(pairs / half))]
@@ -152,50 +145,39 @@ def stratified_pairs(
 PAIRINGS = {"random": sample_pairs, "stratified": stratified_pairs}
 
 
-def _check_pairs(size: int, pairs: int) -> None:
+def _check_pairs(size: int, pairs: int, *, possible: int) -> None:
     count("pairs", pairs)
     if size < 2:
         raise ValueError(
-            f"paths need at least 2 examples to run between, got a batch of {size}; if it is what "
-            "is left at the end of an epoch, DataLoader(drop_last=True) leaves it out"
+            f"inputs: paths need at least 2 examples, got {size}; try DataLoader(drop_last=True)"
         )
-    if pairs > size * size:
+    if pairs > possible:
         raise ValueError(
-            f"pairs={pairs}: {size} examples form only {size * size}; use at most {size * size}"
+            f"pairs={pairs}: {size} examples form only {possible} pairs; use at most {possible}"
         )
 
 
 def distinct_pairs(size: int, pairs: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """`pairs` different unordered pairs of different examples, on the CPU: for measurements."""
     possible = size * (size - 1) // 2
-    count("pairs", pairs)
-    if size < 2:
-        raise ValueError(f"paths need at least 2 examples to run between, got {size}")
-    if pairs > possible:
-        raise ValueError(
-            f"pairs={pairs}: {size} examples form only {possible} distinct ones; use at most "
-            f"{possible}, or more examples"
-        )
+    _check_pairs(size, pairs, possible=possible)
     if pairs * 4 > possible:
         code = torch.randperm(possible, generator=generator, device="cpu")[:pairs]
-    else:  # sparse: draw, drop repeats, draw again; keeps the order of first appearance
-        code = torch.empty(0, dtype=torch.long, device="cpu")
-        while len(code) < pairs:
+    else:  # sparse: draw again until there are enough different ones
+        drawn: dict[int, None] = {}
+        while len(drawn) < pairs:
             more = torch.randint(possible, (2 * pairs,), generator=generator, device="cpu")
-            drawn = torch.cat([code, more])
-            _, inverse = torch.unique(drawn, return_inverse=True)
-            seen = torch.full((int(inverse.max()) + 1,), len(drawn), device="cpu")
-            seen.scatter_reduce_(0, inverse, torch.arange(len(drawn), device="cpu"), "amin")
-            code = drawn[seen.sort().values][:pairs]
+            drawn |= dict.fromkeys(more.tolist())
+        code = torch.tensor(list(drawn)[:pairs], device="cpu")
     # triangular numbering of pairs: code = i (i - 1) / 2 + j with j < i; float64 is exact here
     high = ((1 + torch.sqrt(1 + 8 * code.double())) / 2).floor().long()
     low = code - high * (high - 1) // 2
-    flip = torch.rand(pairs, generator=generator, device="cpu") < 0.5  # neither end is favoured
+    flip = torch.rand(pairs, generator=generator, device="cpu") < 0.5  # either may come first
     return torch.where(flip, low, high), torch.where(flip, high, low)
 
 
 def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Label anchoring: the end nodes take the targets, y_1 = t2 and y_r = t1 (Algorithm 1).
+    """Adds the targets at the end nodes, y_1 = t2 and y_r = t1 (Algorithm 1).
 
     Args:
         values: (P, r - 2, C), outputs at the inner nodes.
@@ -208,5 +190,5 @@ def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _drawn_from(generator: torch.Generator | None) -> dict:
-    """Where None, left out: with one torch.compile cannot go on to a batch of another size."""
+    """Omits a generator of None, with which torch.compile cannot handle new batch sizes."""
     return {} if generator is None else {"generator": generator}

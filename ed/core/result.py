@@ -1,4 +1,4 @@
-"""Results: an estimate of the effective degree, and the difference between two models."""
+"""Results: effective degree of a model, and the difference between two models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ed.core.representation import Representation
 
 SYMBOLS = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
-NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors; paths are many
+NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Curve:
 
     Attributes:
         nodes: (r,), alpha.
-        values: (r, n), the outputs that come highest, or the first principal components.
-        coefficients: (n, K + 1), of the polynomials fitted to them.
-        outputs: their n indices.
+        values: (r, n), the largest outputs, or the first principal components.
+        coefficients: (n, K + 1), the fitted polynomials.
+        outputs: indices of the n outputs.
     """
 
     nodes: Tensor
@@ -30,8 +30,33 @@ class Curve:
     outputs: list[int]
 
 
+class _Mean:
+    """Mean over paths and its uncertainty, from values (P,) on paths between `ends` (2, P)."""
+
+    values: Tensor
+    ends: Tensor
+
+    @property
+    def mean(self) -> float:
+        return self.values.mean().item()
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the mean; nan for a single path."""
+        return standard_error(self.values, self.ends)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the mean."""
+        half = NORMAL_95 * self.standard_error
+        return self.mean - half, self.mean + half
+
+    def __float__(self) -> float:
+        return self.mean
+
+
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(_Mean):
     """Effective degree of a model.
 
         result = ed.estimate(model, x)
@@ -43,10 +68,10 @@ class Estimate:
     Attributes:
         values: (P,), effective degree of each path.
         spectrum: (K + 1,), mean |c_k| over paths and outputs.
-        representation: the settings it was measured with; with resolution="auto" its resolution is
-            the largest number of nodes on a path.
-        ends: (2, P), indices of the examples between which each path runs.
-        points: (P,), nodes of each path.
+        representation: settings of the fit; with resolution="auto", its resolution is the largest
+            number of nodes on any path.
+        ends: (2, P), indices of the two examples that each path connects.
+        points: (P,), number of nodes on each path.
         curves: the first paths, for `plot`.
     """
 
@@ -58,22 +83,8 @@ class Estimate:
     curves: tuple[Curve, ...] = field(default=(), repr=False)
 
     @property
-    def mean(self) -> float:
-        return self.values.mean().item()
-
-    @property
-    def standard_error(self) -> float:
-        """Of the mean over paths, as an estimate for all data; nan for a single path."""
-        return standard_error(self.values, self.ends)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the mean."""
-        return _interval(self.mean, self.standard_error)
-
-    @property
     def passes(self) -> int:
-        """Forward passes: points at which the model was evaluated on paths."""
+        """Number of points at which the model was evaluated."""
         if self.points is None:
             return len(self.values) * self.representation.resolution
         return int(self.points.sum())
@@ -86,15 +97,12 @@ class Estimate:
         error = with_error(self.mean, self.standard_error)
         return f"{self.symbol} {error} ({len(self.values)} paths)"
 
-    def __float__(self) -> float:
-        return self.mean
-
     def __format__(self, spec: str) -> str:
         return format(self.mean, spec) if spec else str(self)
 
     def to_dict(self) -> dict:
-        """Plain numbers, lists and strings, ready for JSON."""
-        settings = self.representation
+        """The result as plain numbers, lists and strings, for JSON."""
+        settings = ("resolution", "degree", "basis", "components", "scale")
         return {
             "symbol": self.symbol,
             "mean": self.mean,
@@ -102,22 +110,14 @@ class Estimate:
             "interval": list(self.interval),
             "paths": len(self.values),
             "passes": self.passes,
-            "resolution": settings.resolution,
-            "degree": settings.degree,
-            "basis": settings.basis,
-            "components": settings.components,
-            "scale": settings.scale,
+            **{name: getattr(self.representation, name) for name in settings},
             "values": self.values.tolist(),
             "spectrum": self.spectrum.tolist(),
             "ends": self.ends.tolist(),
         }
 
     def plot(self, path=None):
-        """Draws paths, their fits, and the spectrum; returns the matplotlib figure.
-
-        Args:
-            path: where to save it, too; None: nowhere.
-        """
+        """Plots paths, fits and spectrum; returns the figure, and saves it if `path` is given."""
         from ed.core.plot import draw
 
         figure = draw(self)
@@ -127,37 +127,20 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Difference in effective degree of two models on the same paths: first - second.
-
-    Attributes:
-        first, second: the estimates of both.
-    """
+class Comparison(_Mean):
+    """Difference in effective degree of two models on the same paths: first - second."""
 
     first: Estimate
     second: Estimate
 
     @property
-    def values(self) -> Tensor:
+    def values(self) -> Tensor:  # type: ignore[override]
         """(P,), difference on each path."""
         return self.first.values - self.second.values
 
     @property
-    def mean(self) -> float:
-        return self.values.mean().item()
-
-    @property
-    def standard_error(self) -> float:
-        """Of the mean difference; pairing leaves out what the paths themselves add to both."""
-        return standard_error(self.values, self.first.ends)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the mean difference."""
-        return _interval(self.mean, self.standard_error)
-
-    def __float__(self) -> float:
-        return self.mean
+    def ends(self) -> Tensor:  # type: ignore[override]
+        return self.first.ends
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -172,9 +155,9 @@ def standard_error(values: Tensor, ends: Tensor) -> float:
     """Standard error of the mean of values (P,) on paths between examples `ends` (2, P).
 
     The square root of (sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e are deviations from the
-    mean and p, q different paths with a common end. The second sum estimates a variance, which is
-    what an end adds to all its paths, so it counts as 0 where chance makes it negative. Without it
-    many paths between few examples would claim a precision that other examples do not bear out.
+    mean, and p, q are different paths with a common end. The second sum estimates the variance
+    that an example adds to all its paths, so it is clamped at 0. Without it, many paths between few
+    examples would look more precise than they are.
     """
     count = len(values)
     if count < 2:
@@ -188,11 +171,7 @@ def standard_error(values: Tensor, ends: Tensor) -> float:
 
 
 def with_error(mean: float, error: float) -> str:
-    """Two digits of the error: with a thousand outputs ED is small, being their mean."""
+    """Formats mean +- error with two significant digits of the error."""
     known = math.isfinite(error) and error > 0
     digits = max(0, 1 - math.floor(math.log10(error))) if known else 4
     return f"{mean:.{digits}f} +- {error:.{digits}f}"
-
-
-def _interval(mean: float, error: float) -> tuple[float, float]:
-    return mean - NORMAL_95 * error, mean + NORMAL_95 * error

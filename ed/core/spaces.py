@@ -1,4 +1,4 @@
-"""Fields that begin inside a network: at the word embeddings, or at the output of a layer."""
+"""Fields that start inside a network: at word embeddings or at a layer's output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ed.core.field import Field
 from ed.core.model_state import evaluating
 
 TEXT_CONTEXT = ("attention_mask", "token_type_ids")
-CHECKED = 4  # examples at which a layer's field is compared with the network itself
+CHECKED = 4  # examples for comparing a layer's field with the whole network
 
 
 def text_field(model: nn.Module, batch, **settings) -> Field:
-    """A field from the word embeddings of a transformers model on.
+    """Field that starts at the word embeddings of a transformers model.
 
         batch = tokenizer(sentences, padding=True, return_tensors="pt")
         ed.estimate(ed.Field.from_text(classifier, batch))
@@ -26,20 +26,18 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
 
     Args:
         model: an encoder or decoder that takes `inputs_embeds`.
-        batch: `input_ids` (B, T), and `attention_mask` and `token_type_ids` where there are any.
-            Both are merged by their maximum inside a path: union of the tokens, and the second
-            segment where either end has it.
+        batch: `input_ids` (B, T), and optionally `attention_mask` and `token_type_ids`. Inside a
+            path, both are merged by their maximum: the union of the tokens, and the second segment
+            wherever either end has it.
         settings: further attributes of the field.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise ValueError(
-            f"from_text: {type(model).__name__} is an encoder-decoder; give it both inputs, "
-            "ed.Field(forward, embeddings, context, module=model)"
+            f"from_text: {type(model).__name__} is an encoder-decoder; build an ed.Field yourself"
         )
     if not hasattr(model, "get_input_embeddings"):
         raise ValueError(
-            f"from_text: {type(model).__name__} has no get_input_embeddings(); use "
-            "ed.Field.at_layer(model, name_of_the_embedding, ids)"
+            f"from_text: {type(model).__name__} has no get_input_embeddings(); use Field.at_layer"
         )
     ids = batch["input_ids"]
     context = {name: batch[name] for name in TEXT_CONTEXT if name in batch}
@@ -52,19 +50,19 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
 
 
 def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
-    """A field from the output of a layer on: paths between features instead of inputs.
+    """Field that starts at the output of a layer: paths run between features.
 
         ed.estimate(ed.Field.at_layer(vit, "blocks.3", images))
         words = ed.Field.from_text(bert, batch)
         ed.estimate(ed.Field.at_layer(bert, "bert.encoder.layer.0", words))
 
-    The network runs on the first example, and the points take the place of the layer's output;
-    so a pass costs as much as one of the whole network.
+    The whole network runs on the first example, and the points replace the layer's output. Each
+    pass therefore costs as much as a full forward pass.
 
     Args:
-        layer: name of a submodule, as in `model.named_modules()`, that runs once in a pass and
-            that nothing bypasses. Of a tuple that it returns, the first entry counts.
-        x: inputs of the model (as in `ed.Field.of`), or a field of it.
+        layer: name of a submodule, as in `model.named_modules()`. It must run once per pass, and no
+            connection may bypass it. If it returns a tuple, the first entry is used.
+        x: inputs of the model (as in `ed.Field.of`), or a field of the model.
         settings: further attributes of the field.
     """
     source = x if isinstance(x, Field) else Field.of(model, x, **settings)
@@ -87,7 +85,7 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
 
 
 def _check_bypass(source: Field, field: Field, features, layer: str) -> None:
-    """Raises ValueError where the outputs depend on the input by another way than the layer."""
+    """Raises ValueError if the outputs depend on the input other than through the layer."""
     few = source.part(slice(CHECKED))
     with torch.no_grad(), evaluating(source.module):
         expected = few()
@@ -95,8 +93,7 @@ def _check_bypass(source: Field, field: Field, features, layer: str) -> None:
     scale = expected.abs().max()
     if (found - expected).abs().max() > 1e-3 * scale:
         raise ValueError(
-            f"at_layer: part of the network bypasses {layer!r}, so its output alone does not "
-            "determine the model's; use a layer after the two meet"
+            f"at_layer: part of the network bypasses {layer!r}; use a layer where branches join"
         )
 
 
@@ -104,29 +101,32 @@ def _submodule(model: nn.Module, layer: str) -> nn.Module:
     names = dict(model.named_modules())
     if not layer or layer not in names:
         near = difflib.get_close_matches(layer, names, n=3) or list(names)[1:4]
-        raise ValueError(f"at_layer: no layer {layer!r}; there are {', '.join(near)}, ...")
+        raise ValueError(f"at_layer: no layer {layer!r}; use {', '.join(near)}, ...")
     return names[layer]
 
 
 @contextlib.contextmanager
 def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
-    """The outputs of a submodule in the passes inside; exactly one is expected."""
+    """Collects the submodule's output; raises ValueError unless there is exactly one."""
     found = []
-    handle = part.register_forward_hook(lambda module, args, output: found.append(_first(output)))
+
+    def record(module, args, output) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = part.register_forward_hook(record)
     try:
         yield found
     finally:
         handle.remove()
     if len(found) != 1 or not isinstance(found[0], Tensor):
         raise ValueError(
-            f"at_layer: {layer!r} runs {len(found)} times in a pass or returns no tensor; use a "
-            "layer that runs once"
+            f"at_layer: {layer!r} must run once per pass, not {len(found)} times, with a tensor"
         )
 
 
 @contextlib.contextmanager
 def _writing(part: nn.Module, points: Tensor) -> Iterator[None]:
-    """The submodule returns the points, whatever its input."""
+    """Replaces the submodule's output by the points."""
 
     def replaced(module, args, output):
         return (points, *output[1:]) if isinstance(output, tuple) else points
@@ -136,7 +136,3 @@ def _writing(part: nn.Module, points: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _first(output):
-    return output[0] if isinstance(output, tuple) else output

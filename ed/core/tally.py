@@ -1,4 +1,4 @@
-"""What one reading finds on the paths, chunk by chunk."""
+"""Accumulates coefficients and effective degrees over chunks of paths."""
 
 from __future__ import annotations
 
@@ -16,33 +16,28 @@ PATHS_SHOWN, OUTPUTS_SHOWN = 3, 3
 
 
 class Tally:
-    """Outputs of some paths, node by node -> coefficients -> effective degrees.
+    """Turns outputs, which arrive a few nodes at a time, into effective degrees.
 
-    The coefficients are linear in the outputs, so they add up over pieces of a path, and outputs
-    need not be held. PCA is not linear: with it they are.
+    Coefficients are linear in the outputs, so they add up over the pieces of a path. PCA is not
+    linear and needs all outputs of a path at once.
     """
 
     def __init__(self, representation: Representation, softmax: bool, class_dim: int | None):
-        self.representation, self.softmax = representation, softmax
-        self.class_dim = class_dim
+        self.representation, self.softmax, self.class_dim = representation, softmax, class_dim
         self.degrees: list[Tensor] = []
         self.spectra: list[Tensor] = []
         self.curves: list[Curve] = []
 
     def begin(self, nodes: Tensor) -> None:
-        """A group of paths with nodes (P, r) or (r,)."""
+        """Starts a group of paths with nodes (P, r) or (r,)."""
         settings = self.representation
         self.nodes, self.done, self.total, self.held, self.shown = nodes, 0, None, [], []
         if settings.components is None:
-            self.matrix = fit_matrix(
-                widened(nodes),
-                settings.degree,
-                basis=BASES[settings.basis],
-                damping=settings.damping,
-            )
+            how = {"basis": BASES[settings.basis], "damping": settings.damping}
+            self.matrix = fit_matrix(widened(nodes), settings.degree, **how)
 
     def take(self, outputs: Tensor, paths: int) -> None:
-        """The next nodes of all paths in the group: outputs (P * n, ...)."""
+        """Adds outputs (P * n, ...) at the next n nodes of all paths in the group."""
         values = by_path(outputs, paths, self.class_dim).to(self.nodes.dtype)
         values = values.softmax(-1) if self.softmax else values
         count = values.shape[-2]
@@ -56,7 +51,7 @@ class Tally:
         self.done += count
 
     def end(self) -> None:
-        """All nodes of the group have been taken."""
+        """Finishes the group once all its nodes have been added."""
         settings = self.representation
         if self.held:
             values = torch.cat(self.held, dim=-2)
@@ -80,7 +75,7 @@ class Tally:
         )
 
     def _show(self, values: Tensor) -> None:
-        """Keeps the outputs that come highest on the first paths, judged by their first nodes."""
+        """Keeps the largest outputs of the first paths, chosen at their first nodes."""
         few = self._few(values)
         if not len(few):
             return
@@ -102,12 +97,12 @@ class Tally:
             self.curves.append(curve)
 
     def _few(self, values: Tensor) -> Tensor:
-        """Those of the paths (P, ...) that are still to be shown."""
+        """The paths among (P, ...) that plots still need."""
         return values[: PATHS_SHOWN - len(self.curves)]
 
 
 def highest_curve(nodes: Tensor, values: Tensor, coefficients: Tensor) -> Curve:
-    """The outputs (r, C) or (S, r, C) that come highest on one path, with their fits."""
+    """The largest outputs (r, C) or (S, r, C) on one path, with their fits."""
     flat = values.mT.reshape(-1, values.shape[-2])
     picked = flat.amax(-1).topk(min(OUTPUTS_SHOWN, len(flat))).indices
     fits = coefficients.reshape(-1, coefficients.shape[-1])[picked]
@@ -118,6 +113,5 @@ def check_finite(values: Tensor) -> None:
     bad = int((~values.isfinite()).sum())
     if bad:
         raise ValueError(
-            f"the model's outputs are not finite on {bad} of {len(values)} paths: "
-            "check its weights and the scale of the inputs"
+            f"outputs: not finite on {bad} of {len(values)} paths; check weights and input scale"
         )

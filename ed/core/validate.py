@@ -1,7 +1,4 @@
-"""Checks of single settings: each returns the value, or raises a ValueError that names the key.
-
-They need the standard library alone, so every room may import this module.
-"""
+"""Checks for single settings: return the value, or raise a ValueError that names the key."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -18,14 +15,14 @@ def choice(key: str, value, choices: Iterable):
 
 
 def count(key: str, value, *, least: int = 1):
-    """A whole number."""
+    """Checks for a whole number."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(f"{key}={value}: must be a whole number, at least {least}")
     return value
 
 
 def counts(group: str, *, least: int = 1, **values) -> None:
-    """Whole numbers: counts("task", epochs=3) checks task.epochs."""
+    """Checks several whole numbers: counts("task", epochs=3) checks task.epochs."""
     for name, value in values.items():
         count(f"{group}.{name}", value, least=least)
 
@@ -43,7 +40,7 @@ def not_negative(key: str, value):
 
 
 def fraction(key: str, value, *, zero: bool = True, one: bool = True):
-    """A number between 0 and 1; `zero` and `one`: whether these two are allowed."""
+    """Checks for a number in [0, 1]; `zero` and `one` say whether the ends are allowed."""
     inside = _is_number(value) and 0 <= value <= 1
     if not inside or (value == 0 and not zero) or (value == 1 and not one):
         low, high = "at least" if zero else "above", "at most" if one else "below"
@@ -52,7 +49,7 @@ def fraction(key: str, value, *, zero: bool = True, one: bool = True):
 
 
 def optional(check: Callable, key: str, value, **limits):
-    """None, or what `check` accepts."""
+    """Accepts None, and every value that `check` accepts."""
     if value is None:
         return None
     try:
@@ -62,7 +59,7 @@ def optional(check: Callable, key: str, value, **limits):
 
 
 def each(check: Callable, key: str, values, *, empty: bool = False, **limits):
-    """A list in which `check` accepts every item; `empty`: whether it may have none."""
+    """Applies `check` to every item of a list; `empty` says whether it may be empty."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not listed or not (values or empty):
         raise ValueError(f"{key}={values}: must be a list in brackets, with at least one item")
@@ -71,7 +68,11 @@ def each(check: Callable, key: str, values, *, empty: bool = False, **limits):
     return values
 
 
+def brief(error: Exception, *, length: int = 200) -> str:
+    """The error's type and message on one line, for use in another message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:length]
+
+
 def _is_number(value) -> bool:
-    """Whether it is a finite number; True and False are none."""
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    return real and -math.inf < value < math.inf
+    """Whether the value is a finite number and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool) and -math.inf < value < math.inf

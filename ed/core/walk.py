@@ -1,4 +1,4 @@
-"""Walking along paths: forward passes without gradients, in eval mode, a few points at a time."""
+"""Forward passes along paths: no gradients, eval mode, a few points at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ed.core.model_state import alone, evaluating
 
 @contextlib.contextmanager
 def measuring(source: Field) -> Iterator[None]:
-    """No gradients, the module in eval mode, and no other thread that measures it meanwhile."""
+    """No gradients, module in eval mode and locked against other threads that measure it."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if source.module is not None:
@@ -27,7 +27,7 @@ def measuring(source: Field) -> Iterator[None]:
 def pieces_on_paths(
     source: Field, first: Tensor, second: Tensor, nodes: Tensor, points: int
 ) -> Iterator[Tensor]:
-    """Outputs (P * n, ...) at the next n nodes of P paths, at most `points` at a time."""
+    """Yields outputs (P * n, ...) at the next n nodes of P paths, up to `points` at a time."""
     for piece in nodes.split(max(1, points // len(first)), dim=-1):
         yield source.between(first, second, piece)()
 
@@ -35,14 +35,14 @@ def pieces_on_paths(
 def outputs_on_paths(
     source: Field, first: Tensor, second: Tensor, nodes: Tensor, points: int
 ) -> Tensor:
-    """Outputs (P, r, ...) at the nodes of P paths, computed for at most `points` at a time."""
+    """Outputs (P, r, ...) at the nodes of P paths, computed up to `points` at a time."""
     pieces = pieces_on_paths(source, first, second, nodes, points)
     return torch.cat([piece.unflatten(0, (len(first), -1)) for piece in pieces], dim=1)
 
 
 @contextlib.contextmanager
 def reporter(progress, total: int):
-    """A function to call with the number of paths done: a bar, the given function, or nothing."""
+    """Function to call with the number of finished paths: updates a bar, or calls `progress`."""
     if progress is True:
         from tqdm import tqdm
 
@@ -56,15 +56,13 @@ def warn_if_misread(outputs: Tensor, *, softmax: bool, class_dim: int | None, le
     """Warns about outputs that make the estimate misleading."""
     if outputs.dtype in (torch.bfloat16, torch.float16):
         warnings.warn(
-            f"the model's outputs are {outputs.dtype}: their rounding counts as roughness, and ED "
-            "comes out too high, in bfloat16 up to twice; measure model.float() on "
-            "inputs.float(), outside of autocast",
+            f"outputs are {outputs.dtype}: rounding can double ED; measure model.float() on "
+            "inputs.float(), outside autocast",
             stacklevel=level,
         )
     total = outputs.sum(-1 if class_dim is None else class_dim, dtype=torch.float32)
     if softmax and (outputs >= 0).all() and ((total - 1).abs() < 0.01).all():
         warnings.warn(
-            "the model's outputs are probabilities already, and would pass through a second "
-            "softmax: set softmax=False",
+            "outputs are already probabilities; set softmax=False to avoid a second softmax",
             stacklevel=level,
         )

@@ -1,1 +1,1 @@
-"""Environments for reinforcement learning, behind one small interface."""
+"""Environments for reinforcement learning."""

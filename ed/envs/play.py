@@ -1,12 +1,12 @@
-"""Playing: a network's sampled actions in many copies of a game, engine and GPU at work together.
+"""Rollouts: a policy plays many copies of a game while engine and GPU work in parallel.
 
-The copies of a player are split into lanes. On a GPU each lane has a thread, a stream and a CUDA
-graph: while the engine steps one lane, the GPU decides for another. A decision is one replay:
-frames in from pinned memory, network, sampling, storing, actions out. On a CPU the lanes play one
-after the other, by the same code.
+The copies are split into lanes. On a GPU each lane has a thread, a stream and a CUDA graph: while
+the engine steps one lane, the GPU decides for another. A decision is one replay: frames from pinned
+memory, network, sampling, storage, actions to the host. On a CPU the same code runs the lanes one
+after another.
 
-The randomness of a rollout is drawn before it, one number per step, copy and action. So neither
-the order of lanes nor capture can move a draw: a rollout is a function of seed and weights.
+All random numbers of a rollout are drawn before it starts, one per step, copy and action. A rollout
+therefore depends only on seed and weights, not on the order of lanes or on capture.
 """
 
 import copy
@@ -21,29 +21,29 @@ from torch.nn import functional as F
 
 from ed.envs.procgen import ACTIONS, FRAME, Games
 
-WARM_UP = 3  # eager decisions before capture: library handles must exist
+WARM_UP = 3  # eager decisions before capture, which create library handles
 
 
 def scaled(frames: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 -> [0, 1], what the network sees and where paths run."""
+    """uint8 frames -> network inputs in [0, 1]."""
     return frames.to(dtype) / 255
 
 
 class Policy:
-    """A network as it plays. On a GPU a copy, with channels last, in bf16 where asked for."""
+    """A network for playing. On a GPU it is a copy in channels-last format, optionally in bf16."""
 
     def __init__(self, model: nn.Module, *, device: torch.device, bf16: bool = False):
         self.device, self.model, self.network = device, model, model
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         if device.type == "cuda":
-            # a copy is not compiled, and needs no cast of the weights in every decision
+            # the copy is not compiled, and its weights need no cast in every decision
             self.network = copy.deepcopy(model).to(
                 dtype=self.dtype, memory_format=torch.channels_last
             )
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Takes over the weights that the model has now."""
+        """Copies the current weights of the model."""
         if self.network is not self.model:
             pairs = ((m.parameters(), m.buffers()) for m in (self.network, self.model))
             mine, theirs = (list(chain(*tensors)) for tensors in pairs)
@@ -63,14 +63,14 @@ class Lane:
         self.frames = self._host(torch.from_numpy(first.frames))
         self.actions = self._host(torch.zeros(games.count, dtype=torch.long))
         self.clock = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.returns: list[tuple[int, float]] = []  # of episodes that ended in it, with their step
-        self.levels = first.levels.tolist()  # that began since they were last read
+        self.returns: list[tuple[int, float]] = []  # (step, return) of finished episodes
+        self.levels = first.levels.tolist()  # started since they were last read
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream, self.decided = None, None
         if self.device.type == "cuda":
-            # decisions first: an engine waits for them, also while the model learns
+            # high priority: the engine waits for decisions, also while the model trains
             self.stream = torch.cuda.Stream(self.device, priority=-1)
-            # sleeping costs as much as it saves alone, and leaves the cores to other runs
+            # blocking waits are not slower, and leave the CPU cores to other runs
             self.decided = torch.cuda.Event(blocking=True)
         if capture:
             self._record()
@@ -80,8 +80,8 @@ class Lane:
 
     @torch.no_grad()
     def play(self) -> None:
-        """One rollout. Afterwards memory holds it, its last row the step that would come next."""
-        with torch.cuda.stream(self.stream):  # None: does nothing
+        """Fills the memory with one rollout; its last row is the step after the rollout."""
+        with torch.cuda.stream(self.stream):  # no effect if None
             self.clock.zero_()
             self.returns = []
             frames, actions = self.frames.numpy(), self.actions.numpy()
@@ -106,12 +106,12 @@ class Lane:
             self.decided.synchronize()
 
     def _decide(self) -> None:
-        """Frames on the host -> actions on the host; everything between stays on the device."""
+        """Frames on the host -> actions on the host; the rest stays on the device."""
         frames = self.frames.to(self.device, non_blocking=True)
         outputs = self.policy(frames)
         logarithms = F.log_softmax(outputs[:, :ACTIONS], dim=-1)
         noise = self.memory["noise"].index_select(0, self.clock).squeeze(0)
-        action = (logarithms.exp() / noise).argmax(-1)  # a draw from the policy, as noise is Exp(1)
+        action = (logarithms.exp() / noise).argmax(-1)  # samples the policy, as noise ~ Exp(1)
         self._keep("frames", frames)
         self._keep("actions", action)
         self._keep("log_probabilities", logarithms.gather(1, action[:, None]).squeeze(1))
@@ -120,7 +120,7 @@ class Lane:
         self.clock.add_(1)
 
     def _keep(self, name: str, value: Tensor) -> None:
-        # by a clock on the device: a captured step could not count with the host's
+        # a graph cannot use a step counter on the host
         self.memory[name].index_copy_(0, self.clock, value.unsqueeze(0))
 
     @torch.no_grad()
@@ -138,12 +138,12 @@ class Lane:
 
 
 class Player:
-    """Copies in lanes, and the memory of their last rollout.
+    """All lanes, and the memory of their last rollout.
 
     Attributes:
-        memory: frames, actions, log_probabilities, values and noise, (T + 1, N, ...) on the device:
-            row T is the step that would come next, for its value; rewards and dones, (T, N) on the
-            host.
+        memory: frames, actions, log_probabilities, values and noise, (T + 1, N, ...) on the device,
+            where row T is the step after the rollout, for its value; rewards and dones, (T, N) on
+            the host.
     """
 
     def __init__(
@@ -172,17 +172,17 @@ class Player:
             start += part.count
 
     def draw(self, generator: torch.Generator) -> None:
-        """The randomness of the next rollout."""
+        """Draws the random numbers of the next rollout."""
         self.memory["noise"].exponential_(generator=generator)
 
     @property
     def returns(self) -> list[float]:
-        """Raw returns of the episodes that ended in the last rollout, in the order of time."""
+        """Raw returns of the episodes that ended in the last rollout, in order of time."""
         ended = [each for lane in self.lanes for each in lane.returns]
         return [value for _, value in sorted(ended, key=lambda each: each[0])]
 
     def new_levels(self) -> list[int]:
-        """Level seeds of the episodes that began since this was last asked."""
+        """Level seeds of the episodes that started since the last call."""
         levels = [level for lane in self.lanes for level in lane.levels]
         for lane in self.lanes:
             lane.levels = []
@@ -190,21 +190,21 @@ class Player:
 
 
 def play(player: Player) -> None:
-    """One rollout."""
+    """Plays one rollout."""
     begin(player)()
 
 
 def begin(player: Player) -> Callable[[], None]:
-    """Begins a rollout, and returns what waits for its end.
+    """Starts a rollout, and returns a function that waits for its end.
 
-    On a GPU all lanes play at once, in threads, and we may train the model meanwhile. On a CPU they
-    have played by then: the policy is the model itself, which must not change under a rollout.
+    On a GPU all lanes play in threads, and the model may train meanwhile. On a CPU the rollout is
+    finished on return, as the policy is the model itself, which must not change during it.
     """
     if player.device.type != "cuda":
         for lane in player.lanes:
             lane.play()
         return lambda: None
-    for lane in player.lanes:  # weights and noise are on their way on our stream
+    for lane in player.lanes:  # weights and noise may still be in flight on our stream
         lane.stream.wait_stream(torch.cuda.current_stream())
     threads = ThreadPoolExecutor(len(player.lanes))
     playing = [threads.submit(lane.play) for lane in player.lanes]
@@ -212,6 +212,6 @@ def begin(player: Player) -> Callable[[], None]:
     def wait() -> None:
         with threads:
             for lane in playing:
-                lane.result()  # or its error
+                lane.result()  # raises its error
 
     return wait

@@ -1,9 +1,9 @@
-"""Procgen games, many copies at once, from either of two engines behind one small interface.
+"""Many copies of a Procgen game, from either of two engines.
 
-`envpool` ships the games for today's Pythons; `procgen` is the original package (through gym3),
-whose wheels end with Python 3.10. EnvPool resets a finished copy one step later than the original,
-whose users expect the first frame of the next episode together with the reward that ended the last
-one. `EnvPoolGames` restores that, with first frames that are ready before they are needed.
+`envpool` supports current Python versions; `procgen` is the original package (through gym3), whose
+wheels end with Python 3.10. The original returns the first frame of the next episode together with
+the reward that ended the last one. EnvPool returns it one step later; `EnvPoolGames` restores the
+original behaviour by preparing first frames in advance.
 """
 
 import importlib
@@ -24,22 +24,22 @@ MODES = ("easy", "hard")
 ACTIONS = 15
 FRAME = (3, 64, 64)
 LEVELS = 2**31 - 1  # level seeds are below this
-PLAYING_PER_SPARE = 8  # of 64 copies up to two finish in a step, on average
+PLAYING_PER_SPARE = 8  # on average, at most two of 64 copies finish in a step
 
 
 class EngineError(ImportError):
-    """The engine that was asked for is not installed."""
+    """The requested engine is not installed."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of all copies gives.
+    """Result of one step of all copies.
 
     Attributes:
-        frames: (N, 3, 64, 64) uint8, of the next episode where one has ended.
+        frames: (N, 3, 64, 64) uint8; after the end of an episode, the first frame of the next.
         rewards: (N,) float32, raw. dones: (N,) bool.
-        returns: raw returns of the episodes that ended now, in the order of their copies.
-        levels: (N,), the level seed that each copy plays now.
+        returns: raw returns of the episodes that just ended, in order of their copies.
+        levels: (N,), current level seed of each copy.
     """
 
     frames: np.ndarray
@@ -50,26 +50,26 @@ class Step:
 
 
 class Games:
-    """`count` copies of a game; an engine fills in `_reset` and `_step`."""
+    """`count` copies of a game; engines implement `_reset` and `_step`."""
 
     def __init__(self, count: int):
         self.count = count
         self._totals = np.zeros(count)
 
     def reset(self) -> Step:
-        """First frames of all copies, once."""
+        """First frames of all copies; call it once."""
         frames, levels = self._reset()
         zeros = np.zeros(self.count, np.float32)
         return Step(frames, zeros, zeros.astype(bool), [], levels)
 
     def step(self, actions: np.ndarray) -> Step:
-        """Advances all copies; `actions` (N,) of whole numbers in 0..14."""
+        """Advances all copies; `actions` are (N,) integers in 0..14."""
         actions = np.asarray(actions)
-        # the engines accept any number in silence, and a list makes them fail obscurely
+        # the engines do not check them
         if actions.shape != (self.count,) or actions.min() < 0 or actions.max() >= ACTIONS:
             raise ValueError(
-                f"actions of shape {actions.shape} from {actions.min()} to {actions.max()}: needed "
-                f"are {self.count} between 0 and {ACTIONS - 1}"
+                f"actions of shape {actions.shape} from {actions.min()} to {actions.max()}: pass "
+                f"{self.count} numbers between 0 and {ACTIONS - 1}"
             )
         frames, rewards, dones, levels = self._step(actions.astype(np.int32))
         self._totals += rewards
@@ -79,20 +79,20 @@ class Games:
         return Step(frames, rewards, dones, returns, levels)
 
     def _reset(self) -> tuple[np.ndarray, np.ndarray]:
-        """Frames and levels."""
+        """Returns frames and levels."""
         raise NotImplementedError
 
     def _step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Frames, rewards, dones and levels."""
+        """Returns frames, rewards, dones and levels."""
         raise NotImplementedError
 
 
 class EnvPoolGames(Games):
-    """Stepped by EnvPool's C++ threads.
+    """Games stepped by EnvPool's C++ threads.
 
-    A few copies more than play wait at the first frame of an episode. One of them takes the place
-    of a copy that has finished, which is reset among the steps of the others: making a level takes
-    as long as many steps, and all copies would have to wait for it.
+    A few spare copies wait at the first frame of an episode. A spare replaces a copy that has
+    finished, which is reset while the others step on: creating a level takes as long as many steps,
+    and all copies would have to wait for it.
     """
 
     def __init__(self, game: str, mode: str, count: int, levels: range, seed: int, threads: int):
@@ -107,7 +107,7 @@ class EnvPoolGames(Games):
             num_threads=threads,
         )
         self._playing = np.arange(count, dtype=np.int32)
-        self._finished = self._playing[:0]  # the pool resets these when they are stepped next
+        self._finished = self._playing[:0]  # the pool resets these at their next step
         self._waiting: deque[tuple[int, np.ndarray, int]] = deque()  # copy, first frame, level
 
     def _reset(self):
@@ -118,7 +118,7 @@ class EnvPoolGames(Games):
 
     def _step(self, actions):
         late = len(self._finished)
-        copies = np.concatenate([self._finished, self._playing])  # what takes longest comes first
+        copies = np.concatenate([self._finished, self._playing])  # slow resets first
         seen = self._exchange(copies, np.concatenate([np.zeros(late, np.int32), actions]))
         self._wait(copies[:late], seen["obs"], seen["info:level_seed"])
         names = ("obs", "reward", "done", "info:level_seed")
@@ -135,21 +135,18 @@ class EnvPoolGames(Games):
         return frames, rewards, dones, levels
 
     def _exchange(self, copies: np.ndarray, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """The pool's `step` without what that does in Python, a ninth of the time of playing.
-
-        Lanes share one interpreter, so that each would wait for the others' share of it, too.
-        """
-        self._pool._send([copies, copies, actions])  # a copy has one player, of the same number
+        """The pool's `step` without its Python overhead, for which all lanes would wait."""
+        self._pool._send([copies, copies, actions])  # env ids, player ids (the same), actions
         return dict(zip(self._pool._state_keys, self._pool._recv(), strict=True))
 
     def _wait(self, copies, frames: np.ndarray, levels: np.ndarray) -> None:
-        """Without a hold on the pool's memory: it has a buffer per step."""
+        """Queues spare copies; frames are copied to release the pool's buffer."""
         for copy, frame, level in zip(copies, frames, levels, strict=False):
             self._waiting.append((copy, frame.copy(), level))
 
 
 class Gym3Games(Games):
-    """The original package: `first` already stands beside the reward that ended an episode."""
+    """Games from the original package."""
 
     def __init__(self, game: str, mode: str, count: int, levels: range, seed: int, threads: int):
         super().__init__(count)
@@ -191,10 +188,10 @@ def make_games(
     threads: int = 0,
     engine: str = "envpool",
 ) -> Games:
-    """`count` copies of a game that draw from `levels`; threads 0: one per core."""
+    """`count` copies of a game that draw from `levels`; threads=0 uses one per core."""
     check_settings(game, mode=mode, engine=engine)
     if not len(levels) or levels.step != 1 or levels.start < 0 or levels.stop > LEVELS:
-        raise ValueError(f"levels {levels}: at least one is needed, all from 0 to {LEVELS - 1}")
+        raise ValueError(f"levels={levels}: use a range within 0 to {LEVELS - 1}, not empty")
     return ENGINES[engine](game, mode, count, levels, seed % 2**31, threads)
 
 
@@ -205,30 +202,30 @@ def check_settings(game: str, *, mode: str, engine: str) -> None:
 
 
 def engine_version(engine: str) -> str:
-    """Name and version: releases draw the same level differently, so a record must say it."""
+    """Name and version, to be recorded, as releases draw the same level differently."""
     try:
         return f"{engine} {metadata.version(engine)}"
     except metadata.PackageNotFoundError:
-        LOADERS[engine]()  # says what is missing
+        LOADERS[engine]()  # raises if it is missing
         return f"{engine} of unknown version"
 
 
 def load_envpool():
-    """EnvPool with Procgen alone: its own entry module would want every family's assets."""
+    """EnvPool with only Procgen; its entry module would need the assets of all families."""
     sys.modules.setdefault("envpool.entry", types.ModuleType("envpool.entry"))
     try:
         envpool = importlib.import_module("envpool")
         importlib.import_module("envpool.procgen.registration")
-        # without Qt its modules load all the same, and what they define is missing
+        # without Qt, the modules load but lack their classes
         importlib.import_module("envpool.procgen").ProcgenEnvSpec  # noqa: B018
     except ModuleNotFoundError as error:
         raise EngineError(
-            f"task.engine=envpool needs the package {error.name}: run `bash scripts/setup.sh`, or "
-            "in an environment of your own `pip install --no-deps -r requirements-procgen.txt`"
+            f"task.engine=envpool needs the package {error.name}: run `bash scripts/setup.sh` or, "
+            "in your own environment, `pip install --no-deps -r requirements-procgen.txt`"
         ) from error
     except ImportError as error:
         raise EngineError(
-            f"task.engine=envpool: EnvPool is installed and does not load ({error}); on Python "
+            f"task.engine=envpool: EnvPool is installed but does not load ({error}); on Python "
             "3.11 it needs the system's Qt 5, on Debian `apt-get install libqt5gui5`"
         ) from error
     return envpool
@@ -239,8 +236,8 @@ def load_procgen():
         return importlib.import_module("procgen")
     except ImportError as error:
         raise EngineError(
-            f"task.engine=procgen needs the original Procgen ({error}); its wheels are for x86_64 "
-            "and Python 3.7 to 3.10: build it from source, or use task.engine=envpool"
+            f"task.engine=procgen needs the original Procgen ({error}): build it from source "
+            "(wheels exist for x86_64 and Python 3.7 to 3.10), or use task.engine=envpool"
         ) from error
 
 

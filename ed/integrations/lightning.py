@@ -1,4 +1,4 @@
-"""Lightning: `Trainer(callbacks=[TrackED(images)])` logs ED as training goes on."""
+"""Lightning: `Trainer(callbacks=[TrackED(images)])` logs ED during training."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ class TrackED(Callback):
     """Logs the effective degree of the module under `name`, every `every` epochs.
 
     Args:
-        inputs: (N, ...) fixed examples for `module(inputs)`, or a function that makes an
-            `ed.Field` of the module.
-        settings: of `ed.estimate`; by default 50 paths of 50 nodes, degree 20.
+        inputs: (N, ...) fixed examples for `module(inputs)`, or a function from the module to an
+            `ed.Field`.
+        settings: arguments of `ed.estimate`; by default 50 paths with 50 nodes, degree 20.
     """
 
     def __init__(
@@ -32,6 +32,6 @@ class TrackED(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (trainer.current_epoch + 1) % self.every == 0:
-            # all ranks hold the same weights and draw the same paths, so the values agree
+            # all ranks have the same weights and draw the same paths, so their values agree
             value = track(pl_module, self.inputs, **self.settings)
             pl_module.log(self.name, value, rank_zero_only=True)

@@ -1,6 +1,7 @@
 """Hugging Face Trainer: `TrackED` logs ED, `EDTrainer` adds the penalty to the loss."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
@@ -11,17 +12,16 @@ from ed.integrations import track
 
 
 def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | None = None):
-    """The field of a classifier at a batch: in pixel space, or between token embeddings."""
+    """Field of a classifier at a batch: pixels, or token embeddings."""
     module = module or model
     if "pixel_values" in batch:
         return ed.Field.of(lambda x: model(pixel_values=x), batch["pixel_values"], module=module)
-    context = {k: v for k, v in batch.items() if k in ("attention_mask", "token_type_ids")}
-    embeddings = module.get_input_embeddings()(batch["input_ids"])
-    return ed.Field(lambda x, c: model(inputs_embeds=x, **c), embeddings, context, module=module)
+    field = ed.Field.from_text(module, batch)
+    return replace(field, forward=lambda x, context: model(inputs_embeds=x, **context))
 
 
 class TrackED(TrainerCallback):
-    """`trainer.add_callback(TrackED(trainer, inputs))`, with the arguments of Lightning's."""
+    """Use `trainer.add_callback(TrackED(trainer, inputs))`; arguments as for Lightning."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class EDTrainer:
     """Mixin, `class MyTrainer(EDTrainer, Trainer)`: loss + ed_weight * label-anchored ED."""
 
     ed_weight = 7.0  # lambda
-    ed_settings: Mapping = {}  # of ed.penalty, e.g. {"components": 3}
+    ed_settings: Mapping = {}  # arguments of ed.penalty, e.g. {"components": 3}
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs["labels"]  # before super(), which may remove them
         field = field_of(model, inputs, self.accelerator.unwrap_model(model))
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
-            # Trainer divides the loss by the accumulated steps only where it is not a share already
+            # Trainer divides the loss by the accumulation steps unless the loss already is a share
             scaled = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             shared = scaled or self.compute_loss_func is not None
             steps = self.current_gradient_accumulation_steps if shared else 1

@@ -1,8 +1,8 @@
 """Triton kernels of `ed.kernels.attention`: one (image, head) per program.
 
-Queries, keys and values are read straight from the packed projection (B, N, 3, H, D). Tokens form
-FULL tiles of BLOCK and one of TAIL, 65 = 64 + 1 in a tile of 16, so that padding costs little.
-Scores and probabilities never leave the registers. Logarithms are to base 2: `scale` includes
+Queries, keys and values are read directly from the packed projection (B, N, 3, H, D). Tokens form
+FULL tiles of size BLOCK and one of size TAIL (65 = 64 + 1 in a tile of 16), which keeps padding
+small. Scores and probabilities stay in registers. Logarithms are to base 2; `scale` includes
 log2(e).
 """
 
@@ -32,7 +32,7 @@ def absorb(
     query, top, total, mixed, qkv, start, scale,
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys and values taken into a running softmax (maximum, sum, mixture)."""
+    """Adds a tile of keys and values to a running softmax (maximum, sum, mixture)."""
     key = load(qkv + H * D, start, N, 3 * H * D, D, KEYS)
     value = load(qkv + 2 * H * D, start, N, 3 * H * D, D, KEYS)
     scores = tl.dot(query, tl.trans(key)) * scale
@@ -50,7 +50,7 @@ def attend(
     qkv, out, logs, start, scale, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of one tile of queries, and the logarithms of their softmax sums."""
+    """Outputs of a tile of queries, and the logarithms of their softmax sums."""
     query = load(qkv, start, N, 3 * H * D, D, ROWS)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -89,7 +89,7 @@ def queries(
     qkv, out, gradient, logs, start,
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries for the backward pass; no key has weight for rows beyond N."""
+    """A tile of queries for the backward pass; rows beyond N have zero weights."""
     query = load(qkv, start, N, 3 * H * D, D, ROWS)
     above = load(gradient, start, N, H * D, D, ROWS)
     mixed = load(out, start, N, H * D, D, ROWS)
@@ -112,7 +112,7 @@ def to_key_value(
     key, value, to_key, to_value, qkv, out, gradient, logs, start, here, scale,
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Adds what a tile of queries sends back to a tile of keys and values; (keys, queries)."""
+    """Adds the gradient from a tile of queries to a tile of keys and values."""
     query, above, log, common = queries(qkv, out, gradient, logs, start, N, H, D, ROWS)
     weights, slope = slopes(key, value, query, above, log, common, here, scale)
     return tl.dot(slope, query, to_key), tl.dot(weights, above, to_value)
@@ -124,7 +124,7 @@ def key_value_gradient(
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one tile of keys and values; returns their sums over tokens."""
+    """Stores gradients of a tile of keys and values; returns their sums over tokens."""
     key = load(qkv + H * D, start, N, 3 * H * D, D, KEYS)
     value = load(qkv + 2 * H * D, start, N, 3 * H * D, D, KEYS)
     here = start + tl.arange(0, KEYS) < N
@@ -151,7 +151,7 @@ def to_queries(
     query, above, log, common, to_query, qkv, start, scale,
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Adds what a tile of keys and values sends back to a tile of queries."""
+    """Adds the gradient from a tile of keys and values to a tile of queries."""
     key = load(qkv + H * D, start, N, 3 * H * D, D, KEYS)
     value = load(qkv + 2 * H * D, start, N, 3 * H * D, D, KEYS)
     weights = tl.exp2(tl.dot(query, tl.trans(key)) * scale - log[:, None])
@@ -166,7 +166,7 @@ def query_gradient(
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one tile of queries; returns its sum over tokens."""
+    """Stores the gradient of a tile of queries; returns its sum over tokens."""
     query, above, log, common = queries(qkv, out, gradient, logs, start, N, H, D, ROWS)
     to_query = tl.zeros((ROWS, D), tl.float32)
     for tile in range(FULL):
@@ -190,8 +190,8 @@ def attention_gradient(
 ):  # fmt: skip
     """to_qkv (B, N, 3, H, D) and its sums over the tokens of each image, (B, 3, H, D).
 
-    Axis 1 of the programs is for the pass by keys and the pass by queries: a score is computed
-    twice, and nothing is summed through memory.
+    Program axis 1 separates the pass over keys from the pass over queries: scores are computed
+    twice, but no sums go through memory.
     """
     image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     qkv += image * (N * 3 * H * D) + head * D

@@ -1,7 +1,7 @@
-"""Transformer blocks of timm by our kernels, on the blocks' own parameters.
+"""Runs timm's transformer blocks with our kernels, on the blocks' own parameters.
 
-A block's last sum waits for the next block's norm, so that both are one pass over memory. Biases
-get their gradients from the kernels behind their products.
+The last sum of a block is fused with the norm of the next block into one pass over memory. The
+kernel after each matrix product computes the gradient of its bias.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ from ed.kernels.attention import HEAD_SIZES, TOKENS, attention
 from ed.kernels.rowwise import WIDTHS, add_norm, gelu
 
 HALVES = (torch.bfloat16, torch.float16)
-TRITON = find_spec("triton") is not None  # torch brings it on Linux
+TRITON = find_spec("triton") is not None  # comes with torch on Linux
 
 
 def applies(blocks: Iterable[nn.Module], x: Tensor) -> bool:
-    """Whether `run` takes over: in half precision on a GPU, compiled, for blocks that it knows.
+    """Whether `run` supports the blocks: compiled, on a GPU, in half precision.
 
     Args:
-        x: (B, N, C), what the first block receives.
+        x: (B, N, C), input of the first block.
     """
     kind = x.device.type
     half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in HALVES
@@ -36,7 +36,7 @@ def applies(blocks: Iterable[nn.Module], x: Tensor) -> bool:
 
 
 def supported(block: nn.Module) -> bool:
-    """A plain block of timm: exact GELU, biases, no dropout, no norm of queries, no layer scale."""
+    """Whether it is a plain timm block: exact GELU, biases, no dropout, no extra norms."""
     if type(block) is not Block or type(block.attn) is not Attention or type(block.mlp) is not Mlp:
         return False
     attn, mlp = block.attn, block.mlp
@@ -49,7 +49,7 @@ def supported(block: nn.Module) -> bool:
         and all(part.bias is not None for part in linears + norms)
         and not (block.training and any(part.p for part in drops))
         and isinstance(mlp.act, GELU)
-        and getattr(attn, "gate", None) is None  # older timm has none
+        and getattr(attn, "gate", None) is None  # missing in older timm
         and attn.head_dim in HEAD_SIZES
     )
 
@@ -57,10 +57,7 @@ def supported(block: nn.Module) -> bool:
 def run(
     blocks: Sequence[nn.Module] | nn.Sequential, x: Tensor, *, first_only: bool = False
 ) -> Tensor:
-    """Features (B, N, C) behind the blocks; with `first_only` (B, 1, C), of the first token alone.
-
-    The first token needs the others up to the last block's attention and no further.
-    """
+    """Outputs of the blocks (B, N, C), or (B, 1, C) for only the first token (`first_only`)."""
     rest = None
     for number, block in enumerate(blocks, start=1):
         x, rest = _block(block, x, rest, first_only and number == len(blocks))
@@ -68,10 +65,10 @@ def run(
 
 
 def _block(block: nn.Module, x: Tensor, rest: tuple[Tensor, Tensor] | None, first_only: bool):
-    """One block up to its last sum, which comes with the next block's norm.
+    """Runs one block without its last sum, which is fused with the norm of the next block.
 
     Args:
-        rest: what the block before left to be added, a product and its bias; None at the first.
+        rest: product and bias that the previous block has not added yet; None for the first.
     """
     if rest is None:
         normed = block.norm1(x)
@@ -87,5 +84,5 @@ def _block(block: nn.Module, x: Tensor, rest: tuple[Tensor, Tensor] | None, firs
 
 
 def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """The layer; its bias gets no gradient here: the kernel behind it sends one."""
+    """The layer without a gradient for its bias, which the next kernel computes."""
     return F.linear(x, layer.weight, layer.bias.detach())

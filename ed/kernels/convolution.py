@@ -1,9 +1,9 @@
-"""3 x 3 convolutions and pooling for networks of few channels, fast on a GPU in half precision.
+"""Fast 3 x 3 convolutions and pooling for few channels, on a GPU in half precision.
 
-cuDNN is made for wide layers: with the 16 and 32 channels of IMPALA it runs at a tenth of the speed
-of memory. `convolve` and `pool` call kernels of our own where they pay, and PyTorch's elsewhere, on
-the same parameters. The kernels are custom operators with derivatives of any order: a
-convolution's gradients are convolutions again.
+cuDNN is tuned for wide layers: with the 16 and 32 channels of IMPALA it reaches a tenth of the
+memory bandwidth. `convolve` and `pool` use our kernels where they help, and PyTorch elsewhere, on
+the same parameters. The kernels are custom operators with derivatives of any order, as gradients of
+convolutions are convolutions.
 """
 
 from importlib.util import find_spec
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CHANNELS = (16, 32)  # of outputs, and of inputs beside pictures
-WIDTHS = 8  # that of a picture is a multiple, so that groups of neighbours fit into a row
-LAUNCH = {  # by input channels, the best of five or six on an H200
+CHANNELS = (16, 32)  # supported output channels
+WIDTHS = 8  # image widths must be a multiple, so that groups of pixels fit into a row
+LAUNCH = {  # by input channels; best of five or six settings on an H200
     "convolve": {
         4: {"FOLD": 4, "BLOCK": 64, "num_warps": 4},
         16: {"FOLD": 2, "BLOCK": 64, "num_warps": 4},
         32: {"FOLD": 2, "BLOCK": 64, "num_warps": 4},
     },
-    "convolve_few": {  # the best of eleven for 64 pictures, as a decision has them
+    "convolve_few": {  # best of eleven settings for 64 images, the batch of one policy step
         4: {"FOLD": 4, "BLOCK": 32, "num_warps": 2},
         16: {"FOLD": 2, "BLOCK": 32, "num_warps": 2},
         32: {"FOLD": 1, "BLOCK": 32, "num_warps": 2},
@@ -35,13 +35,13 @@ POOL = {"BLOCK": 64, "num_warps": 4}
 PARTS = 2 * 132  # programs that keep a GPU busy
 HALVES = (torch.bfloat16, torch.float16)
 LAST = torch.channels_last
-TRITON = find_spec("triton") is not None  # torch brings it on Linux
+TRITON = find_spec("triton") is not None  # comes with torch on Linux
 
 
 def convolve(
     x: Tensor, layer: nn.Conv2d, *, relu: bool = False, residual: Tensor | None = None
 ) -> Tensor:
-    """layer(x), of relu(x) where asked for, plus `residual`; the layer is 3 x 3 with padding 1."""
+    """layer(x), or layer(relu(x)), plus `residual`, for a 3 x 3 layer with padding 1."""
     dtype = _dtype(x)
     if _applies(x, dtype, layer.in_channels, layer.out_channels):
         residual = None if residual is None else residual.to(dtype)
@@ -55,7 +55,7 @@ def convolve(
 
 
 def pool(x: Tensor) -> Tensor:
-    """The largest of 3 x 3 at every other pixel."""
+    """3 x 3 max pooling with stride 2."""
     if _applies(x, x.dtype, x.shape[1], x.shape[1]):
         return torch.ops.ed.pool(x)[0]
     return F.max_pool2d(x, 3, stride=2, padding=1)
@@ -73,7 +73,7 @@ def _applies(x: Tensor, dtype: torch.dtype, inputs: int, outputs: int) -> bool:
 
 
 def _aligned(channels: int) -> int:
-    """Three and a fourth of zeros: a pixel then begins where several numbers are read at once."""
+    """Pads three channels to four, which aligns pixels for vectorised loads."""
     return 4 if channels == 3 else channels
 
 
@@ -98,7 +98,7 @@ def _convolve(
     """[mask > 0] (relu(x) * weight + bias) + residual, with weight (CO, CI, 3, 3) of any precision.
 
     Args:
-        transposed: the weight of the layer whose input gradient this is, (CI, CO, 3, 3).
+        transposed: compute the input gradient of a layer, whose weight is then (CI, CO, 3, 3).
     """
     from ed.kernels.convolution_kernels import convolve, convolve_few
 
@@ -109,7 +109,7 @@ def _convolve(
     outputs = weight.shape[1 if transposed else 0]
     y = _empty(x, outputs, *x.shape[2:])
     kernel, (shape, number) = convolve, _shape(x, outputs, "convolve")
-    if number <= (PARTS - 1) * shape["BLOCK"]:  # whole strands would leave most of a GPU idle
+    if number <= (PARTS - 1) * shape["BLOCK"]:  # too few strands to fill the GPU
         kernel, (shape, number) = convolve_few, _shape(x, outputs, "convolve_few")
         number *= shape["H"]
     flags = {"RELU": relu, "BIAS": bias is not None, "MASK": mask is not None}
@@ -137,19 +137,19 @@ def _(x, weight, bias, mask, residual, relu, transposed):
 
 @torch.library.custom_op("ed::weight_gradient", mutates_args=())
 def _weight_gradient(x: Tensor, gradient: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
-    """Of the convolution of relu(x), for its weight (CO, CI, 3, 3) and its bias; float32."""
+    """Gradients of a convolution of relu(x): weight (CO, CI, 3, 3) and bias, float32."""
     from ed.kernels.convolution_kernels import weight_gradient as kernel
 
     x, gradient = (t.contiguous(memory_format=LAST) for t in (x, gradient))
     inputs, outputs = x.shape[1], gradient.shape[1]
     shape, strands = _shape(x, outputs, "weight_gradient")
     blocks = -(-strands // shape["BLOCK"])
-    each = -(-blocks // PARTS)  # of a program
+    each = -(-blocks // PARTS)  # blocks per program
     programs, fold, k, n = -(-blocks // each), shape["FOLD"], shape["K"], shape["FOLD"] * outputs
     bands = x.new_empty((programs, 3, k, n), dtype=torch.float32)
     biases = x.new_empty((programs, fold, outputs), dtype=torch.float32)
     kernel[(programs,)](x, gradient, bands, biases, strands, each, **shape, RELU=relu)
-    # a tap stands in the band once for each pixel of a group, further down and to the right
+    # each tap appears in the band once per pixel of a group, shifted down and to the right
     sizes = (programs, 3, 3, inputs, fold, outputs)
     strides = (3 * k * n, k * n, inputs * n, n, inputs * n + outputs, 1)
     weights = bands.as_strided(sizes, strides).sum((0, 4))
@@ -164,7 +164,7 @@ def _(x, gradient, relu):
 
 
 def _shape(x: Tensor, outputs: int, kernel: str) -> tuple[dict[str, int], int]:
-    """Constants and launch settings of a kernel, and how many strands of groups there are."""
+    """Constants and launch settings of a kernel, and the number of strands."""
     inputs, (height, width) = x.shape[1], x.shape[2:]
     launch = LAUNCH[kernel][inputs]
     k = 1 << ((launch["FOLD"] + 2) * inputs - 1).bit_length()
@@ -198,7 +198,7 @@ def _convolution_gradient(ctx, gradient: Tensor):
 def _input_gradient(
     gradient: Tensor, weight: Tensor, mask: Tensor | None, transposed: bool
 ) -> Tensor:
-    """By the kernel where it takes so few outputs, else by PyTorch's convolution."""
+    """Uses the kernel if it supports the number of outputs, else PyTorch."""
     outputs = weight.shape[1 if transposed else 0]
     if outputs in CHANNELS:
         return torch.ops.ed.convolve(gradient, weight, None, mask, None, False, transposed)
@@ -216,7 +216,7 @@ def _keep_weight_gradient(ctx, inputs, output) -> None:
 
 
 def _weight_gradient_gradient(ctx, to_weight: Tensor, to_bias: Tensor):
-    """The weight gradient is linear in x and in the gradient that came from above."""
+    """The weight gradient is linear in x and in the upstream gradient."""
     x, gradient = ctx.saved_tensors
     to_x = _input_gradient(gradient, to_weight, x if ctx.relu else None, True)
     to_gradient = torch.ops.ed.convolve(x, to_weight, to_bias, None, None, ctx.relu, False)
@@ -231,7 +231,7 @@ _weight_gradient.register_autograd(_weight_gradient_gradient, setup_context=_kee
 
 @torch.library.custom_op("ed::pool", mutates_args=())
 def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest values, and which of the nine each was."""
+    """Maxima, and the index of each among the nine pixels."""
     from ed.kernels.convolution_kernels import pool as kernel
 
     x, (height, width) = x.contiguous(memory_format=LAST), x.shape[2:]
@@ -286,7 +286,7 @@ def _keep_pool_gradient(ctx, inputs, output) -> None:
 
 
 def _gradient_of_pool_gradient(ctx, gradient: Tensor):
-    """What the pooling let through, so the same pixels are picked again."""
+    """Gathers the gradient at the pixels that pooling selected."""
     (taps,) = ctx.saved_tensors
     width = gradient.shape[-1]
     rows = torch.arange(taps.shape[2], device=taps.device)[:, None] * 2 - 1 + taps // 3

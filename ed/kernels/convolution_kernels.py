@@ -1,12 +1,11 @@
 """Triton kernels of `ed.kernels.convolution`. Tensors are (N, H, W, C) in memory.
 
-A convolution of few channels is too small a product for a tensor core, and its nine taps read every
-pixel nine times. So FOLD pixels that are neighbours in a row count as one, a group: with the pixel
-before and the pixel after they lie in one piece of memory, and a line of taps (three of a row)
-times that piece is one product with a band matrix, whose zeros cost less than many small products.
-And a program walks down its pictures, a strand of groups below each other in each place of its
-block: a row is read once and serves the outputs of three. What comes before and after a convolution
-(ReLU, bias, mask, sum) costs no pass of its own over memory.
+With few channels, a convolution is too small a product for tensor cores, and its nine taps read
+every pixel nine times. We therefore treat FOLD neighbouring pixels of a row as one group. A group
+and its two neighbours are contiguous in memory, so a line of three taps is one product with a band
+matrix; its zeros cost less than many small products. Each program moves down its images along
+strands, columns of groups: a row is read once and contributes to three rows of outputs. ReLU, bias,
+mask and sum are fused, so they need no extra pass over memory.
 """
 
 import triton
@@ -15,41 +14,41 @@ import triton.language as tl
 
 @triton.jit
 def rectified(values):
-    return tl.where(values < 0, 0.0, values)  # tl.maximum would turn bf16 into float32
+    return tl.where(values < 0, 0.0, values)  # tl.maximum would convert bf16 to float32
 
 
 @triton.jit
 def places(pixel, C: tl.constexpr):
-    """Where the channels of each pixel lie: (pixels, C)."""
+    """Offsets of the channels of each pixel: (pixels, C)."""
     return pixel.to(tl.int64)[:, None] * C + tl.arange(0, C)[None, :]
 
 
 @triton.jit
 def strands(block, number, W: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the strands of a block: their picture, their first column, and which of them there are."""
+    """Image, first column and validity of each strand in a block."""
     strand = block * BLOCK + tl.arange(0, BLOCK)
     return strand // (W // FOLD), strand % (W // FOLD) * FOLD, strand < number
 
 
 @triton.jit
 def around(
-    picture, column, here, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, FOLD: tl.constexpr,
+    image, column, here, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, FOLD: tl.constexpr,
     K: tl.constexpr,
 ):  # fmt: skip
-    """Where a group of the first row and its two neighbours lie, (strands, K), and what exists."""
+    """Offsets (strands, K) of a group in the first row and its two neighbours, and a mask."""
     k = tl.arange(0, K)[None, :]
     pixel = column[:, None] + k // CI - 1
     inside = here[:, None] & (pixel >= 0) & (pixel < W)
     if K > (FOLD + 2) * CI:
         inside &= k < (FOLD + 2) * CI
-    first = (picture.to(tl.int64) * (H * W) + column - 1) * CI
+    first = (image.to(tl.int64) * (H * W) + column - 1) * CI
     return first[:, None] + k, inside
 
 
 @triton.jit
-def outputs(picture, column, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, N: tl.constexpr):
-    """Where the outputs of a group of the first row lie, (strands, N)."""
-    first = (picture.to(tl.int64) * (H * W) + column) * CO
+def outputs(image, column, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, N: tl.constexpr):
+    """Offsets of the outputs of a group in the first row: (strands, N)."""
+    first = (image.to(tl.int64) * (H * W) + column) * CO
     return first[:, None] + tl.arange(0, N)[None, :]
 
 
@@ -58,7 +57,7 @@ def pack(
     weight, bands, to_output, to_input, to_row, to_column,
     CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr, K: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """The band matrix of each line of taps, (3, K, FOLD CO), of a weight with the given strides."""
+    """Stores the band matrix (3, K, FOLD CO) of each line of taps, from a strided weight."""
     N: tl.constexpr = FOLD * CO
     line = tl.program_id(0)
     k, n = tl.arange(0, K)[:, None], tl.arange(0, N)[None, :]
@@ -75,7 +74,7 @@ def finish(
     total, offset, mask, residual, y, place, here,
     BIAS: tl.constexpr, MASK: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """What comes after the products, and the way to memory."""
+    """Adds bias, applies the mask, adds the residual, and stores the result."""
     if BIAS:
         total += offset
     if MASK:
@@ -92,16 +91,16 @@ def convolve(
     K: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
     RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y = [mask > 0] (relu(x) * weight + bias) + residual, of a block of strands."""
+    """y = [mask > 0] (relu(x) * weight + bias) + residual, for a block of strands."""
     N: tl.constexpr = FOLD * CO
-    picture, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)
-    source, inside = around(picture, column, here, H, W, CI, FOLD, K)
-    place = outputs(picture, column, H, W, CO, N) - W * CO
+    image, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)
+    source, inside = around(image, column, here, H, W, CI, FOLD, K)
+    place = outputs(image, column, H, W, CO, N) - W * CO
     band = bands + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
     upper, middle, lower = tl.load(band), tl.load(band + K * N), tl.load(band + 2 * K * N)
     offset = tl.load(bias + tl.arange(0, N) % CO).to(tl.float32)[None, :] if BIAS else 0.0
-    above = tl.zeros((BLOCK, N), tl.float32)  # outputs of the row before, which lack this one
-    level = tl.zeros((BLOCK, N), tl.float32)  # and of this row, which lack this one and the next
+    above = tl.zeros((BLOCK, N), tl.float32)  # previous row of outputs, needs this row
+    level = tl.zeros((BLOCK, N), tl.float32)  # this row of outputs, needs this row and the next
     for row in range(H):
         values = tl.load(x + source, mask=inside, other=0.0)
         values = rectified(values) if RELU else values
@@ -122,9 +121,9 @@ def convolve_few(
     K: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
     RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same of a block of groups, for pictures so few that walking down would take longest."""
+    """As `convolve`, for a block of groups: faster for few images."""
     N: tl.constexpr = FOLD * CO
-    line, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)  # rows of all pictures
+    line, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)  # rows of all images
     source, inside = around(line, column, here, 1, W, CI, FOLD, K)
     place = outputs(line, column, 1, W, CO, N)
     band = bands + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
@@ -145,7 +144,7 @@ def weight_gradient(
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr,
     K: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of `blocks` blocks the sums for each program: bands (programs, 3, K, N), biases (.., N)."""
+    """Sums over `blocks` blocks per program: bands (programs, 3, K, N), biases (programs, N)."""
     N: tl.constexpr = FOLD * CO
     program = tl.program_id(0)
     bias = tl.zeros((BLOCK, N), tl.float32)
@@ -153,9 +152,9 @@ def weight_gradient(
     middle = tl.zeros((K, N), tl.float32)
     lower = tl.zeros((K, N), tl.float32)
     for block in range(program * blocks, (program + 1) * blocks):
-        picture, column, here = strands(block, number, W, FOLD, BLOCK)
-        source, inside = around(picture, column, here, H, W, CI, FOLD, K)
-        place = outputs(picture, column, H, W, CO, N)
+        image, column, here = strands(block, number, W, FOLD, BLOCK)
+        source, inside = around(image, column, here, H, W, CI, FOLD, K)
+        place = outputs(image, column, H, W, CO, N)
         above = tl.zeros((BLOCK, N), gradient.dtype.element_ty)
         level = tl.load(gradient + place, mask=here[:, None], other=0.0)
         for row in range(H):
@@ -182,7 +181,7 @@ def weight_gradient(
 def pool(
     x, y, taps, pixels, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The largest of 3 x 3 at every other pixel, and which of the nine it was."""
+    """3 x 3 max pooling with stride 2; `taps` is the index of the maximum."""
     OH: tl.constexpr = (H + 1) // 2
     OW: tl.constexpr = (W + 1) // 2
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -208,7 +207,7 @@ def pool(
 
 @triton.jit
 def windows(gradient, taps, place, inside):
-    """What came from above to some windows, and which of its nine pixels each took."""
+    """Upstream gradient and selected pixel of some windows."""
     above = tl.load(gradient + place, mask=inside[:, None], other=0.0).to(tl.float32)
     return above, tl.load(taps + place, mask=inside[:, None], other=-1)
 
@@ -218,9 +217,10 @@ def pool_gradient(
     gradient, taps, x, number, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each window's middle pixel, and those right of it, below and across: no atomic sums.
+    """Gradients of each window's middle pixel and of those to its right, below and diagonal.
 
-    The middle lies in this window alone, the others in the next one to the right or below, too.
+    The middle belongs to one window, the others also to the next windows right and below. This
+    needs no atomic sums.
     """
     OH: tl.constexpr = (H + 1) // 2
     OW: tl.constexpr = (W + 1) // 2

@@ -1,7 +1,7 @@
 """Triton kernels of `ed.kernels.rowwise`: one pass over memory each.
 
-Column sums, which are the gradients of weights and biases, stay in registers while a program walks
-over its rows; every program then writes one line of partial sums.
+Column sums (gradients of weights and biases) stay in registers while a program loops over its
+rows; each program then writes one row of partial sums.
 """
 
 import triton
@@ -74,10 +74,7 @@ def add_norm_gradient(
 
 @triton.jit
 def normal(x):
-    """Density and distribution function of the standard normal, to 1e-7.
-
-    By Abramowitz and Stegun 7.1.26: one exponential serves both, where erf takes its own.
-    """
+    """Standard normal density and distribution, to 1e-7 (Abramowitz and Stegun 7.1.26)."""
     bell = tl.exp2(x * x * -0.7213475204444817)  # exp(-x^2 / 2)
     t = 1 / (1 + 0.23164188588 * tl.abs(x))  # 0.3275911 / sqrt(2)
     series = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
@@ -98,7 +95,7 @@ def gelu(x, y, number, SIZE: tl.constexpr):
 def gelu_gradient(
     gradient, x, to_x, sums, rows, steps, C: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr
 ):
-    """to_x, and its column sums by programs of axis 0; axis 1 is for blocks of columns."""
+    """to_x, and its column sums per program of axis 0; axis 1 is for blocks of columns."""
     program, column = tl.program_id(0), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = column < C
     total = tl.zeros((ROWS, WIDE), tl.float32)

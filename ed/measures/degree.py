@@ -22,12 +22,13 @@ class EffectiveDegree(Measure):
 
     Attributes:
         pairs: number of paths.
-        resolution, degree, basis, components, weighting: of the representation; fixed Chebyshev
-            nodes. The paper's two variants are outputs="softmax" with weighting="raw" (ED), and
-            outputs="raw", the logits, with weighting="normalised" (ED_norm).
-        endpoints: between which paths run: training examples, or noise (uniform pixels).
-        memory_gib: bound on what a chunk of the forward passes may hold.
-        seed: of the examples and of the pairs among them.
+        resolution, degree, basis, components, weighting: settings of the `Representation`, with
+            Chebyshev nodes.
+        outputs: "softmax" or "raw" (logits). The paper's ED is "softmax" with weighting="raw", its
+            ED_norm is "raw" with weighting="normalised".
+        endpoints: paths connect training "examples", or "noise" (uniform pixels).
+        memory_gib: memory budget for a chunk of forward passes.
+        seed: seed for the choice of examples and pairs.
     """
 
     pairs: int = 400
@@ -46,35 +47,28 @@ class EffectiveDegree(Measure):
         choice("measures: endpoints", self.endpoints, ENDPOINTS)
         count("measures: pairs", self.pairs)
         positive("measures: memory_gib", self.memory_gib)
-        _ = self.representation  # refuses impossible settings now rather than after training
+        _ = self.representation  # rejects impossible settings before training
 
     @property
     def representation(self) -> Representation:
-        return Representation(
-            resolution=self.resolution,
-            degree=self.degree,
-            sampler=ChebyshevNodes(),
-            basis=self.basis,
-            components=self.components,
-            weighting=self.weighting,
-        )
+        names = ("resolution", "degree", "basis", "components", "weighting")
+        settings = {name: getattr(self, name) for name in names}
+        return Representation(sampler=ChebyshevNodes(), **settings)
 
     def check(self, task) -> None:
         if self.outputs == "softmax" and not task.has_logits:
             raise ValueError(
-                f"measures: outputs=softmax: {type(task).__name__} learns values, not logits; set "
-                "outputs=raw"
+                f"measures: outputs=softmax: {type(task).__name__} has no logits; set outputs=raw"
             )
-        size = task.num_examples  # 0 where it is not known before data is read
-        if size > 0 and self.pairs > size * (size - 1) // 2:
+        size = task.num_examples  # 0 if unknown before the data is read
+        possible = size * (size - 1) // 2
+        if size > 0 and self.pairs > possible:
             raise ValueError(
-                f"measures: pairs={self.pairs}: {size} training examples form only "
-                f"{size * (size - 1) // 2} pairs"
+                f"measures: pairs={self.pairs}: {size} examples form {possible} pairs; use fewer"
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
-                "measures: endpoints=noise: random inputs are pixels, so they need a task on "
-                "pictures with task.space=input; or set endpoints=examples"
+                "measures: endpoints=noise: needs an image task with task.space=input; use examples"
             )
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
@@ -88,7 +82,7 @@ class EffectiveDegree(Measure):
     @staticmethod
     @torch.no_grad()
     def together(measures, model: nn.Module, task) -> list[dict[str, float]]:
-        """Variants of one walk: what they fit differs, not where they look."""
+        """Values of variants that differ only in the fit, from the same forward passes."""
         walk = measures[0]
         with untouched(model):
             results = estimate_each(
@@ -101,7 +95,7 @@ class EffectiveDegree(Measure):
         return [{"": result.mean, "_se": result.standard_error} for result in results]
 
     def field(self, model: nn.Module, task) -> Field:
-        """The model at a pool of end points: two per path where there are as many examples."""
+        """Field at the end points: up to two examples per path."""
         batch = task.examples(fixed_subset(task.num_examples, 2 * self.pairs, self.seed))
         field = task.field(model, batch)
         if self.endpoints == "noise":

@@ -1,4 +1,4 @@
-"""Weight-space ensembling: accuracy on the line from the zero-shot to the fine-tuned weights."""
+"""Weight-space ensembling: accuracy between zero-shot and fine-tuned weights."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ class Ensembling(Measure):
     """theta = (1 - alpha) zero-shot + alpha fine-tuned over every tensor, head included.
 
     Attributes:
-        alphas: the mixing coefficients; at 0 and 1 the weights are the two ends, bit for bit.
+        alphas: mixing coefficients; 0 and 1 reproduce the two models bitwise.
     """
 
     alphas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     reads_examples = False
-    evaluates = True  # so alpha 1 gives what the run reports of itself, to the last picture
+    evaluates = True  # alpha 1 equals the run's own accuracy exactly
 
     def __post_init__(self) -> None:
         each(fraction, "measures.ensembling.alphas", self.alphas)
@@ -27,8 +27,8 @@ class Ensembling(Measure):
     def check(self, task) -> None:
         if not hasattr(task, "zero_shot"):
             raise ValueError(
-                f"measures: {type(task).__name__} keeps no zero-shot weights; ensembling is for "
-                "the fine-tuning of CLIP (task=clip_finetune, task=clip_standin)"
+                f"measures: {type(task).__name__} keeps no zero-shot weights; use ensembling with "
+                "task=clip_finetune or task=clip_standin"
             )
 
     @torch.no_grad()
@@ -41,7 +41,7 @@ class Ensembling(Measure):
         with untouched(model):
             for alpha in tqdm(self.alphas, desc="ensembling", disable=None, leave=False):
                 model.load_state_dict(interpolate(task.zero_shot, fine_tuned, alpha))
-                torch.clear_autocast_cache()  # it may hold the weights before, in bf16
+                torch.clear_autocast_cache()  # may hold the previous weights in bf16
                 found = {k.removeprefix("eval/"): v for k, v in task.evaluate(model).items()}
                 accuracies = {k: v for k, v in found.items() if k.startswith("acc")}
                 values |= {f"/alpha{alpha:g}/{k}": v for k, v in accuracies.items()}
@@ -51,10 +51,7 @@ class Ensembling(Measure):
 def interpolate(
     first: dict[str, Tensor], second: dict[str, Tensor], alpha: float
 ) -> dict[str, Tensor]:
-    """(1 - alpha) first + alpha second, exact at both ends.
-
-    Whole numbers, as batch norm counts its batches, are those of `second`: nothing is made of them.
-    """
+    """(1 - alpha) first + alpha second, exact at both ends; integer buffers are `second`'s."""
     return {
         name: torch.lerp(value, second[name], alpha) if value.is_floating_point() else second[name]
         for name, value in first.items()

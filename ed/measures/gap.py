@@ -1,4 +1,4 @@
-"""The generalization gap: how much better a model does on the examples it was trained on."""
+"""The generalization gap: training accuracy minus test accuracy."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,13 @@ from ed.measures.base import Measure, in_batches, untouched
 
 @dataclass(frozen=True)
 class GeneralizationGap(Measure):
-    """Train minus test accuracy, in points: all examples, clean, in eval mode.
+    """Training minus test accuracy in points, on all examples without augmentation.
 
-    Both accuracies are those of the weights' own precision, so that they can be subtracted; the
-    logged test accuracy of a run that computes in bf16 may differ from this one by a tenth of a
-    point.
+    Both accuracies use the precision of the weights, so the logged test accuracy of a bf16 run may
+    differ by a tenth of a point.
 
     Attributes:
-        batch_size: examples per pass; bounds the memory, not the result.
+        batch_size: examples per pass; affects memory, not the result.
     """
 
     batch_size: int = 1000
@@ -27,25 +26,21 @@ class GeneralizationGap(Measure):
         count("measures: batch_size", self.batch_size)
 
     def check(self, task) -> None:
-        if task.metric != "eval/acc":
+        # without labels, loss and evaluation may use different classifiers
+        if task.metric != "eval/acc" or not task.has_labels:
             raise ValueError(
-                f"measures: the gap is one of accuracies, but {type(task).__name__} is judged by "
-                f"{task.metric}; leave gap out of measures"
-            )
-        if not task.has_labels:  # its loss and its evaluation may be of two classifiers
-            raise ValueError(
-                f"measures: the gap is one of class accuracies, but {type(task).__name__} learns "
-                "no classes; leave gap out of measures"
+                f"measures: gap needs a classification accuracy, but {type(task).__name__} reports "
+                f"{task.metric} and has_labels={task.has_labels}; leave gap out of measures"
             )
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        """{"": gap, "_train": accuracy in percent, "_test": likewise}."""
+        """{"": gap, "_train": accuracy in percent, "_test": accuracy in percent}."""
         size, percent = task.num_examples, 0.0
         with untouched(model):
             for batch, share in in_batches(task, torch.arange(size), self.batch_size):
                 _, report = task.loss(task.field(model, batch)(), batch)
-                percent += report["acc"].double() * share  # summed on the device: no wait per batch
+                percent += report["acc"].double() * share  # on the device, without a sync
             test = task.evaluate(model)["eval/acc"]
-        train = 100 * round(float(percent) / 100 * size) / size  # reports are rounded, counts not
+        train = 100 * round(float(percent) / 100 * size) / size  # removes float32 rounding
         return {"": train - test, "_train": train, "_test": test}

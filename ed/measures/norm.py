@@ -10,12 +10,12 @@ from ed.measures.base import Measure
 
 @dataclass(frozen=True)
 class ParameterNorm(Measure):
-    """||w||, over all parameters: weights, biases and those of the normalisations."""
+    """||w|| over all parameters, including biases and normalisation layers."""
 
     reads_examples = False
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        # float64: millions of squares add up
+        # float64, as the sum has millions of terms
         squares = [weight.double().square().sum() for weight in model.parameters()]
         return {"": torch.stack(squares).sum().sqrt().item()}

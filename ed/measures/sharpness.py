@@ -1,17 +1,17 @@
 """Sharpness: how much the training loss rises within a ball of radius rho around the weights.
 
-The ball is ||e / T|| <= rho with T = 1 (plain) or T = |w|, elementwise over all parameters
-(adaptive, which rescaling one layer against the next leaves as it is). Both searches move in
-u = e / T, where the ball is a sphere and the gradient is T g:
+The ball is ||e / T|| <= rho with T = 1 (plain), or T = |w| elementwise (adaptive, invariant to
+rescaling one layer against the next). Both searches use u = e / T, where the ball is a sphere and
+the gradient is T g:
 
     step   one SAM step (Foret et al.; Kwon et al.): u = rho T g / ||T g||, so that
            e = rho g / ||g||, or adaptive e = rho w^2 g / || |w| g ||
-    worst  projected gradient ascent with the step rule of Auto-PGD (Croce & Hein), as
-           Andriushchenko et al. measure worst-case sharpness; its first iterate is `step`
+    worst  projected gradient ascent with the step rule of Auto-PGD (Croce & Hein), as in
+           Andriushchenko et al.; its first iterate is `step`
 
-Eval mode, training examples without augmentation, the loss of the task. The rise is that of the
-loss over all chosen examples together; with `group`, a search of its own for every so many of them,
-and the mean of their rises (m-sharpness, as da Silva et al. measure models too large for more).
+Uses eval mode, the task's loss, and training examples without augmentation. By default one search
+covers all chosen examples. With `group`, each group of examples has its own search, and the rises
+are averaged (m-sharpness, as in da Silva et al.).
 """
 
 import math
@@ -26,8 +26,8 @@ from ed.measures.base import Measure, fixed_subset, in_batches, untouched
 from ed.runtime.streams import generator
 
 METHODS = ("step", "worst")
-MOMENTUM = 0.75  # weight of the new direction against the last one; also the success threshold
-TINY = 1e-12  # beside the gradient norm: a zero gradient climbs nowhere
+MOMENTUM = 0.75  # weight of the new direction; also the success threshold
+TINY = 1e-12  # avoids division by a zero gradient norm
 
 Tensors = list[Tensor]
 
@@ -37,14 +37,14 @@ class Sharpness(Measure):
     """L(w + e) - L(w) for every radius.
 
     Attributes:
-        radii: the values of rho.
-        adaptive: T = |w| rather than 1.
+        radii: values of rho.
+        adaptive: use T = |w| instead of 1.
         method: "step" or "worst".
-        steps: gradient passes of the worst-case search, for each radius.
-        examples: size of a fixed subset of the training examples; None: all of them.
-        group: examples that share one search; None: all.
-        batch_size: examples per pass; bounds the memory, not the result.
-        seed: of the subset.
+        steps: gradient passes of the worst-case search per radius.
+        examples: size of a fixed subset of the training examples; None uses all.
+        group: examples per search; None uses one search for all.
+        batch_size: examples per pass; affects memory, not the result.
+        seed: seed for the subset.
     """
 
     radii: tuple[float, ...] = (0.01, 0.05, 0.1)
@@ -67,13 +67,13 @@ class Sharpness(Measure):
     def check(self, task) -> None:
         if task.no_parts is None:
             return
-        # 0: how many there are is not known before data is read, so they may not fit
+        # num_examples is 0 if unknown before the data is read
         sizes = [size for size in (self.group, self.examples, task.num_examples) if size]
         if not sizes or min(sizes) > self.batch_size:
             raise ValueError(
-                f"measures: batch_size={self.batch_size}: {type(task).__name__} needs the examples "
+                f"measures: batch_size={self.batch_size}: {type(task).__name__} needs all examples "
                 f"of a search in one pass, as {task.no_parts}; set group={self.batch_size}, or "
-                "group (or examples) and a batch_size as large"
+                "raise batch_size to group or examples"
             )
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
@@ -84,16 +84,16 @@ class Sharpness(Measure):
         return {f"_{rho:g}": mean for rho, mean in zip(self.radii, means, strict=True)}
 
     def groups(self, size: int) -> Sequence[Tensor]:
-        """Indices of the examples that share a search."""
+        """Indices of the examples in each search."""
         index = fixed_subset(size, self.examples, self.seed)
         if self.group is None:
             return [index]
-        # data may be ordered by class, and no group should be of one class
+        # shuffle, as data may be sorted by class
         order = torch.randperm(len(index), generator=generator(self.seed, "groups"))
         return index[order].split(self.group)
 
     def rises(self, model: nn.Module, task, index: Tensor) -> list[float]:
-        """Of the loss over these examples, for each radius; the weights are where they were."""
+        """Rise of the loss over these examples for each radius; restores the weights."""
         surface = Surface(model, task, index, self)
         if self.method == "step":
             found = [one_step(surface, rho) for rho in self.radii]
@@ -104,12 +104,12 @@ class Sharpness(Measure):
 
 
 class Surface:
-    """The loss as a function of u, where the weights are w + T u."""
+    """The loss as a function of u, at weights w + T u."""
 
     def __init__(self, model: nn.Module, task, index: Tensor, settings: Sharpness):
         self.model, self.task, self.index = model, task, index
         parts = in_batches(task, index, settings.batch_size)
-        # pictures may have to be decoded: what fits one pass is read once for all of them
+        # decode images only once if they fit in one pass
         self.batches = list(parts) if len(index) <= settings.batch_size else None
         self.batch_size = settings.batch_size
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -123,7 +123,7 @@ class Surface:
             return float(sum(loss.double() for loss in self._parts()))
 
     def gradient(self, u: Tensors) -> tuple[float, Tensors]:
-        """The loss and its gradient with respect to u, summed over chunks on the device."""
+        """The loss and its gradient with respect to u."""
         self._move(u)
         total, sums = 0.0, [torch.zeros_like(weight) for weight in self.weights]
         with torch.enable_grad():
@@ -136,11 +136,11 @@ class Surface:
         return float(total), torch._foreach_mul(sums, self.scales)
 
     def leave(self) -> None:
-        """Puts the weights back."""
+        """Restores the weights."""
         self._move([torch.zeros_like(weight) for weight in self.weights])
 
     def _parts(self) -> Iterator[Tensor]:
-        """Shares of the mean loss, chunk by chunk."""
+        """Yields the contribution of each batch to the mean loss."""
         batches = self.batches or in_batches(self.task, self.index, self.batch_size)
         for batch, share in batches:
             loss, _ = self.task.loss(self.task.field(self.model, batch)(), batch)
@@ -159,9 +159,9 @@ def one_step(surface: Surface, rho: float) -> float:
 def worst_case(surface: Surface, rho: float, steps: int) -> float:
     """Largest rise found by ascent in the ball ||u|| <= rho.
 
-    Steps of length 2 rho with momentum, from the centre; at check points the length is halved, and
-    the search goes on from the best point, unless three quarters of the steps since the last check
-    point went up, or length and best loss have both just changed.
+    Starts at the centre with momentum and steps of length 2 rho. A checkpoint halves the length and
+    returns to the best point if fewer than three quarters of the steps since the last checkpoint
+    went up, or if that one did not halve it and the best loss has not improved since.
     """
     checkpoints, length = _checkpoints(steps), 2 * rho
     point = before = best = [torch.zeros_like(w) for w in surface.centre]
@@ -189,8 +189,8 @@ def worst_case(surface: Surface, rho: float, steps: int) -> float:
 
 
 def _checkpoints(steps: int) -> set[int]:
-    """Auto-PGD's: after 22 % of the steps, then at intervals shrinking by 3 % down to 6 %."""
-    places, gap = [22], 22  # whole per cents: 0.22 + 0.19 + 0.16 + 0.13 is not 0.7 in floats
+    """Auto-PGD's checkpoints: at 22 % of the steps, then at gaps that shrink by 3 % down to 6 %."""
+    places, gap = [22], 22  # integers, as 0.22 + 0.19 + 0.16 + 0.13 is not 0.7 in floats
     while places[-1] < 100:
         gap = max(gap - 3, 6)
         places.append(places[-1] + gap)

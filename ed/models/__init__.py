@@ -1,1 +1,1 @@
-"""Networks. Each is an ordinary `nn.Module` from inputs to outputs."""
+"""Networks. Each is an `nn.Module` that maps inputs to outputs."""

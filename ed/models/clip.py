@@ -1,7 +1,7 @@
-"""CLIP (open_clip's): two towers, and the image tower with the zero-shot head that they give.
+"""CLIP from open_clip: both towers, and the image tower with a zero-shot head.
 
-Everything behind the towers runs in float32: logits are cosines times up to 100, which bf16 would
-round to steps of an eighth and more.
+Everything after the towers runs in float32: logits are cosines times up to 100, which bf16 would
+round to steps of 1/8 or more.
 """
 
 import contextlib
@@ -9,28 +9,27 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from textwrap import shorten
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ed.core.validate import brief
 from ed.models.prompts import captions
 from ed.models.weights import load_weights, read_weights
 from ed.runtime import runs
 from ed.runtime.hub import hub_or_cache
 
-LARGEST_SCALE = 100.0  # of the logits, CLIP's own bound
+LARGEST_SCALE = 100.0  # CLIP's bound for the scale of the logits
 TEXT_BATCH = 2048  # captions per pass of the text tower
-OTHER_MODEL = "take a plain CLIP of open_clip.list_models(), such as ViT-B-32-quickgelu or RN50"
+OTHER_MODEL = "use a plain CLIP of open_clip.list_models(), such as ViT-B-32-quickgelu or RN50"
 
 
 class Towers(nn.Module):
     """Images (N, 3, H, W) -> scaled cosines with every caption (N, classes * templates).
 
-    `architecture` is the name of a plain CLIP that open_clip knows, or a mapping with its
-    `embed_dim`, `vision_cfg`, `text_cfg` and `quick_gelu`. There are few captions, so all are
-    embedded at each pass.
+    `architecture` is the name of a plain CLIP in open_clip, or a mapping with its `embed_dim`,
+    `vision_cfg`, `text_cfg` and `quick_gelu`. Every pass embeds all captions, as there are few.
     """
 
     def __init__(self, architecture: str | Mapping, *, prompts: str):
@@ -50,20 +49,17 @@ class Towers(nn.Module):
             return F.normalize(images.float(), dim=-1) @ rows.T
 
     def zero_shot(self) -> "ClipClassifier":
-        """The classifier that the towers are together; it shares the image tower."""
+        """Zero-shot classifier that shares the image tower."""
         return ClipClassifier(self.clip.visual, zero_shot_rows(self.clip, self.tokens))
 
 
 class ClipClassifier(nn.Module):
-    """Image tower, l2-normalised features, linear head: pictures -> logits (N, classes).
-
-    The head starts with the given rows (classes, features) and a zero bias.
-    """
+    """Image tower, l2-normalised features, linear head with weights `rows`: images -> logits."""
 
     def __init__(self, visual: nn.Module, rows: Tensor):
         super().__init__()
         self.visual = visual
-        # no initial weights: evaluations make such a head, and must not move the random stream
+        # skip_init, as evaluations build this head and must not draw random numbers
         self.head = nn.utils.skip_init(nn.Linear, *rows.T.shape, device=rows.device)
         with torch.no_grad():
             self.head.weight.copy_(rows)
@@ -77,17 +73,16 @@ class ClipClassifier(nn.Module):
         return self._classify(self.visual(x))
 
     def to_space(self, x: Tensor, space: str) -> Tensor:
-        """Pixels -> the features after the embedding ("embedding") or after the first block."""
+        """Pixels -> features after the embedding ("embedding") or the first block ("block1")."""
         if not hasattr(self.visual, "transformer"):
             raise ValueError(
-                f"task.space={space}: {type(self.visual).__name__} has no inner spaces; set "
-                "task.space=input"
+                f"task.space={space}: {type(self.visual).__name__} has no inner spaces; use input"
             )
         x = self.visual._embeds(x)
         return self.visual.transformer.resblocks[0](x) if space == "block1" else x
 
     def from_space(self, features: Tensor, space: str) -> Tensor:
-        """The rest of the network: features of `to_space` -> outputs."""
+        """Features of `to_space` -> outputs."""
         blocks = self.visual.transformer.resblocks
         for block in blocks[1:] if space == "block1" else blocks:
             features = block(features)
@@ -107,16 +102,15 @@ def classifier(
     classes: int,
     device: torch.device | str = "cpu",
 ) -> ClipClassifier:
-    """The classifier that fine-tuning starts from.
+    """The starting point of fine-tuning.
 
     Args:
         architecture: as for `Towers`.
-        weights: `openai`, or a file with both towers: then the head is the zero-shot one. A file
-            with a fine-tuned classifier gives just that. `random` is untrained, for trying a
-            pipeline.
-        prompts: the captions of the zero-shot head.
-        device: where that head is computed: a thousand classes in 80 templates each take seconds
-            on a GPU, an hour on a CPU.
+        weights: `openai`, or a file with both towers (the head is then zero-shot) or with a
+            fine-tuned classifier. `random` is untrained, for testing a pipeline.
+        prompts: captions of the zero-shot head.
+        device: where to compute that head. 1000 classes with 80 templates take seconds on a GPU
+            and an hour on a CPU.
     """
     texts = captions(prompts)
     if len(texts) != classes:
@@ -144,19 +138,19 @@ def build(architecture: str | Mapping) -> nn.Module:
         settings = open_clip.get_model_config(architecture)
         if settings is None:
             raise ValueError(
-                f"model.architecture={architecture}: open_clip knows no such model; {OTHER_MODEL}"
+                f"model.architecture={architecture}: open_clip has no such model; {OTHER_MODEL}"
             )
     else:
         settings = _plain(architecture)
-    # open_clip has other classes and tokenizers for these, and a head of wrong tokens is no error
+    # these need other classes and tokenizers, and wrong tokens would not raise an error
     foreign = [key for key in settings if key not in inspect.signature(open_clip.CLIP).parameters]
     texts = settings.get("text_cfg", {})
     foreign += [key for key in texts if key.startswith(("hf_", "tokenizer_"))]
     if foreign:
         name = architecture if isinstance(architecture, str) else "{...}"
         raise ValueError(
-            f"model.architecture={name}: its {', '.join(foreign)} make it no CLIP with CLIP's own "
-            f"text tower and tokenizer; {OTHER_MODEL}"
+            f"model.architecture={name}: not supported, as its {', '.join(foreign)} need another "
+            f"text tower or tokenizer; {OTHER_MODEL}"
         )
     return open_clip.CLIP(**settings)
 
@@ -175,10 +169,9 @@ def tokenise(texts: list[list[str]], length: int) -> Tensor:
 
 @torch.no_grad()
 def zero_shot_rows(clip: nn.Module, tokens: Tensor) -> Tensor:
-    """The zero-shot head: tokens (classes, templates, length) -> rows (classes, features).
+    """Weights of the zero-shot head: tokens (classes, templates, length) -> (classes, features).
 
-    A row is the mean of a class' normalised caption embeddings, normalised again, times the scale
-    of the logits.
+    A row is the mean of the normalised caption embeddings of a class, normalised again and scaled.
     """
     from tqdm import tqdm
 
@@ -201,37 +194,36 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
         path, given = Path(weights).expanduser(), f"model.weights={weights}"
         if not path.is_file():
             raise FileNotFoundError(
-                f"{given}: no such file. Give `openai` (for CLIP ViT-B), or a file of weights; "
-                "those of the stand-in come from python scripts/launch.py clip_standin_pretrain"
+                f"{given}: no such file; give `openai` (for CLIP ViT-B) or a file of weights. For "
+                "the stand-in, run python scripts/launch.py clip_standin_pretrain"
             )
         if runs.is_run(path.parent) and not runs.is_done(path.parent):
             raise ValueError(
-                f"{given}: the run that trains it is not finished; wait for it, or give its "
-                "command again. (A copy in another folder is taken as it is.)"
+                f"{given}: the run that trains it is not finished; wait, or repeat its command "
+                "(a copy in another folder is not checked)"
             )
         return read_weights(path, given)
     open_clip = _open_clip()
     known = isinstance(architecture, str) and open_clip.get_pretrained_cfg(architecture, "openai")
     if not known or not open_clip.get_model_config(architecture).get("quick_gelu"):
         raise ValueError(
-            f"model.architecture={architecture}: OpenAI's weights belong to models with QuickGELU, "
+            f"model.architecture={architecture}: OpenAI's weights need a model with QuickGELU, "
             "such as ViT-B-32-quickgelu; give model.weights=FILE for others"
         )
     try:
-        with hub_or_cache(known["hf_hub"]), _one_voice():
+        with hub_or_cache(known["hf_hub"]), _no_logging():
             return open_clip.create_model(architecture, pretrained="openai").state_dict()
-    except Exception as error:  # of the hub: offline, refused, no room
-        reason = shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+    except Exception as error:  # offline, access denied, disk full, ...
         raise ValueError(
-            f"model.weights=openai: the weights of {architecture} could not be had ({reason}). Get "
-            f"open_clip_model.safetensors of the hub's {known['hf_hub'].strip('/')} elsewhere and "
-            "give model.weights=FILE; model.weights=random tries the pipeline without them"
+            f"model.weights=openai: cannot load {architecture} ({brief(error)}); download "
+            f"open_clip_model.safetensors of {known['hf_hub'].strip('/')} from the hub and give "
+            "model.weights=FILE, or test the pipeline with model.weights=random"
         ) from error
 
 
 @contextlib.contextmanager
-def _one_voice() -> Iterator[None]:
-    """open_clip logs an error before it raises it: once is enough."""
+def _no_logging() -> Iterator[None]:
+    """Disables the root logger: open_clip logs errors and then raises them."""
     root = logging.getLogger()
     before, root.disabled = root.disabled, True
     try:
@@ -241,14 +233,14 @@ def _one_voice() -> Iterator[None]:
 
 
 def _plain(value):
-    """OmegaConf's mappings and lists as Python's: open_clip tells settings by their type."""
+    """Converts OmegaConf containers to dicts and lists, whose types open_clip checks."""
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _sides(visual: nn.Module) -> tuple[int, int]:
-    """Height and width of the pictures of a tower; its ResNets know one number for both."""
+    """Height and width of a tower's images; ResNets store one number for both."""
     size = visual.image_size
     return (size, size) if isinstance(size, int) else tuple(size)
 

@@ -1,4 +1,4 @@
-"""The IMPALA convolutional network, as PPO on Procgen uses it."""
+"""The IMPALA convolutional network for PPO on Procgen."""
 
 from collections.abc import Sequence
 

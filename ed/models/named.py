@@ -1,4 +1,4 @@
-"""Networks by the names that timm and transformers give them."""
+"""Networks from timm and transformers, by name."""
 
 import contextlib
 import difflib
@@ -7,18 +7,19 @@ import logging
 import torch
 from torch import Tensor, nn
 
+from ed.core.validate import brief
 from ed.models.text import TextClassifier, checkpoint_source, load_classifier
 from ed.runtime.hub import hub_or_cache
 
-OFFLINE = "set model.pretrained=false, or run once where the hub can be reached"
-FOLDER = "give a hub id, or a folder with config.json and weights; $ED_CHECKPOINTS/NAME is one, too"
+OFFLINE = "set model.pretrained=false, or run once with access to the hub"
+FOLDER = "give a hub id, or a folder with config.json and weights, e.g. in $ED_CHECKPOINTS"
 logger = logging.getLogger("ed")
 
 
 def timm_model(
     name: str, *, classes: int, pretrained: bool = False, image_size: list[int] | None = None
 ) -> nn.Module:
-    """Any image classifier of timm, for images of `image_size` where its architecture fixes one."""
+    """A timm image classifier, built for `image_size` if its architecture has a fixed size."""
     import timm
 
     given = f"model.name={name}"
@@ -32,9 +33,10 @@ def timm_model(
 def transformers_model(
     name: str, *, classes: int, pretrained: bool = True, image_size: list[int] | None = None
 ) -> nn.Module:
-    """An image or text classifier of transformers, whichever `name` has.
+    """An image or text classifier from transformers.
 
-    Where the architecture fixes a size, pretrained weights keep theirs; new ones take `image_size`.
+    If the architecture has a fixed image size, pretrained weights keep it, and new weights use
+    `image_size`.
     """
     from transformers import AutoModelForImageClassification as ForImages
     from transformers import AutoModelForSequenceClassification as ForText
@@ -46,16 +48,18 @@ def transformers_model(
             config.image_size = list(image_size)
         return ImageClassifier(_images(name, given, config, ForImages, pretrained), image_size)
     if type(config) not in ForText._model_mapping:
-        raise ValueError(f"{given}: a {config.model_type} classifies neither images nor text")
+        raise ValueError(
+            f"{given}: {config.model_type} has no classifier for images or text; use another model"
+        )
     model = load_classifier(name, classes, given) if pretrained else ForText.from_config(config)
     return TextClassifier.of(model, classes=classes, given=given)
 
 
 class ImageClassifier(nn.Module):
-    """Pixels (N, 3, H, W) -> logits (N, classes), from an image classifier of transformers.
+    """Pixels (N, 3, H, W) -> logits (N, classes), with a transformers image classifier.
 
     Args:
-        wanted: size of the images that it will get; `image_size` is set unless it takes them.
+        wanted: size of the task's images; if the model rejects it, `image_size` is set to its own.
     """
 
     def __init__(self, model: nn.Module, wanted: list[int] | None = None):
@@ -68,7 +72,7 @@ class ImageClassifier(nn.Module):
 
     @torch.no_grad()
     def _takes(self, size: list[int]) -> bool:
-        """Tried: convolutional networks state the size of their training, but take others."""
+        """Tries a forward pass: convolutional networks accept more than their training size."""
         try:
             self.eval()(torch.zeros(1, 3, *size))
         except (RuntimeError, ValueError):
@@ -80,7 +84,7 @@ class ImageClassifier(nn.Module):
 
 
 def check_timm_name(name: str, given: str) -> None:
-    """Raises ValueError with the nearest names where timm has no such architecture."""
+    """Raises ValueError with similar names if timm has no such architecture."""
     import timm
 
     architecture = name.split(".")[0]
@@ -91,23 +95,22 @@ def check_timm_name(name: str, given: str) -> None:
 
 
 def load_timm(name: str, given: str, remedy: str, *, pretrained: bool, **settings) -> nn.Module:
-    """`timm.create_model`, whose failures become one line that ends with `remedy`."""
+    """`timm.create_model` with one-line errors that end with `remedy`."""
     import timm
 
-    # timm itself would go on with random weights where a model has none
+    # timm would silently use random weights
     if pretrained and ":" not in name and not timm.models.is_model_pretrained(name):
         raise ValueError(f"{given}: timm has no weights for it; {remedy}")
     remote = (pretrained or ":" in name) and not name.startswith("local-dir:")
     try:
         with hub_or_cache(name) if remote else contextlib.nullcontext():
             return timm.create_model(name, pretrained=pretrained, **settings)
-    except Exception as error:  # the hub raises a dozen kinds: offline, unknown tag, gated
+    except Exception as error:  # many types: offline, unknown tag, gated, ...
         raise unreachable(given, error, remedy) from error
 
 
 def unreachable(given: str, error: Exception, remedy: str) -> ValueError:
-    reason = " ".join(str(error).split())[:160]
-    return ValueError(f"{given}: could not be loaded ({type(error).__name__}: {reason}); {remedy}")
+    return ValueError(f"{given}: could not be loaded ({brief(error)}); {remedy}")
 
 
 def _config(name: str, given: str, **settings):
@@ -127,7 +130,7 @@ def _images(name: str, given: str, config, kind, pretrained: bool) -> nn.Module:
     source, how = checkpoint_source(name), {"config": config, "output_loading_info": True}
     try:
         with hub_or_cache(source):
-            # a head for other classes is replaced by a new one
+            # replaces a head for other classes
             model, loaded = kind.from_pretrained(source, ignore_mismatched_sizes=True, **how)
     except Exception as error:
         raise unreachable(given, error, FOLDER) from error

@@ -1,4 +1,4 @@
-"""Polynomial networks: square activations, so the network is a polynomial of its inputs."""
+"""Polynomial networks: square activations make the output a polynomial of the input."""
 
 import itertools
 import math
@@ -10,14 +10,12 @@ HIDDEN_LAYERS = 3  # as in the paper: degree up to 2^3
 
 
 class PolynomialNetwork(nn.Module):
-    """Three hidden layers with square activation and a linear output: (N, inputs) -> (N, outputs).
+    """Three hidden layers with square activations, linear output: (N, inputs) -> (N, outputs).
 
-    The activation is (z^2 - 1) / sqrt(2), the second Hermite polynomial: the square, shifted and
-    scaled by constants that the next linear layer can absorb. It describes the same functions as
-    z^2, but features whose mean is not far from zero make a better conditioned problem.
+    The activation is the second Hermite polynomial, (z^2 - 1) / sqrt(2). It represents the same
+    functions as z^2, but its mean near zero makes training better conditioned.
 
-    Runs in float64 whatever the inputs are: eighth powers leave float32 few digits for an error
-    near zero.
+    Always runs in float64, as eighth powers leave few digits in float32.
     """
 
     def __init__(

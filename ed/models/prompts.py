@@ -1,4 +1,4 @@
-"""Class names and prompt templates, from which a text tower makes captions and zero-shot heads."""
+"""Class names and prompt templates for captions and zero-shot heads."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,11 @@ SETS = ("cifar10", "imagenet", "imagenet_7")
 
 
 def captions(prompts: str) -> list[list[str]]:
-    """The captions of every class, one per template: `cifar10` (8 templates), `imagenet` (the
-    names and 80 templates that OpenAI published with CLIP) or `imagenet_7` (7 of these)."""
+    """Captions of every class, one per template.
+
+    `cifar10` has 8 templates, `imagenet` the names and 80 templates that OpenAI published with
+    CLIP, and `imagenet_7` 7 of these.
+    """
     choice("model.prompts", prompts, SETS)
     if prompts == "cifar10":
         names, templates = CIFAR10, SHORT

@@ -5,10 +5,10 @@ from torchvision.models import resnet18
 
 
 def cifar_resnet18(*, classes: int = 10) -> nn.Module:
-    """torchvision's ResNet18 with another stem, from torch's default initial weights.
+    """torchvision's ResNet18 with a CIFAR stem and torch's default initialisation.
 
-    That is the network of kuangliu/pytorch-cifar, which the work that the paper's pool follows
-    uses; torchvision itself would begin with larger weights.
+    This is the network of kuangliu/pytorch-cifar, used in the work that the paper's model pool
+    follows; torchvision's own initial weights are larger.
     """
     model = resnet18(num_classes=classes)
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)

@@ -1,4 +1,4 @@
-"""The published fine-tuned CLIP models of model-soups (Wortsman et al.), one file each."""
+"""Published fine-tuned CLIP models of model-soups (Wortsman et al.), one file each."""
 
 import json
 from collections.abc import Mapping
@@ -6,27 +6,24 @@ from pathlib import Path
 
 import torch
 
+from ed.core.validate import brief
 from ed.models.clip import ClipClassifier, build
 from ed.models.weights import load_weights, read_weights
 
-NAMES = {"model.visual.": "visual.", "classification_head.": "head."}  # theirs: ours
-RECIPES = "hparam_info.json"  # of their repository: {"model_1": {"lr": ..., "mix": ...}, ...}
+NAMES = {"model.visual.": "visual.", "classification_head.": "head."}  # their prefixes: ours
+RECIPES = "hparam_info.json"  # from their repository: {"model_1": {"lr": ..., "mix": ...}, ...}
 
 
 def soup_member(
     folder: str, *, index: int, architecture: str | Mapping, classes: int
 ) -> ClipClassifier:
-    """`model_<index>.pt` of a folder: image tower, l2-normalised features, linear head with bias.
-
-    What the files still hold of the text tower takes no part in classification and is left out.
-    Its `recipe` is that of the list of recipes, where it lies beside the models.
-    """
+    """Loads `model_<index>.pt` without its text tower, and its `recipe` if the folder has it."""
     path = Path(folder).expanduser() / f"model_{index}.pt"
     given = f"model.folder={folder} model.index={index}"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{given}: there is no {path}. Get model_0.pt to model_71.pt of release v0.0.2 of "
-            "github.com/mlfoundations/model-soups; model.folder or ED_SOUPS names their folder"
+            f"{given}: there is no {path}; download model_0.pt to model_71.pt from release v0.0.2 "
+            "of github.com/mlfoundations/model-soups, and set model.folder or ED_SOUPS"
         )
     state = {}
     for name, value in read_weights(path, given).items():
@@ -41,14 +38,13 @@ def soup_member(
 
 
 def read_recipe(path: Path, name: str, given: str) -> dict | None:
-    """How a model was fine-tuned: learning rate, decay, mixup, ...; None where no list is there."""
+    """Hyperparameters of a model (learning rate, decay, mixup, ...); None without the file."""
     if not path.is_file():
         return None
     try:
         return json.loads(path.read_bytes())[name]
     except (ValueError, KeyError) as error:
-        reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{given}: {path} does not tell the recipe of {name} ({reason}); copy it anew from "
+            f"{given}: {path} has no recipe for {name} ({brief(error)}); download it again from "
             "github.com/mlfoundations/model-soups, or remove it"
         ) from None

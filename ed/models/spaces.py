@@ -1,4 +1,4 @@
-"""Cutting a model in two: up to the space in which paths run, and the rest."""
+"""Splits a model into the part before and the part after the space of the paths."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +11,7 @@ SPACES = ("input", "embedding", "block1")
 
 
 def split(model: nn.Module, space: str) -> tuple[Callable[[Tensor], Tensor], ...]:
-    """(inputs -> features of `space`, features -> outputs) for models that can be cut there."""
+    """Two functions: inputs -> features of `space`, and features -> outputs."""
     choice("task.space", space, SPACES)
     if not hasattr(model, "to_space"):
         raise ValueError(

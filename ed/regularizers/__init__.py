@@ -1,1 +1,1 @@
-"""Ways to train: each regularizer is one class that overrides one of two hooks."""
+"""Training methods: each regularizer is one class that overrides one of two hooks."""

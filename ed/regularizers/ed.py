@@ -9,7 +9,7 @@ from torch import Tensor
 from ed.core.fit import DAMPING
 from ed.core.model_state import evaluating
 from ed.core.nodes import RandomizedCosine, Sampler
-from ed.core.penalty import Paths
+from ed.core.penalty import Paths, check_anchored
 from ed.core.representation import PAIRINGS, Representation
 from ed.core.validate import choice, count, fraction, not_negative, optional
 from ed.regularizers.base import Regularizer, StepState, check_two_examples, cut
@@ -20,7 +20,7 @@ PENALISED, PLAIN = 0, 1  # variants of a step
 
 
 class EDRegularizer(Regularizer):
-    """task loss + lambda ED, the paths running between examples of the minibatch."""
+    """task loss + lambda ED, on paths between examples of the minibatch."""
 
     def __init__(
         self,
@@ -52,15 +52,9 @@ class EDRegularizer(Regularizer):
         choice("regularizer.ramp_shape", ramp_shape, RAMPS)
         fraction("regularizer.ramp", ramp)
         count("regularizer.degree", degree)  # a constant has effective degree 0
-        if anchored and resolution < 3:
-            raise ValueError(
-                f"regularizer.resolution={resolution}: with label anchoring both ends are labels, "
-                "so use at least 3 nodes, or regularizer.anchored=false"
-            )
         if detach_pca and components is None:
             raise ValueError(
-                "regularizer.detach_pca=true: there are no principal directions to hold; set "
-                "regularizer.components as well"
+                "regularizer.detach_pca=true: requires PCA; set regularizer.components as well"
             )
         self.weight, self.pairs, self.anchored = weight, pairs, anchored
         self.ramp, self.ramp_shape, self.endpoints = ramp, ramp_shape, endpoints
@@ -69,16 +63,17 @@ class EDRegularizer(Regularizer):
             fitted = {"resolution": resolution, "degree": degree, "components": components}
             how = {"sampler": sampler, "basis": basis, "damping": damping}
             how |= {"weighting": weighting, "scale": scale, "detach_pca": detach_pca}
+            if anchored:
+                check_anchored(resolution)
             self.representation = Representation(**fitted, **how)
-        except ValueError as error:  # its messages begin with the name of the setting
+        except ValueError as error:  # messages start with the name of the setting
             raise ValueError(f"regularizer.{error}") from None
 
     def check(self, task, parts: int = 1) -> None:
         check_two_examples(task, parts, "paths need")
         if not task.has_logits:
             raise ValueError(
-                f"regularizer=ed: the penalty is on class probabilities, and {type(task).__name__} "
-                "learns values; set regularizer=none"
+                f"regularizer=ed: {type(task).__name__} has no classes; set regularizer=none"
             )
         most = parts * (task.batch_size // parts) ** 2
         if self.pairs is not None and self.pairs > most:
@@ -88,18 +83,15 @@ class EDRegularizer(Regularizer):
             )
         if self.pairs is not None and self.pairs % parts:
             raise ValueError(
-                f"regularizer.pairs={self.pairs}: must be a multiple of {parts}, as a batch is"
-                f"{cut(parts)}; or null for half the batch"
+                f"regularizer.pairs={self.pairs}: use a multiple of {parts} for a batch{cut(parts)}"
             )
         if self.anchored and not task.has_labels:
             raise ValueError(
-                f"regularizer.anchored=true: {type(task).__name__} has no labels to anchor to; "
-                "set regularizer.anchored=false"
+                f"regularizer.anchored=true: {type(task).__name__} has no labels; use false"
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
-                "regularizer.endpoints=noise: random inputs are pixels, so they need a task on "
-                "pictures with task.space=input; or set regularizer.endpoints=batch"
+                "regularizer.endpoints=noise: needs an image task with task.space=input; use batch"
             )
 
     def variant(self, step: int) -> int:
@@ -124,13 +116,13 @@ class EDRegularizer(Regularizer):
         at_batch, on_paths = field.with_paths(paths.field)
         loss, report = task.loss(at_batch, batch)
         degree = paths.degrees(on_paths[:, task.penalised]).mean()
-        # k times as strong at every k-th step: the same penalty on average
+        # k times as strong at every k-th step, so the mean penalty is the same
         weight = self.weight * self.every * self.strength(state.progress)
         total = loss + weight * degree
         return total, report | {"penalty": degree.detach()}
 
     def strength(self, progress: Tensor) -> Tensor:
-        """Ramp-up of lambda from 0 to 1 over the first part of training, then constant."""
+        """Factor of lambda: rises from 0 to 1 over the ramp, then stays at 1."""
         if self.ramp == 0:
             return progress.new_ones(())
         t = (progress / self.ramp).clamp(max=1)
@@ -139,5 +131,5 @@ class EDRegularizer(Regularizer):
         return (1 - (t * math.pi).cos()) / 2
 
     def _pairs(self, size: int, parts: int) -> int:
-        """Half the batch by default, the paper's rule; a given number is shared by the parts."""
+        """Number of paths in one part: half its examples by default, as in the paper."""
         return size // 2 if self.pairs is None else self.pairs // parts

@@ -20,28 +20,27 @@ logger = logging.getLogger("ed")
 class Jacobian(Regularizer):
     """task loss + weight R; R estimates half the mean squared Frobenius norm of d logits / dx.
 
-    x is the field's: the normalised picture for task.space=input. In an inner space it is the
-    features, which depend on earlier weights; R is then differentiated through them as well, so the
-    earlier layers learn from it too (and could lower it by larger features alone).
+    x is the field's input: normalised pixels for task.space=input. In an inner space, R is also
+    differentiated through the features, so earlier layers learn from it too (and can lower it just
+    by scaling the features up).
     """
 
-    no_checkpointing = "regularizer=jacobian differentiates twice, each time by other kernels"
+    no_checkpointing = "regularizer=jacobian differentiates twice, with different kernels"
     no_kernels = "regularizer=jacobian differentiates twice"
 
     def __init__(self, weight: float = 0.1, *, projections: int = 1):
         self.weight = not_negative("regularizer.weight", weight)
         self.projections = count("regularizer.projections", projections)
-        self.pull_back = None  # the compiled form
-        self.width: int | None = None  # of the outputs, once known
+        self.pull_back = None  # compiled `pull_back`
+        self.width: int | None = None  # number of outputs, once known
 
     def compile(self, model: nn.Module) -> None:
-        """Compiles the forward pass together with its first derivative.
+        """Compiles the forward pass and its first derivative in one graph.
 
-        torch.compile cannot differentiate twice what it compiled once, but it can differentiate a
-        graph that holds the first derivative already.
+        A compiled graph supports only one backward pass, which training needs.
         """
         if batch_norms(model):
-            reason = "torch.func cannot follow batch normalisation's running statistics"
+            reason = "torch.func does not support the running statistics of batch norm"
             logger.info("this step is not compiled: %s", reason)
         else:
             self.pull_back = torch.compile(pull_back, **COMPILATION)
@@ -51,7 +50,7 @@ class Jacobian(Regularizer):
             if self.pull_back is not None:
                 outputs, penalty = self.compiled_estimate(field, task.penalised, state.generator)
             else:
-                if not field.x.requires_grad:  # pixels; features already do
+                if not field.x.requires_grad:  # pixels; features require it already
                     field = field.at(field.x.detach().requires_grad_())
                 outputs = field()
                 penalty = self.estimate(outputs[:, task.penalised], field.x, state.generator)
@@ -59,9 +58,9 @@ class Jacobian(Regularizer):
         return loss + self.weight * penalty, report | {"penalty": penalty.detach()}
 
     def compiled_estimate(self, field, penalised: slice, generator) -> tuple[Tensor, Tensor]:
-        """The same outputs and estimate; the directions must be drawn before the outputs exist."""
+        """Outputs and penalty from the compiled function, which needs the directions first."""
         if self.width is None:
-            # a resumed run passes here once more: dropout must not notice
+            # keep the random state, as a resumed run gets here once more
             devices = [field.x.device] if field.x.is_cuda else []
             with torch.no_grad(), torch.random.fork_rng(devices):
                 self.width = field().shape[-1]
@@ -86,7 +85,7 @@ class Jacobian(Regularizer):
         batch_size, classes = outputs.shape
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         total = outputs.new_zeros(())
-        # the backward pass keeps the forward's precisions by itself; autocast would change them
+        # the backward pass already uses the precisions of the forward; autocast would change them
         with torch.autocast(x.device.type, enabled=False):
             for _ in range(self.projections):
                 v = sphere(outputs, generator)
@@ -97,8 +96,10 @@ class Jacobian(Regularizer):
 
 @contextlib.contextmanager
 def plain_attention():
-    """Attention by its formula, as fused kernels have no second derivative; in bf16 where the step
-    is: torch would take float32 there, for outputs that it rounds to bf16 next."""
+    """Math attention, as fused kernels have no second derivative.
+
+    Runs in bf16 if the step does; by default torch would use float32 and round the result to bf16.
+    """
     switch = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     switch(True)
@@ -110,10 +111,10 @@ def plain_attention():
 
 
 class Aligned(TorchFunctionMode):
-    """Attention among a multiple of 8 tokens, the added ones without weight.
+    """Pads attention to a multiple of 8 tokens.
 
-    Tensor cores want rows of products to begin at multiples of 16 bytes; without the added ones the
-    products of a ViT's 65 tokens run elsewhere, which is over a quarter of ViT-Tiny's step.
+    Tensor cores need rows aligned to 16 bytes. Without padding, the 65 tokens of a ViT miss them,
+    which takes over a quarter of ViT-Tiny's step.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -125,7 +126,7 @@ class Aligned(TorchFunctionMode):
 def aligned_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest, **settings
 ) -> Tensor:
-    """`scaled_dot_product_attention`, with tokens added and taken away again."""
+    """`scaled_dot_product_attention` on padded tokens."""
     tokens, others = query.shape[-2], key.shape[-2]
     add, hide = -tokens % 8, -others % 8
     causal = rest[1:2] == (True,) or settings.get("is_causal", False)
@@ -146,10 +147,9 @@ def aligned_attention(
 
 def pull_back(forward, x: Tensor, context: dict, directions: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Outputs (B, C) at x and the sum of ||v'J||^2 over rows and directions v (B, C)."""
-
     dtype = directions[0].dtype
     outputs, transposed = torch.func.vjp(lambda points: forward(points, context).to(dtype), x)
-    # autocast stays on, unlike in `estimate`: without it the traced attention mixes precisions
+    # unlike in `estimate`, keep autocast on: traced attention would otherwise mix precisions
     squares = [transposed(v)[0].to(dtype).square().sum() for v in directions]
     return outputs, torch.stack(squares).sum()
 

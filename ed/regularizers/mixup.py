@@ -1,4 +1,4 @@
-"""Mixup (Zhang et al., 2018): train on points between examples, with labels mixed alike."""
+"""Mixup (Zhang et al., 2018): trains on mixtures of examples and labels."""
 
 from collections.abc import Callable
 
@@ -12,9 +12,9 @@ from ed.regularizers.base import Regularizer, StepState, check_two_examples
 class Mixup(Regularizer):
     """lam L(out, t1) + (1 - lam) L(out, t2) at lam x1 + (1 - lam) x2, lam ~ Beta(alpha, alpha).
 
-    Cross-entropy is linear in its target, so this is the soft-label loss without soft labels. The
-    mixed batch takes the place of the batch: batch norm sees it as data. The mixing happens in the
-    field's space, pixels or features alike; under accumulation partners come from the same part.
+    Cross-entropy is linear in its target, so this equals the soft-label loss. The mixed batch
+    replaces the batch, so batch norm sees it as data. Examples are mixed in the field's space
+    (pixels or features), with partners from the same part under gradient accumulation.
     """
 
     def __init__(self, alpha: float = 1.0, *, per_example: bool = False):
@@ -23,8 +23,7 @@ class Mixup(Regularizer):
     def check(self, task, parts: int = 1) -> None:
         if not task.has_labels:
             raise ValueError(
-                f"regularizer=mixup: {type(task).__name__} has no labels to mix; "
-                "set regularizer=none"
+                f"regularizer=mixup: {type(task).__name__} has no labels; set regularizer=none"
             )
         check_two_examples(task, parts, "mixing needs")
 
@@ -49,13 +48,13 @@ class Mixup(Regularizer):
         dtype = torch.promote_types(like.dtype, torch.float32)
         if self.alpha == 1:
             return torch.rand(count, generator=generator, device=like.device, dtype=dtype)
-        # torch.distributions.Beta takes no generator; this is the draw it makes
+        # as torch.distributions.Beta, which does not take a generator
         alphas = torch.full((count, 2), self.alpha, device=like.device, dtype=dtype)
         return torch._sample_dirichlet(alphas, generator=generator)[:, 0]
 
 
 def _per_example(loss: Callable) -> Callable:
-    """The same loss on batches of one: a scalar per example, where `loss` gives their mean."""
+    """The loss of each example, from a function that returns the mean over a batch."""
 
     def of_one(outputs: Tensor, example: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         return loss(outputs[None], {name: value[None] for name, value in example.items()})

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation (Foret et al., 2021) and its adaptive form (Kwon et al., 2021)."""
+"""Sharpness-aware minimisation (Foret et al., 2021) and adaptive SAM (Kwon et al., 2021)."""
 
 import torch
 from torch import Tensor, nn
@@ -6,16 +6,16 @@ from torch import Tensor, nn
 from ed.core.validate import choice, not_negative
 from ed.regularizers.base import Regularizer
 
-TINY = 1e-12  # beside the gradient norm: a zero gradient climbs nowhere
+TINY = 1e-12  # avoids division by a zero gradient norm
 SCOPES = ("weights", "all")
 
 
 class Sam(Regularizer):
-    """Descends with the gradient at the steepest point nearby, w + e with e = rho g / ||g||.
+    """Descends along the gradient at w + e, with e = rho g / ||g||.
 
-    Both gradients are of the same minibatch. Clipping multiplies g by one number, and e does not
-    depend on the length of g, so it acts on the second gradient alone, as in plain training. Of
-    several processes each climbs by the gradient of its own examples, as Foret et al. have it.
+    Both gradients use the same minibatch. e does not depend on the length of g, so gradient
+    clipping only affects the second gradient. With several processes, each uses the gradient of
+    its own examples for e, as in Foret et al.
     """
 
     def __init__(self, rho: float = 0.05):
@@ -28,19 +28,19 @@ class Sam(Regularizer):
         before = [weight.detach().clone() for weight in weights]
         with torch.no_grad():
             torch._foreach_add_(weights, self.ascent(named))
-        closure(update_statistics=False)  # batch-norm statistics belong to the weights themselves
+        closure(update_statistics=False)  # batch norm must not track perturbed weights
         with torch.no_grad():
-            torch._foreach_copy_(weights, before)  # (w + e) - e would not be w in floats
+            torch._foreach_copy_(weights, before)  # in floats, (w + e) - e is not w
         optimizer.step()
         return report
 
     def ascent(self, named: dict[str, nn.Parameter]) -> list[Tensor]:
-        """e, one tensor per parameter, from the gradients in place."""
+        """The perturbation e, one tensor per parameter."""
         gradients = [weight.grad for weight in named.values()]
         return self._of_radius_rho(gradients, gradients)
 
     def _of_radius_rho(self, directions: list[Tensor], measured: list[Tensor]) -> list[Tensor]:
-        """rho directions / ||measured||, the norm over all tensors together."""
+        """rho * directions / ||measured||, with one norm over all tensors."""
         norm = nn.utils.get_total_norm(measured)
         return torch._foreach_mul(directions, self.rho / (norm + TINY))
 
@@ -48,9 +48,9 @@ class Sam(Regularizer):
 class Asam(Sam):
     """SAM in a ball that scales with the weights: e = rho T^2 g / ||T g||, T diagonal.
 
-    scope="weights", the authors' rule: T = |w| + eta for parameters whose name contains "weight",
-    1 for the others. scope="all": T = |w| for every parameter and no eta, a form that is as common
-    and needs a larger rho.
+    scope="weights", as in the authors' code: T = |w| + eta for parameters whose name contains
+    "weight", 1 for the others. scope="all", another common form: T = |w| for every parameter,
+    without eta; it needs a larger rho.
     """
 
     def __init__(self, rho: float = 0.5, *, eta: float = 0.01, scope: str = "weights"):
@@ -64,14 +64,14 @@ class Asam(Sam):
         return self._of_radius_rho(torch._foreach_mul(scaled, scales), scaled)
 
     def scale(self, name: str, weight: nn.Parameter) -> Tensor:
-        """T of one parameter, shaped like it."""
+        """T for one parameter, with its shape."""
         if self.scope == "all":
             return weight.abs()
         return weight.abs() + self.eta if "weight" in name else torch.ones_like(weight)
 
 
 def _with_gradient(optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """The parameters that moved the loss, by name; the optimizer was built from named ones."""
+    """Parameters with a gradient, by name; the optimizer holds named parameters."""
     return {
         name: weight
         for group in optimizer.param_groups

@@ -30,7 +30,7 @@ def test_points_nest_and_interpolate_polynomials_exactly():
 
 
 def test_error_of_kinks_and_of_smooth_functions():
-    """|c_k| = k^-2: what is missing between N and K is sum 1/k; geometric decay: almost nothing."""
+    """For |c_k| = k^-2, sum 1/k is missing between N and K; with geometric decay almost nothing."""
     k = torch.arange(21, dtype=torch.float64)
     kink = k.clamp_min(1) ** -2
     missing = sum(1 / j for j in range(21, 41))
@@ -49,7 +49,7 @@ def test_error_of_kinks_and_of_smooth_functions():
 )  # fmt: skip
 @pytest.mark.parametrize("task", [1, 2, 3])
 def test_polynomial_maps_need_few_points(task, settings):
-    """Degree 5 at most, so the result is the fixed protocol's up to rounding and its damping."""
+    """At most degree 5, so results match the fixed protocol up to rounding and damping."""
     x = 4 * uniform(200, 3) - 2
     how = {"softmax": False, "pairs": 60, **settings}
     fixed = ed.estimate(polynomial_map(task), x, **how)
@@ -103,7 +103,7 @@ def relu():
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_networks_agree_with_the_fixed_protocol_at_fewer_passes(make, share):
-    """A fifth where networks are smooth; kinks may take all 81 points."""
+    """A fifth of the passes for smooth networks; kinks may need all 81 points."""
     torch.manual_seed(0)
     field = make()
     fixed = ed.estimate(field, pairs=24)
@@ -136,7 +136,7 @@ def test_paths_are_added_until_the_error_is_reached():
         ed.estimate(model, x, target_se=1e-9, **how)
 
 
-def test_dense_outputs_and_a_small_budget_change_nothing():
+def test_dense_outputs_and_a_small_memory_budget():
     def model(p):
         return torch.stack([p, p.square(), p.sin()], dim=1)  # (N, 3, 4)
 

@@ -96,7 +96,7 @@ def test_uniform_nodes_rise_and_keep_their_ends():
     assert (anchored[:, 0] == 0).all()
     assert (anchored[:, -1] == 1).all()
     assert torch.equal(free, uniform(100, 8).sort().values)
-    # of r - 2 draws, not the middle ones of r, which keep away from the ends
+    # from r - 2 draws; the inner ones of r draws would avoid the ends
     assert torch.equal(anchored[:, 1:-1], uniform(100, 8)[:, 1:-1].sort().values)
     even = UniformNodes(even=True)(uniform(100, 5))
     assert even.tolist() == [0, 0.25, 0.5, 0.75, 1]  # shared by all paths
@@ -125,11 +125,12 @@ def test_stratified_nodes_lie_one_in_each_part(anchored):
     ],
     ids=repr,
 )
-def test_how_strongly_nodes_make_ed_answer_one_output(sampler, r, mean, worst):
-    """The most that ED moves with one output at one inner node, K = r - 1, as a multiple of fixed
-    Chebyshev nodes': mean and 99th percentile of paths. Even and stratified nodes are mild at r = 4
-    and not at 15, independent draws never are. The paper trains well with "uniform" nodes at r = 4
-    and badly at 15, so it may mean either of the former.
+def test_sensitivity_of_ed_to_one_output(sampler, r, mean, worst):
+    """Largest effect of one output at one inner node on ED, K = r - 1, relative to Chebyshev nodes.
+
+    Mean and 99th percentile over paths. Even and stratified nodes are mild at r = 4, but not at 15;
+    independent draws never are. The paper's "uniform" nodes train well at r = 4 and badly at 15, so
+    they may be either of the first two.
     """
     fixed = strongest_answers(anchored_nodes(ChebyshevNodes(), r), r - 1)
     nodes = anchored_nodes(sampler, r, paths=20_000)
@@ -142,9 +143,9 @@ def test_how_strongly_nodes_make_ed_answer_one_output(sampler, r, mean, worst):
     ("r", "damping", "mean", "line"),
     [(4, 1e-2, 2.5, 0.62), (4, 1e-3, 4.2, 0.55), (15, 1e-2, 6.8, 5.4), (15, 1e-3, 18, 4.8)],
 )
-def test_damping_calms_independent_draws_but_bends_lines(r, damping, mean, line):
-    """Against fixed Chebyshev nodes of the same r. The paper's damping is "small": with 0.01 its
-    uniform may be independent draws, nearly harmless at r = 4, harmful at 15."""
+def test_damping_stabilises_independent_draws_but_bends_lines(r, damping, mean, line):
+    """Relative to Chebyshev nodes with the same r. The paper calls its damping "small". If it is
+    0.01, its uniform nodes may be independent draws: nearly harmless at r = 4, harmful at 15."""
     fixed, free = (anchored_nodes(sampler, r) for sampler in (ChebyshevNodes(), UniformNodes()))
     multiples = strongest_answers(free, r - 1, damping) / strongest_answers(fixed, r - 1, damping)
     assert multiples.mean().item() == pytest.approx(mean, rel=0.1)
@@ -168,8 +169,8 @@ def test_polynomials_up_to_the_degree_are_recovered_exactly(sampler, basis, anch
 
 @pytest.mark.parametrize(("r", "degree"), [(4, 3), (15, 14)])
 @pytest.mark.parametrize("anchored", [False, True])
-def test_float32_nodes_that_lie_badly_get_the_right_fit(r, degree, anchored):
-    """Where two random nodes nearly meet, float32 cannot tell T'T + eps I from a singular one."""
+def test_close_float32_nodes_are_fitted_correctly(r, degree, anchored):
+    """If two random nodes nearly coincide, T'T + eps I is singular in float32."""
     nodes = UniformNodes()(uniform(20_000, r).float(), anchored)
     design = np.polynomial.chebyshev.chebvander(2 * nodes.double().numpy() - 1, degree)
     transposed = design.transpose(0, 2, 1)
@@ -190,7 +191,7 @@ def test_least_squares_equals_numpy(basis):
         torch.testing.assert_close(ours[path].mT, torch.from_numpy(theirs), rtol=0, atol=1e-11)
 
 
-def test_shared_nodes_equal_the_same_nodes_given_to_each_path():
+def test_shared_nodes_equal_nodes_repeated_for_each_path():
     nodes, values = ChebyshevNodes()(uniform(9)), normal(3, 2, 9, 4)
     torch.testing.assert_close(fit(values, nodes, 5), fit(values, nodes.expand(3, 2, 9), 5))
 
@@ -215,7 +216,7 @@ def test_gradient_of_ed_is_the_closed_form(damping):
     torch.testing.assert_close(gradient, design @ inverse @ weighted.mT, rtol=0, atol=1e-11)
 
 
-def test_nodes_too_may_carry_gradients():
+def test_nodes_may_require_gradients():
     nodes, values = RandomizedCosine()(uniform(2, 6)).requires_grad_(), normal(2, 6, 2)
     assert torch.autograd.gradcheck(lambda n, v: fit(v, n, 3), (nodes, values.requires_grad_()))
 
@@ -231,7 +232,7 @@ def test_degrees_in_their_limiting_cases():
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.1, 10))
 @example([0.0, 0.0, 0.0, 1.35], 1.0)  # 3 x 1.35 / 1.35 rounds to the number after 3
 @settings(max_examples=50, deadline=None, derandomize=True)
-def test_ed_is_homogeneous_and_its_normal_form_invariant(coefficients, scale):
+def test_ed_is_homogeneous_and_ed_norm_invariant(coefficients, scale):
     c = torch.tensor(coefficients, dtype=torch.float64)
     torch.testing.assert_close(effective_degree(scale * c), scale * effective_degree(c))
     if c.abs().sum() > 1e-3:
@@ -240,7 +241,7 @@ def test_ed_is_homogeneous_and_its_normal_form_invariant(coefficients, scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_gradient_of_the_normal_form_is_finite_down_to_the_smallest_numbers(dtype):
+def test_the_gradient_of_ed_norm_is_finite_for_subnormal_numbers(dtype):
     lowest = math.log10(torch.finfo(dtype).smallest_normal)
     scale = torch.logspace(0, lowest - 6, 50, dtype=torch.float64)  # the last are subnormal, then 0
     c = (scale[:, None] * torch.tensor([1.0, 2.0, -1.0])).to(dtype).requires_grad_()
@@ -260,13 +261,13 @@ def test_bf16_values_are_fitted_in_float32_under_autocast():
 
 
 def test_float32_values_are_rounded_once_at_the_end():
-    """Whatever a GPU makes of float32 products (TF32)."""
+    """Independent of TF32 on a GPU."""
     nodes, values = RandomizedCosine()(uniform(3, 60).float()), normal(3, 60, 4).float()
     expected = fit(values.double(), nodes.double(), 20).float()
     torch.testing.assert_close(fit(values, nodes, 20), expected, rtol=0, atol=0)
 
 
-def test_too_few_nodes_without_damping_are_refused():
+def test_too_few_nodes_without_damping_are_rejected():
     with pytest.raises(ValueError, match=r"^resolution=4"):
         fit_matrix(uniform(4), 4, damping=0.0)
     assert fit_matrix(uniform(4), 4, damping=1e-6).isfinite().all()  # damped: allowed

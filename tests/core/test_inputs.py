@@ -1,4 +1,4 @@
-"""Inputs of every kind, spaces inside a network, and contexts with their merge rule."""
+"""All kinds of inputs, spaces inside a network, and contexts with their merge rule."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from tests.helpers.core import small_network, uniform
 FEW = {"pairs": 6, "resolution": 12, "degree": 5}
 
 
-def test_several_inputs_move_together():
-    """As a tuple and a dict, the value of the model on both side by side."""
+def test_several_inputs_are_interpolated_together():
+    """A tuple and a dict match a model on the concatenated inputs."""
     a, b = uniform(9, 4), uniform(9, 2, 3, seed=1)
 
     def model(a, b):
@@ -26,7 +26,7 @@ def test_several_inputs_move_together():
     assert ed.penalty(model, (a, b), torch.arange(9)).isfinite()
 
 
-def test_arrays_and_loaders_give_what_tensors_give():
+def test_arrays_and_loaders_match_tensors():
     model, x = small_network(), torch.randn(40, 6)
     expected = ed.estimate(model, x[:12], **FEW).values
     loader = DataLoader(TensorDataset(x, torch.zeros(40)), batch_size=5)
@@ -42,15 +42,15 @@ def test_arrays_and_loaders_give_what_tensors_give():
         ((torch.randn(9, 6), torch.randn(8, 6)), "inputs: .*examples"),
         ((torch.randn(9, 6), torch.ones(9, 6).bool()), "inputs.*context"),
         (iter([{"pixel_values": torch.randn(9, 6)}]), "inputs: .*dict"),
-        (iter([]), "inputs: .*no batches"),
+        (iter([]), "inputs: .*loader"),
     ],
 )
-def test_inputs_that_cannot_be_walked_are_rejected(inputs, message):
+def test_wrong_inputs_are_rejected(inputs, message):
     with pytest.raises(ValueError, match=message):
         ed.estimate(small_network(), inputs, **FEW)
 
 
-def test_contexts_reach_a_model_as_keyword_arguments():
+def test_contexts_are_passed_as_keyword_arguments():
     x, mask = uniform(9, 4), torch.ones(9, 4).bool()
     field = ed.Field.of(lambda x, keep: x * keep, x, context={"keep": mask})
     assert torch.equal(ed.estimate(field, **FEW).values, ed.estimate(lambda x: x, x, **FEW).values)
@@ -72,7 +72,7 @@ def test_contexts_without_a_meaningful_maximum_are_rejected(name, context):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_code_rejects_them_as_well(backend):
+def test_compiled_code_rejects_such_contexts(backend):
     x, keep = uniform(9, 4), torch.ones(9, 4)
 
     @torch.compile(backend=backend, fullgraph=True)
@@ -85,17 +85,17 @@ def test_compiled_code_rejects_them_as_well(backend):
         penalty(keep * torch.arange(9).view(9, 1))
 
 
-def test_contexts_that_all_share_pass():
+def test_contexts_shared_by_all_examples_are_accepted():
     field = ed.Field(lambda p, c: p, uniform(9, 4), {"position_ids": torch.arange(4).repeat(9, 1)})
     assert ed.estimate(field, **FEW).mean > 0
 
 
-def test_a_layer_is_where_the_rest_of_the_network_begins():
+def test_layer_field_equals_the_rest_of_the_network():
     model, x = small_network().double().train(), uniform(20, 6)
     found = ed.estimate(ed.Field.at_layer(model, "1", x), **FEW)
     model.eval()
     features = model[1](model[0](x)).detach()
-    # hidden features are those of the mode in which the field was made
+    # features come from the mode in which the field was built
     train = small_network().double().train()
     features = train[1](train[0](x)).detach()
     expected = ed.estimate(lambda h: model[3](model[2](h)), features, **FEW)
@@ -104,7 +104,7 @@ def test_a_layer_is_where_the_rest_of_the_network_begins():
     assert model[0].weight.grad.abs().sum() > 0
 
 
-def test_layers_that_do_not_cut_a_network_are_rejected():
+def test_layers_that_cannot_split_a_network_are_rejected():
     class Skip(nn.Module):
         def __init__(self):
             super().__init__()
@@ -118,7 +118,7 @@ def test_layers_that_do_not_cut_a_network_are_rejected():
             ed.Field.at_layer(Skip(), layer, torch.randn(9, 6))
 
 
-def test_text_is_walked_between_embeddings_with_its_masks():
+def test_text_fields_use_embeddings_and_masks():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -140,6 +140,6 @@ def test_text_is_walked_between_embeddings_with_its_masks():
         ed.Field.from_text(nn.Linear(3, 2), {"input_ids": ids})
 
 
-def test_numpy_scalars_do_not_pass_for_inputs():
-    with pytest.raises(ValueError, match="floating-point"):
+def test_numpy_scalars_are_rejected():
+    with pytest.raises(ValueError, match=r"^inputs"):
         ed.estimate(small_network(), np.arange(12).reshape(2, 6), pairs=1)

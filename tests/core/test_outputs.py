@@ -1,4 +1,4 @@
-"""Outputs and labels of every kind: dense, by key, soft, and those that are rejected."""
+"""All kinds of outputs and labels: dense, by key, soft, and invalid ones."""
 
 import threading
 
@@ -30,7 +30,7 @@ class Dense(nn.Module):
 
 
 def slow_reference(outputs, x, ends, *, resolution, degree, **changes):
-    """Path by path and position by position, fitted by numpy: outputs(points) -> (n, S, C)."""
+    """Reference: numpy fits per path and position; outputs(points) -> (n, S, C)."""
     nodes = ed.ChebyshevNodes()(uniform(resolution))
     values = []
     for first, second in ends.T.tolist():
@@ -63,7 +63,7 @@ def test_dense_outputs_have_a_softmax_and_a_fit_at_each_position(class_dim):
     [{}, {"components": 2}, {"components": 2, "weighting": "normalised"}, {"scale": "classes"}],
     ids=str,
 )
-def test_dense_outputs_are_the_mean_of_their_positions(settings):
+def test_dense_outputs_average_over_positions(settings):
     model, x = Dense().double(), uniform(8, 2, 3, 4)
     found = ed.estimate(model, x, output="out", class_dim=1, **FEW, **settings)
     each = [
@@ -74,8 +74,8 @@ def test_dense_outputs_are_the_mean_of_their_positions(settings):
     torch.testing.assert_close(found.values, torch.stack(each).mean(0))
 
 
-def test_dense_outputs_are_penalised_alike():
-    """Anchored to a label map, as class indices and as probabilities."""
+def test_penalty_of_dense_outputs():
+    """Anchored to a label map, given as class indices and as probabilities."""
     model, x = Dense().double(), uniform(8, 2, 3, 4)
     labels = torch.randint(5, (8, 3, 4))
 
@@ -96,7 +96,7 @@ def test_dense_outputs_are_penalised_alike():
     assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_a_segmentation_network_of_torchvision():
+def test_a_torchvision_segmentation_network():
     segmentation = pytest.importorskip("torchvision").models.segmentation
     torch.manual_seed(0)
     kind = {"weights": None, "weights_backbone": None, "num_classes": 4}
@@ -108,7 +108,7 @@ def test_a_segmentation_network_of_torchvision():
 
 
 def test_a_causal_language_model():
-    """Logits (N, T, V) from word embeddings on, without padding."""
+    """Logits (N, T, V) from word embeddings, without padding."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=30, n_positions=8)
@@ -136,14 +136,14 @@ def test_a_causal_language_model():
         (lambda x: {"out": x.numpy()}, {"output": "out"}, "as_tensor"),
     ],
 )
-def test_outputs_that_cannot_be_read_are_rejected(model, how, key):
+def test_wrong_outputs_are_rejected(model, how, key):
     for function in (ed.estimate, ed.penalty):
         with pytest.raises(ValueError, match=key):
             function(model, torch.randn(6, 3), pairs=2, **how)
 
 
 @pytest.mark.parametrize("how", [{"output": 1}, {"output": "state"}], ids=str)
-def test_outputs_are_picked_by_index_and_key(how):
+def test_outputs_are_selected_by_index_and_key(how):
     x = torch.randn(9, 4)
     key = how["output"]
     returned = (lambda x: (None, x)) if key == 1 else (lambda x: {"loss": None, "state": x})
@@ -152,7 +152,7 @@ def test_outputs_are_picked_by_index_and_key(how):
 
 
 def test_soft_labels_interpolate_hard_ones():
-    """Anchors are the probabilities themselves, in the order of Algorithm 1."""
+    """Anchors are the probabilities, in the order of Algorithm 1."""
     x, hard = uniform(6, 4), torch.arange(6) % 4
     soft = uniform(6, 4, seed=1)
     soft = soft / soft.sum(-1, keepdim=True)
@@ -182,7 +182,7 @@ def test_soft_labels_interpolate_hard_ones():
         (torch.randn(6, 3), "labels: row"),
     ],
 )
-def test_labels_that_are_no_classes_are_rejected(labels, message):
+def test_wrong_labels_are_rejected(labels, message):
     with pytest.raises(ValueError, match=message):
         ed.penalty(nn.Identity(), torch.randn(6, 3), labels, pairs=36)
 
@@ -219,19 +219,19 @@ def test_wrong_labels_give_nan_on_devices_without_assertions(monkeypatch):
 def test_components_that_cannot_vary_are_rejected_in_ed_norm(dtype):
     model, x = small_network().to(dtype), torch.randn(20, 6, dtype=dtype)
     how = {"weighting": "normalised", **FEW}
-    with pytest.raises(ValueError, match="components=5: probabilities of 5 classes"):
+    with pytest.raises(ValueError, match="components=5"):
         ed.estimate(model, x, components=5, **how)
-    with pytest.raises(ValueError, match="components=6: 5 outputs"):
+    with pytest.raises(ValueError, match="components=6"):
         ed.estimate(model, x, components=6, softmax=False, **how)
     with pytest.raises(ValueError, match="components=3"):
         ed.penalty(lambda x: x[:, :3], x, components=3, weighting="normalised")
-    # raw ED: what cannot vary adds nothing, so m only divides
+    # constant directions add nothing to raw ED, so m only divides
     four, five = (ed.estimate(model, x, components=m, **FEW).mean for m in (4, 5))
     assert five == pytest.approx(four * 4 / 5, rel=1e-4)
 
 
-def test_directions_of_rounding_do_not_count_in_either_precision():
-    """Outputs on a plane among four: of three components, the third is rounding."""
+def test_rounding_error_is_no_component_in_either_precision():
+    """Four outputs that span a plane: the third of three components is rounding error."""
     torch.manual_seed(0)
     mix = torch.randn(2, 4).double()
     x = uniform(30, 2)
@@ -254,7 +254,7 @@ def test_threads_that_share_a_model_wait_for_each_other():
             found.append(ed.estimate(field, **FEW).values)
 
     watch = model[1].register_forward_hook(lambda module, *_: modes.add(module.training))
-    # one of them names only a part, which both share
+    # one thread measures only a submodule that both share
     threads = [threading.Thread(target=measure, args=(part,)) for part in (model, model[1]) * 2]
     for thread in threads:
         thread.start()
@@ -267,7 +267,7 @@ def test_threads_that_share_a_model_wait_for_each_other():
     assert all(module.training for module in model.modules())
 
 
-def test_an_estimate_is_printed_whatever_the_default_device():
+def test_an_estimate_prints_with_another_default_device():
     result = ed.estimate(small_network(), torch.randn(20, 6), **FEW)
     text = str(result)
     with torch.device("meta"):
@@ -278,7 +278,7 @@ def test_an_estimate_is_printed_whatever_the_default_device():
     "settings", [{}, {"basis": "legendre"}, {"sampler": ed.RandomizedCosine()}]
 )
 def test_a_path_of_many_classes_is_fitted_in_pieces(settings):
-    """One path with 300 nodes and 1000 classes: its outputs alone are larger than the budget."""
+    """The outputs of one path, 300 nodes and 1000 classes, exceed the budget."""
     torch.manual_seed(0)
     model, x = nn.Linear(4, 1000).double(), uniform(6, 4)
     how = {"pairs": 3, "resolution": 300, "degree": 4, **settings}
@@ -303,10 +303,10 @@ def test_a_fit_beyond_the_budget_is_rejected_before_the_first_path():
     for how in ({"components": 2, "degree": 4}, {"degree": 199}):
         with pytest.raises(ValueError, match="memory_gib="):
             ed.estimate(model, x, pairs=3, resolution=200, memory_gib=1e-3, **how)
-    assert max(seen) == 2  # the probe alone
+    assert max(seen) == 2  # only the probe ran
 
 
-def test_readings_of_one_walk_agree_in_pieces():
+def test_readings_in_pieces_match_whole_paths():
     readings = [(ed.Representation(40, 5, ed.ChebyshevNodes(), **how), True) for how in VARIANTS]
     x, model = uniform(8, 6), small_network().double()
     whole, pieces = (

@@ -1,4 +1,4 @@
-"""Paths, anchoring, pairs and representations: the paper's statements about them, in float64."""
+"""Paths, anchoring, pairs and representations: the paper's claims, in float64."""
 
 import itertools
 import math
@@ -57,15 +57,15 @@ def test_paths_run_from_the_second_to_the_first():
     torch.testing.assert_close(along[:, 1], 0.25 * x[first] + 0.75 * x[second])
 
 
-def test_points_between_bf16_features_lie_at_the_nodes_that_are_fitted():
-    """Their own rounding cannot be helped; that of the nodes would come on top."""
+def test_nodes_are_not_rounded_to_bf16():
+    """Features in bf16 are rounded, but the nodes must not be."""
     x, alpha = uniform(2, 50).bfloat16(), uniform(4, seed=1).float()
     along = Field.of(nn.Identity(), x).between(torch.tensor([0]), torch.tensor([1]), alpha).x
     exact = torch.lerp(x[1].double(), x[0].double(), alpha.double()[:, None])
     assert torch.equal(along, exact.bfloat16())
 
 
-def test_context_is_the_union_inside_a_path_and_each_ends_own_there():
+def test_context_is_the_union_inside_a_path_and_its_own_at_each_end():
     mask = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]])
     field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": mask})
     alpha = torch.tensor([0.0, 0.1, 0.9, 1.0])
@@ -77,12 +77,12 @@ def test_context_is_the_union_inside_a_path_and_each_ends_own_there():
 def test_a_context_needs_a_row_for_every_point(rows):
     field = Field(lambda p, c: p, uniform(5, 4), {"mask": torch.ones(rows, 4)})
     for use in (lambda: ed.estimate(field, pairs=2), lambda: ed.penalty(field)):
-        with pytest.raises(ValueError, match=f"context 'mask' has {rows} rows for 5 points"):
+        with pytest.raises(ValueError, match="context 'mask'"):
             use()
 
 
-def test_masks_that_are_added_to_scores_are_merged_alike():
-    """-inf where nothing is looked at; and what may be looked at from either end, may inside."""
+def test_additive_masks_are_merged_to_the_union():
+    """-inf hides a token; inside a path, tokens visible at either end are visible."""
     seen = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]]).bool()
     added = torch.zeros(2, 4).masked_fill(~seen, -torch.inf)
     field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": added})
@@ -93,7 +93,7 @@ def test_masks_that_are_added_to_scores_are_merged_alike():
 
 
 def test_joined_field_equals_both_parts():
-    """Each point with its own context, in one pass."""
+    """One pass, each point with its own context."""
     model = nn.Linear(4, 3).double()
     field = Field(lambda p, c: model(p) * c["size"], uniform(5, 4), {"size": uniform(5, 1, seed=1)})
     paths = field.between(torch.tensor([0, 1]), torch.tensor([2, 3]), uniform(2, 6))
@@ -118,7 +118,7 @@ def test_floor_of_anchored_ed_is_one_over_classes(classes, sampler):
 
 @pytest.mark.parametrize("components", [1, 2, 3])
 def test_floor_of_anchored_ed_with_pca(components):
-    """The same line has one principal direction of length sqrt(2): ED = (sqrt(2) / 2) / m."""
+    """The line has one principal direction of length sqrt(2): ED = (sqrt(2) / 2) / m."""
     nodes = ed.RandomizedCosine()(uniform(9, 4), anchored=True)
     t1, t2 = (torch.eye(10, dtype=torch.float64)[i].expand(9, -1) for i in (3, 7))
     inner = nodes[:, 1:-1, None] * t1[:, None] + (1 - nodes[:, 1:-1, None]) * t2[:, None]
@@ -138,14 +138,14 @@ def test_same_label_and_constant_path_have_degree_zero():
     assert degrees.abs().max() < 1e-10
 
 
-def test_anchoring_puts_the_labels_in_algorithm_ones_order():
+def test_anchoring_follows_the_order_of_algorithm_1():
     values = anchor(torch.zeros(2, 3, 4), torch.full((2, 4), 1.0), torch.full((2, 4), 2.0))
     assert values[:, 0].unique().tolist() == [2.0]  # y_1 = t2 at alpha = 0
     assert values[:, -1].unique().tolist() == [1.0]  # y_r = t1 at alpha = 1
 
 
 def test_each_end_of_an_anchored_path_has_the_label_of_its_example():
-    """Outputs on the line between the labels: every path is a line of degree 1, or a constant."""
+    """Outputs lie on the line between the labels, so every path has degree 1 or 0."""
     field, draw = Field.of(nn.Identity(), torch.eye(3).double()), torch.Generator().manual_seed(0)
     representation = ed.Representation(damping=0.0)
     paths = Paths.draw(field, representation, 9, labels=torch.arange(3), generator=draw)
@@ -161,16 +161,16 @@ def test_anchored_paths_cost_two_points_less():
     assert len(Paths.draw(field, ed.Representation(), 5, labels=labels).field.x) == 5 * 2
 
 
-def test_a_field_is_seen_as_its_settings_say():
-    """Named, `aside` and `module` go before what the network itself would suggest."""
+def test_field_settings_override_those_of_the_module():
+    """Explicit `aside` and `module` take precedence."""
     model, x = small_network().train(), torch.randn(12, 6)
     field = Field.of(model, x, aside=partial(evaluating, model))
     assert torch.equal(field.apart(), small_network().eval()(x))
     assert Field.of(model[0], x, module=model).module is model
 
 
-def test_too_few_nodes_are_warned_of_where_the_damping_decides():
-    with pytest.warns(UserWarning, match="4 nodes do not determine the 5 coefficients"):
+def test_too_few_nodes_warn():
+    with pytest.warns(UserWarning, match="^resolution=4"):
         ed.Representation(resolution=4, degree=4)
 
 
@@ -196,7 +196,7 @@ def test_stratified_pairs_use_every_example_equally_often(size):
     assert torch.equal(some, first[:1])  # fewer pairs are the first of more
 
 
-def test_every_stratified_pair_is_as_likely():
+def test_all_stratified_pairs_are_equally_likely():
     seen, draws, size = torch.zeros(6, 6), 600, 6
     for seed in range(draws):
         seen[stratified_pairs(size, 3, generator=torch.Generator().manual_seed(seed))] += 1
@@ -216,8 +216,8 @@ def test_distinct_pairs_are_distinct(size, count):
 
 
 @pytest.mark.parametrize(("size", "count"), [(6, 5), (12, 5)], ids=["many", "few"])
-def test_every_distinct_pair_is_as_likely(size, count):
-    """Also at either end: a measure sees all examples alike."""
+def test_all_distinct_pairs_are_equally_likely(size, count):
+    """In both orders."""
     seen, draws = torch.zeros(size, size), 600
     for seed in range(draws):
         first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(seed))
@@ -227,10 +227,10 @@ def test_every_distinct_pair_is_as_likely(size, count):
     assert (seen - expected).abs().max() < 5 * math.sqrt(draws * share)
 
 
-def test_bad_numbers_of_pairs_are_refused():
+def test_wrong_numbers_of_pairs_are_rejected():
     generator = torch.Generator()
     for draw in (sample_pairs, stratified_pairs):
-        with pytest.raises(ValueError, match=r"at least 2 examples .*\(drop_last=True\)"):
+        with pytest.raises(ValueError, match="drop_last=True"):
             draw(1, 1)
         for count in (0, 10):
             with pytest.raises(ValueError, match=f"^pairs={count}"):
@@ -253,12 +253,12 @@ def test_bad_numbers_of_pairs_are_refused():
         ({"sampler": ed.ChebyshevNodes}, "^sampler=<class"),
     ],
 )
-def test_impossible_representations_are_refused(settings, message):
+def test_impossible_representations_are_rejected(settings, message):
     with pytest.raises(ValueError, match=message):
         ed.Representation(**settings)
 
 
-def test_a_representation_passes_its_settings_on():
+def test_a_representation_applies_its_settings():
     nodes, values = ed.RandomizedCosine()(uniform(5, 4)), uniform(5, 4, 6).requires_grad_()
     settings = {"components": 2, "detach_pca": True, "damping": 0.1, "basis": "legendre"}
     found = ed.Representation(**settings).coefficients(values, nodes)

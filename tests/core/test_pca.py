@@ -1,4 +1,4 @@
-"""Gram PCA against the SVD: values, gradients, and what happens where the SVD has none."""
+"""Gram PCA against the SVD: values, gradients, and degenerate cases."""
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ def test_scores_equal_those_of_the_svd(components, outputs):
     torch.testing.assert_close(ours.abs(), theirs.abs(), rtol=1e-9, atol=1e-9)  # up to sign
 
 
-def test_small_components_of_float32_outputs_are_no_rounding():
-    """Smooth paths, whose later components are tiny: their Gram matrix needs float64."""
+def test_small_components_of_float32_outputs_are_accurate():
+    """Later components of smooth paths are tiny, so the Gram matrix needs float64."""
     nodes = torch.linspace(-1, 1, 200, dtype=torch.float64)[:, None]
     values = (normal(20, 1, 10) * nodes + normal(20, 1, 10, seed=1)).softmax(-1)
     ours, theirs = principal_scores(values.float(), 10), svd_scores(values, 10)
@@ -36,7 +36,7 @@ def test_small_components_of_float32_outputs_are_no_rounding():
 
 
 def test_normalised_degree_of_small_components_does_not_depend_on_the_precision():
-    """ED_norm does not see how small a component is, so it shows first that one is rounding."""
+    """ED_norm ignores the size of a component, so it is the first to show rounding error."""
     network = nn.Sequential(nn.Linear(50, 256), nn.Tanh(), nn.Linear(256, 1000)).double()
     representation = ed.Representation(200, 40, components=10, weighting="normalised")
     nodes = representation.nodes(20, dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_gradient_equals_autograd_through_the_svd(components, scale):
     values = (scale * normal(8, 4, 10)).requires_grad_()
     weight = normal(8, 4, components, seed=1)
 
-    def objective(scores):  # even in every column, as ED is: signs are arbitrary
+    def objective(scores):  # even in every column, like ED, as signs are arbitrary
         return (weight * scores.square()).sum() + scores.abs().sum()
 
     (ours,) = torch.autograd.grad(objective(principal_scores(values, components)), values)
@@ -84,7 +84,7 @@ def test_detached_scores_keep_the_values_and_hold_the_directions():
         torch.zeros(4, 10),  # a flat path: all eigenvalues zero
         torch.ones(4, 10),
         torch.linspace(0, 1, 4)[:, None] * torch.ones(10),  # a line: one eigenvalue
-        normal(50, 4, 1) * normal(10),  # lines: rounding makes some of the others negative
+        normal(50, 4, 1) * normal(10),  # lines: rounding makes some eigenvalues negative
         torch.eye(4),  # three equal eigenvalues
         torch.eye(4) * 1e-12,
         torch.eye(4) * 1e12,
@@ -100,7 +100,7 @@ def test_gradients_stay_finite_where_eigenvalues_meet_or_vanish(values, dtype, d
 
 
 def test_full_rank_scores_only_rotate():
-    """m = r - 1 drops nothing: distances between path points are kept."""
+    """m = r - 1 keeps all distances between path points."""
     values = normal(5, 4, 20)
     torch.testing.assert_close(
         torch.cdist(principal_scores(values, 3), principal_scores(values, 3)),
@@ -110,7 +110,7 @@ def test_full_rank_scores_only_rotate():
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 15, 16])
 def test_jacobi_equals_lapack(size):
-    """The CUDA path's eigen-solver, on the CPU: it is plain tensor code."""
+    """The eigensolver for CUDA is plain tensor code, so it can be tested on the CPU."""
     values = normal(50, size, 12) * torch.logspace(0, -2, 12, dtype=torch.float64)
     gram = values @ values.mT
     eigenvalues, vectors = jacobi_eigen(gram)
@@ -128,31 +128,31 @@ def test_eigenvalues_fall():
 
 
 @pytest.mark.parametrize("components", [0, 4, 7])
-def test_impossible_numbers_of_components_are_refused(components):
+def test_impossible_numbers_of_components_are_rejected(components):
     with pytest.raises(ValueError, match=f"components={components}"):
         principal_scores(normal(4, 10), components)
 
 
-def test_second_derivatives_are_refused():
-    """Eigenvectors count as constants in the backward pass, so that they would be wrong."""
+def test_second_derivatives_raise():
+    """The backward pass treats eigenvectors as constants, so they would be wrong."""
     values = normal(3, 4, 10).requires_grad_()
     scores = principal_scores(values.square(), 2)
     (gradient,) = torch.autograd.grad(scores.abs().sum(), values, create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivatives: leave components out"):
+    with pytest.raises(NotImplementedError, match="components"):
         torch.autograd.grad(gradient.sum(), values)
 
 
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("components", [1, 2, 3])
 def test_components_beyond_what_a_path_spans_are_zero(components, detach):
-    """On a straight line one component has degree 1; rounding has no say in the others."""
+    """On a straight line one component has degree 1, and the others are exactly 0."""
     torch.manual_seed(0)
     how = {"components": components, "weighting": "normalised", "detach_pca": detach}
     found = ed.estimate(nn.Linear(8, 10), torch.randn(64, 8), pairs=60, softmax=False, **how)
     assert found.mean == pytest.approx(1 / components, rel=1e-3)
 
 
-def test_holding_directions_changes_no_value_however_small_a_component_is():
+def test_detaching_does_not_change_the_value_of_small_components():
     nodes = torch.linspace(-1, 1, 20)
     values = torch.stack([nodes, 1e-4 * nodes.square()], dim=-1)
     moving, held = (principal_scores(values, 2, detach=detach) for detach in (False, True))
@@ -161,7 +161,7 @@ def test_holding_directions_changes_no_value_however_small_a_component_is():
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_outputs_that_are_not_finite_are_told_as_without_pca(detach):
+def test_non_finite_outputs_raise_with_pca(detach):
     def wild(x):  # on some of the paths
         return torch.where(x > 2, torch.inf, x)
 

@@ -13,7 +13,7 @@ from tests.helpers.core import small_network, uniform
 FEW = {"pairs": 30, "resolution": 12, "degree": 5}
 
 
-def test_an_estimate_is_a_number_and_a_record():
+def test_an_estimate_as_float_string_and_dict():
     result = ed.estimate(small_network(), torch.randn(40, 6), **FEW)
     assert float(result) == result.mean
     assert f"{result:.3f}" == f"{result.mean:.3f}"
@@ -33,13 +33,13 @@ def test_an_estimate_draws_its_paths_fits_and_spectrum(how, tmp_path):
     figure = result.plot(tmp_path / "paths.png")
     assert len(figure.axes) == 4
     assert (tmp_path / "paths.png").stat().st_size > 0
-    for curve in result.curves:  # smooth, so the fits pass near the points
+    for curve in result.curves:  # smooth, so fits are close to the points
         fits = ed.chebyshev(2 * curve.nodes.double() - 1, 5) @ curve.coefficients.double().mT
         torch.testing.assert_close(fits, curve.values.double(), rtol=0, atol=0.1)
 
 
 def test_two_models_are_compared_on_the_same_paths():
-    """Twice the outputs: the difference is exact on every path, whatever the paths add to both."""
+    """Twice the outputs: the difference is exact on every path."""
     x = uniform(40, 6)
 
     def model(x):
@@ -59,7 +59,7 @@ def test_two_models_are_compared_on_the_same_paths():
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
 @pytest.mark.parametrize("components", [None, 1])
-def test_a_straight_line_from_class_to_class_is_one(classes, components):
+def test_a_straight_line_between_classes_has_ed_one(classes, components):
     x = torch.eye(classes, dtype=torch.float64)
     how = {"softmax": False, "scale": "classes", "damping": 0.0, "components": components}
     assert ed.estimate(nn.Identity(), x, pairs=1, **how).mean == pytest.approx(1)
@@ -68,13 +68,13 @@ def test_a_straight_line_from_class_to_class_is_one(classes, components):
     assert ((degrees < 1e-4) | ((degrees - 1).abs() < 1e-4)).all()
 
 
-def test_the_unit_of_classes_belongs_to_raw_ed():
+def test_scale_classes_requires_raw_ed():
     for settings in ({"scale": "classes", "weighting": "normalised"}, {"scale": "log"}):
         with pytest.raises(ValueError, match="scale"):
             ed.Representation(**settings)
 
 
-def test_the_table_of_strengths_is_what_the_units_say():
+def test_the_docstring_table_of_strengths_is_correct():
     rows = [line.split("|")[2:6] for line in ed.Representation.__doc__.splitlines() if "| " in line]
     for classes, components, strength, unit in rows[1:]:
         m = components.strip()

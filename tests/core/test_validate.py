@@ -1,4 +1,4 @@
-"""Checks of single settings: what passes comes back, anything else names its key."""
+"""Checks of single settings: valid values are returned, others raise with the key."""
 
 import math
 

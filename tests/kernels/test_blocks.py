@@ -1,4 +1,4 @@
-"""The kernels for ViT blocks against torch's operators: on a GPU as they run, else interpreted."""
+"""Kernels for ViT blocks against torch's operators: on a GPU, or interpreted."""
 
 import copy
 import os
@@ -31,7 +31,7 @@ CLOSE = {"rtol": 2e-2, "atol": 2e-2} if CUDA else {"rtol": 1e-4, "atol": 1e-4}  
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
 def test_interpreted():
-    """All of this file where Triton is an interpreter, which it asks when it is imported."""
+    """Runs this file with Triton's interpreter, which must be chosen before the import."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -47,19 +47,19 @@ def runs():
 
 @pytest.fixture
 def small(runs, monkeypatch):
-    """Few programs, each with several groups of rows, the last of them uneven."""
+    """Few programs, each with several groups of rows, the last one incomplete."""
     for kernel in rowwise.PROGRAMS:
         monkeypatch.setitem(rowwise.PROGRAMS, kernel, 3)
 
 
 def errors(found: list, exact: list) -> torch.Tensor:
-    """Relative, in the Euclidean norm."""
+    """Relative errors in the Euclidean norm."""
     pairs = zip(found, exact, strict=True)
     return torch.stack([(a.double() - b).norm() / b.norm() for a, b in pairs])
 
 
 def assert_no_worse(ours, theirs, inputs: list[torch.Tensor], upstreams: list[torch.Tensor]):
-    """Values and gradients in half precision, ours and torch's, both against torch in float64.
+    """Compares our and torch's half-precision values and gradients with torch in float64.
 
     `inputs` lists tensors of half or float32 precision; the functions return lists of tensors.
     """
@@ -72,7 +72,7 @@ def assert_no_worse(ours, theirs, inputs: list[torch.Tensor], upstreams: list[to
 
     exact = results(theirs, True)
     error, allowed = errors(results(ours, False), exact), errors(results(theirs, False), exact)
-    # rounding differs by chance: half as much again, and one rounding of half precision
+    # rounding is random: allow 50 % more, plus one half-precision rounding
     assert (error < 1.5 * allowed + torch.finfo(HALF).eps).all(), (error, allowed)
 
 
@@ -81,14 +81,14 @@ def half(*shape: int) -> torch.Tensor:
 
 
 def plain_attention(qkv, bias, heads):
-    """With the bias in it: its gradient is what the kernel hands to the bias."""
+    """Includes the bias, whose gradient the kernel must match."""
     qkv = qkv + bias.to(qkv.dtype) - bias.detach().to(qkv.dtype)
     q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize(("tokens", "size"), [(17, 32), (65, 64), (197, 32), (257, 64)])
-def test_attention_is_as_near_to_float64_as_torchs(runs, tokens, size):
+def test_attention_is_as_accurate_as_torch(runs, tokens, size):
     heads, images = (3, 8) if CUDA else (2, 1) if tokens < 100 else (1, 1)
     qkv, bias = half(images, tokens, 3 * heads * size), torch.zeros(3 * heads * size, device=DEVICE)
     assert_no_worse(
@@ -100,7 +100,7 @@ def test_attention_is_as_near_to_float64_as_torchs(runs, tokens, size):
 
 
 def test_attention_survives_large_scores(runs):
-    """Scores in the hundreds, of which one decides the softmax."""
+    """Scores in the hundreds, one of which dominates the softmax."""
     qkv, bias = 30 * half(1, 20, 3 * 64), torch.zeros(3 * 64, device=DEVICE)
     upstream = half(1, 20, 64)
     ours, theirs = lambda *t: [attention(*t, 1)], lambda *t: [plain_attention(*t, 1)]
@@ -117,7 +117,7 @@ def test_tiles_cover_the_tokens():
 
 
 @pytest.mark.parametrize("width", [64, 192, 384])
-def test_residual_norm_is_as_near_to_float64_as_torchs(small, width):
+def test_residual_norm_is_as_accurate_as_torch(small, width):
     rows = 30
     weight, bias = (torch.randn(width, device=DEVICE) for _ in range(2))
     offset = torch.randn(width, device=DEVICE)
@@ -134,7 +134,7 @@ def test_residual_norm_is_as_near_to_float64_as_torchs(small, width):
     assert_no_worse(ours, theirs, [*inputs, offset, weight, bias], upstreams)
 
 
-def test_gelu_is_as_near_to_float64_as_torchs(small):
+def test_gelu_is_as_accurate_as_torch(small):
     offset = torch.zeros(320, device=DEVICE)
 
     def theirs(x, offset):
@@ -144,8 +144,8 @@ def test_gelu_is_as_near_to_float64_as_torchs(small):
     assert_no_worse(lambda *given: [rowwise.gelu(*given)], theirs, inputs, [half(70, 320)])
 
 
-def test_gelu_holds_its_tails(runs):
-    """Relative to float64 where values are tiny, and exact where the function is x or 0."""
+def test_gelu_is_accurate_in_its_tails(runs):
+    """Relative to float64 for tiny values, and exact where the function is x or 0."""
     x = torch.linspace(-6, 6, 400, device=DEVICE)
     ours, exact = rowwise.gelu(x[None], x)[0], F.gelu(x.double())
     assert ((ours - exact).abs() <= 1e-6 * x.abs()).all()
@@ -158,7 +158,7 @@ def vit(**changes) -> ViT:
     rest = {"pool": "token", "dropout": 0.0, "activation": "gelu"}
     torch.manual_seed(0)
     model = ViT(classes=5, **(shape | rest | changes)).to(DEVICE)
-    for weight in model.parameters():  # biases and class token of zero would hide mistakes
+    for weight in model.parameters():  # zero biases and class token would hide errors
         nn.init.normal_(weight, mean=weight.mean().item(), std=0.1)
     return model
 
@@ -193,7 +193,7 @@ def test_inner_spaces_equal_the_whole(runs, monkeypatch):
 
 
 def test_a_compiled_network_equals_the_eager_one(runs, monkeypatch):
-    """Under autocast, traced whole: neither the operators nor the rule breaks the graph."""
+    """Under autocast, as one graph without breaks."""
     model, x = vit(), torch.randn(2, 3, 16, 16, device=DEVICE)
     monkeypatch.setattr(fused, "applies", lambda *_: True)
     model.kernels = True
@@ -203,8 +203,8 @@ def test_a_compiled_network_equals_the_eager_one(runs, monkeypatch):
     assert (errors(ours, [t.double() for t in theirs]) < 20 * torch.finfo(HALF).eps).all()
 
 
-def test_operators_say_what_they_do(small):
-    """Shapes, strides and derivatives as torch.compile will believe them."""
+def test_operators_are_registered_correctly(small):
+    """Shapes, strides and derivatives, as torch.compile relies on them."""
     check_operator, operators = torch.library.opcheck, torch.ops.ed
 
     def given(*shape: int) -> torch.Tensor:
@@ -246,7 +246,7 @@ def test_kernels_apply_in_compiled_steps_in_half_precision_on_a_gpu(monkeypatch)
         assert not fused.applies(model.blocks, x)
 
 
-def test_the_switch_reaches_the_network_unless_a_method_forbids():
+def test_the_switch_reaches_the_network_unless_a_regularizer_forbids_it():
     for regularizer, kernels, expected in (
         (Regularizer(), False, False),
         (Regularizer(), True, True),
@@ -257,7 +257,7 @@ def test_the_switch_reaches_the_network_unless_a_method_forbids():
         assert model.kernels == expected
 
 
-def test_the_switch_knows_three_values():
+def test_the_switch_has_three_values():
     cfg = compose_config(["system.kernels=sometimes"])
     with pytest.raises(ValueError, match=r"^system\.kernels=sometimes"):
         check(cfg, instantiate(cfg.task), instantiate(cfg.regularizer))
@@ -288,7 +288,7 @@ def compiled_for_hopper():
 
 
 def test_kernels_compile_for_a_gpu(compiled_for_hopper):
-    """Without one: the interpreter lets pass what the compiler refuses."""
+    """Needs no GPU; the compiler rejects code that the interpreter accepts."""
     from ed.kernels import attention as operators
     from ed.kernels import attention_kernels, rowwise_kernels
 
@@ -312,8 +312,8 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["none", "ed"])
-def test_a_captured_step_learns_as_by_timms_blocks(method, monkeypatch):
-    """Twenty steps of a small ViT-Tiny, compiled and captured: the losses of both stay together."""
+def test_a_captured_step_learns_as_with_timms_blocks(method, monkeypatch):
+    """Twenty compiled and captured steps of a small ViT-Tiny: both losses stay close."""
     from tests.gpu.test_gpu import losses, make_step
 
     used, run = [], fused.run
@@ -332,8 +332,8 @@ def test_a_captured_step_learns_as_by_timms_blocks(method, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_network_in_bf16_is_as_near_to_float32_as_with_timms_blocks():
-    """ViT-Tiny at its true shapes, compiled: outputs and gradients, relative errors."""
+def test_a_network_in_bf16_is_as_accurate_as_timms_blocks():
+    """Relative errors of outputs and gradients of a compiled ViT-Tiny."""
     model = instantiate(compose_config(["model=vit_tiny", "model.depth=4"]).model).cuda()
     x = torch.randn(64, 3, 32, 32, device="cuda")
 

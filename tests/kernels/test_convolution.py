@@ -1,4 +1,4 @@
-"""The kernels for few channels against PyTorch's: on a GPU as they run, else interpreted."""
+"""Kernels for few channels against PyTorch's: on a GPU, or interpreted."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
 def test_interpreted():
-    """All of this file where Triton is an interpreter, which it asks when it is imported."""
+    """Runs this file with Triton's interpreter, which must be chosen before the import."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -32,7 +32,7 @@ def test_interpreted():
 
 @pytest.fixture
 def everywhere(monkeypatch):
-    """The kernels in float32 on any device (TF32 on a GPU), in small blocks that end unevenly."""
+    """Kernels in float32 on any device (TF32 on a GPU), in small blocks, the last incomplete."""
     if not (CUDA or INTERPRETED):
         pytest.skip("neither a GPU nor an interpreter: see test_interpreted")
     monkeypatch.setattr(convolution, "_applies", lambda *_: True)
@@ -108,23 +108,23 @@ def test_pooling_and_its_gradient(everywhere, channels, height, width):
     torch.manual_seed(0)
     x = torch.randn(3, channels, height, width, device=DEVICE).round(decimals=1).requires_grad_()
     upstream = torch.randn_like(plain_pool(x))
-    assert len(x.unique()) < x.numel() / 3  # so that windows hold equals
+    assert len(x.unique()) < x.numel() / 3  # so that windows contain ties
     ours, theirs = convolution.pool(x), plain_pool(x)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     gradients = [torch.autograd.grad(y, x, upstream)[0] for y in (ours, theirs)]
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
 
 
-def test_not_a_number_passes_through_pooling(everywhere):
+def test_nan_passes_through_pooling(everywhere):
     x = torch.zeros(1, 16, 4, 4, device=DEVICE)
     x[0, 2, 1, 1] = torch.nan
-    assert convolution.pool(x).isnan().sum() == 4  # the windows that hold it
+    assert convolution.pool(x).isnan().sum() == 4  # the windows that contain it
 
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(16, 32), (3, 16)])
 def test_second_derivatives(everywhere, inputs, outputs, relu):
-    """As the Jacobian regularizer takes them: of a gradient, with respect to the weights."""
+    """As the Jacobian regularizer needs them: of a gradient, with respect to the weights."""
     torch.manual_seed(0)
     layer = nn.Conv2d(inputs, outputs, 3, padding=1).to(DEVICE)
     x = torch.randn(2, inputs, 6, 8, device=DEVICE, requires_grad=True)
@@ -140,8 +140,8 @@ def test_second_derivatives(everywhere, inputs, outputs, relu):
         torch.testing.assert_close(ours / scale, theirs / scale, **CLOSE)
 
 
-def test_operators_say_what_they_do(everywhere):
-    """Shapes, strides and derivatives as torch.compile will believe them."""
+def test_operators_are_registered_correctly(everywhere):
+    """Shapes, strides and derivatives, as torch.compile relies on them."""
     x = torch.randn(2, 16, 6, 6, device=DEVICE, requires_grad=True)
     layer, check = nn.Conv2d(16, 16, 3, padding=1).to(DEVICE), torch.library.opcheck
     close = {"rtol": CLOSE["rtol"], "atol": CLOSE["atol"]}
@@ -152,7 +152,7 @@ def test_operators_say_what_they_do(everywhere):
 
 
 def test_kernels_compile_for_a_gpu(compiled_for_hopper):
-    """Without one: the interpreter lets pass what the compiler refuses."""
+    """Needs no GPU; the compiler rejects code that the interpreter accepts."""
     from ed.kernels import convolution_kernels as kernels
 
     both = {"RELU": True}
@@ -183,8 +183,8 @@ def test_float32_and_other_widths_are_left_to_pytorch():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
-def test_impala_in_bf16_is_as_near_to_float32_as_with_cudnn(monkeypatch, compiled):
-    """The whole network at its true shapes, outputs and gradients, relative errors."""
+def test_impala_in_bf16_is_as_accurate_as_cudnn(monkeypatch, compiled):
+    """Relative errors of outputs and gradients of the whole network."""
     torch.manual_seed(0)
     model = Impala(actions=15, channels=[16, 32, 32], hidden=256, image_size=[64, 64]).cuda()
     for layer in (model.actor, model.critic):

@@ -1,4 +1,4 @@
-"""The options of vision transformers for recipes from elsewhere, and what decays."""
+"""Options of the vision transformer, and weight decay by parameter."""
 
 import math
 
@@ -18,8 +18,8 @@ def vit(**settings) -> ViT:
     return ViT(**(small | settings))
 
 
-def test_sincos_positions_are_the_formula():
-    """Written out for each row, column and channel, as big_vision defines it."""
+def test_sincos_positions_equal_the_formula():
+    """Computed for each row, column and channel, as in big_vision."""
     rows, columns, width, quarter = 3, 4, 16, 4
     expected = torch.zeros(rows * columns, width, dtype=torch.float64)
     for row in range(rows):
@@ -37,7 +37,7 @@ def test_sincos_positions_are_the_formula():
 
 
 @pytest.mark.parametrize("pool", ["avg", "token"])
-def test_fixed_positions_are_no_parameter_and_come_before_the_first_block(pool):
+def test_fixed_positions_are_not_a_parameter_and_come_before_the_first_block(pool):
     model = vit(positions="sincos", pool=pool)
     assert "pos_embed" not in dict(model.named_parameters())
     assert "pos_embed" not in model.state_dict()
@@ -73,7 +73,7 @@ def test_the_head_starts_at_zero(head):
     assert vit(head=head)(x).abs().max() > 0
 
 
-def test_initial_weights_of_attention_are_those_of_three_square_matrices():
+def test_attention_is_initialised_as_three_square_matrices():
     torch.manual_seed(0)
     weight = vit(init="jax", width=64).blocks[0].attn.qkv.weight.detach()
     bound = math.sqrt(6 / 128)
@@ -90,7 +90,7 @@ def test_average_pooling_comes_after_the_last_norm():
     torch.testing.assert_close(model.from_space(model.to_space(x, "block1"), "block1"), model(x))
 
 
-def test_dropout_follows_positions_and_every_dense_layer_but_queries_keys_and_values():
+def test_dropout_follows_positions_and_dense_layers_but_not_qkv():
     model = vit(dropout=0.1)
     rates = {n: m.p for n, m in model.named_modules() if isinstance(m, torch.nn.Dropout)}
     wanted = {
@@ -100,7 +100,7 @@ def test_dropout_follows_positions_and_every_dense_layer_but_queries_keys_and_va
     assert {rate for rate in rates.values() if rate} == {0.1}
 
 
-def test_activations_are_what_their_names_say():
+def test_activations_match_their_names():
     x = torch.linspace(-3, 3, 13)
     expected = {
         "gelu": F.gelu(x),
@@ -116,8 +116,8 @@ def test_activations_are_what_their_names_say():
             torch.testing.assert_close(block.mlp.act(x.clone()), values)  # some work in place
 
 
-def test_vit_s16_is_the_published_size():
-    """22.05 M parameters with class token, learnt positions and a linear head (timm's count)."""
+def test_vit_s16_has_the_published_size():
+    """timm's count: 22.05 M parameters with class token, learned positions and linear head."""
     cfg = compose_config(["task=imagenet", "model=vit_s16"])
     assert sum(p.numel() for p in instantiate(cfg.model).parameters()) == 22_050_664
 

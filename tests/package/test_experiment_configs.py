@@ -17,7 +17,7 @@ from ed.engine.settings import check_settings
 from ed.runtime.runs import identity
 
 NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
-CHOSEN = {"clip_soup": ["model.index=1"]}  # what an experiment leaves to the user
+CHOSEN = {"clip_soup": ["model.index=1"]}  # mandatory settings
 NAMED = (
     "task.name",
     "task.game",
@@ -38,14 +38,14 @@ def settings(config: dict, prefix: str = "") -> dict:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_composes_and_passes_the_checks(name):
     cfg = compose_config([f"experiment={name}", *CHOSEN.get(name, [])])
-    check_settings(cfg)  # also that it adds no key that nothing reads
+    check_settings(cfg)  # also rejects unknown keys
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     instantiate(cfg.optimizer)
     check(cfg, task, regularizer, build_measures(cfg).values())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_experiment_states_what_it_is_and_only_what_differs(name):
+def test_an_experiment_has_a_title_and_only_changed_settings(name):
     lines = (CONFIGS / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert lines[1].startswith("# ")
@@ -67,7 +67,7 @@ def test_the_demo_is_the_default():
     assert identity(demo) == identity(default)
 
 
-def test_the_command_line_wins_over_an_experiment_and_debug_too():
+def test_the_command_line_and_debug_override_an_experiment():
     cfg = compose_config(
         ["optimizer.lr=1", "experiment=cifar10_vit_tiny", "model=vit_micro", "debug=tiny"]
     )
@@ -76,7 +76,7 @@ def test_the_command_line_wins_over_an_experiment_and_debug_too():
     assert nodes == compose_config(["sampler=chebyshev"]).sampler  # as without an experiment
 
 
-def test_an_unknown_experiment_is_named_with_the_choices(monkeypatch):
+def test_an_unknown_experiment_lists_the_choices(monkeypatch):
     overrides = ["experiment=glue_rtee"]
     monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
     with pytest.raises(MissingConfigException) as error:
@@ -87,7 +87,7 @@ def test_an_unknown_experiment_is_named_with_the_choices(monkeypatch):
     assert all(name in found for name in ("glue_rte", "procgen_starpilot", "demo"))
 
 
-def test_an_unknown_key_is_compared_with_those_of_the_experiment():
+def test_an_unknown_key_suggests_keys_of_the_experiment():
     words = ["experiment=procgen", "task.framse=3"]
     with pytest.raises(ConfigCompositionException) as error:
         compose_config(words)
@@ -97,7 +97,7 @@ def test_an_unknown_key_is_compared_with_those_of_the_experiment():
 @pytest.mark.parametrize(
     "name", ["cifar10_vit_tiny", "imagenet_vit_s16", "clip_b32", "mnist_cifar"]
 )
-def test_missing_data_are_named_in_one_line(name, tmp_path):
+def test_missing_data_raises_one_line(name, tmp_path):
     shifts = ["task.shifts=null"] if name == "clip_b32" else []
     cfg = compose_config([f"experiment={name}", f"task.data={tmp_path / 'nowhere'}", *shifts])
     with pytest.raises((ValueError, FileNotFoundError), match=r"task\.data") as error:

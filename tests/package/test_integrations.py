@@ -1,4 +1,4 @@
-"""The callbacks and the trainer with the real packages, and every example as it is."""
+"""Callbacks and trainer with the real packages, and all examples."""
 
 import math
 import re
@@ -30,7 +30,7 @@ def test_examples_run(name):
     assert re.search(r"ED \d", run.stdout), run.stdout
 
 
-def test_every_example_is_short_and_run():
+def test_every_example_is_short_and_tested():
     files = {path.stem: path for path in (ROOT / "examples").glob("*.py")}
     assert files.keys() == EXAMPLES.keys()
     for path in [*files.values(), *(ROOT / "ed" / "integrations").glob("*.py")]:
@@ -38,7 +38,7 @@ def test_every_example_is_short_and_run():
         assert len(path.read_text().splitlines()) < most, path
 
 
-def test_tracked_values_are_those_of_estimate():
+def test_tracked_values_equal_estimate():
     model, x = nn.Linear(4, 3), torch.randn(20, 4)
     expected = ed.estimate(model, x, **QUICK | FEW).mean
     assert track(model, x, **FEW) == expected
@@ -105,7 +105,7 @@ def test_the_trainer_adds_the_penalty_to_the_loss(tmp_path, accumulate):
     assert not torch.allclose(weights[5.0], weights[0.0], rtol=1e-3)
 
 
-def test_a_wrong_number_of_epochs_is_named():
+def test_every_must_be_positive():
     pytest.importorskip("lightning")
     from ed.integrations.lightning import TrackED
 

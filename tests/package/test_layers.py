@@ -1,4 +1,4 @@
-"""The import direction of the architecture, and that nothing heavy loads before it is needed."""
+"""Import direction between layers, and lazy imports of heavy packages."""
 
 import ast
 import subprocess
@@ -41,7 +41,7 @@ def imported_modules(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "ed").glob("*/**/*.py")), ids=lambda p: f"{p.parent.name}/{p.name}"
 )
-def test_layers_import_only_what_lies_below(path):
+def test_layers_import_only_lower_layers(path):
     layer = path.relative_to(ROOT / "ed").parts[0]
     for name in imported_modules(path):
         if name.startswith("ed.") and not name.startswith(f"ed.{layer}."):
@@ -49,7 +49,7 @@ def test_layers_import_only_what_lies_below(path):
             assert f"{name}.".startswith(below), f"{path} may not import {name}"
 
 
-def test_core_imports_torch_alone():
+def test_core_imports_only_torch():
     standard = set(sys.stdlib_module_names)
     for path in (ROOT / "ed" / "core").glob("*.py"):
         roots = {name.split(".")[0] for name in imported_modules(path)} - standard
@@ -83,7 +83,7 @@ def test_light_modules_load_neither_torch_nor_hydra(module):
 
 
 def test_type_checkers_see_every_public_name():
-    """At run time names are resolved on first use, which no type checker follows."""
+    """Type checkers cannot follow names that are resolved on first use."""
     tree = ast.parse((ROOT / "ed" / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     static = {alias.asname: node.module for node in block.body for alias in node.names}

@@ -1,4 +1,4 @@
-"""A config leaf documents its class: the same keys, and the constructor's own defaults."""
+"""Config leaves have the keys and the defaults of their class."""
 
 import inspect
 from pathlib import Path
@@ -9,7 +9,7 @@ from hydra.utils import get_object
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "measures")
-# a second leaf of a class, which changes its defaults, or a subclass with defaults of its own
+# leaves that change the defaults of their class, or name a subclass
 CHANGED = {
     "model/clip_b32", "model/clip_small", "model/clip_small_pretrain", "model/clip_soup",
     "task/clip_finetune", "task/clip_standin", "task/clip_standin_pretrain", "task/image_folder",
@@ -19,7 +19,7 @@ CHANGED = {
 
 
 def leaves() -> dict[str, dict]:
-    """Leaves that name their class themselves, by group/choice."""
+    """Leaves with a `_target_`, by group/choice."""
     found = {}
     for group in GROUPS:
         for path in sorted((CONFIGS / group).glob("*.yaml")):
@@ -30,14 +30,14 @@ def leaves() -> dict[str, dict]:
 
 
 def plain(value):
-    """Lists and tuples alike, and 1/3 like its decimals."""
+    """Makes lists equal to tuples, and 1/3 equal to its decimals."""
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
 
 
 def all_parameters(target) -> dict[str, inspect.Parameter]:
-    """Of a constructor, and of its parents' where it hands settings on to them."""
+    """Parameters of a constructor, and of its parents if it passes settings on to them."""
     if not isinstance(target, type):
         return dict(inspect.signature(target).parameters)
     found = {}
@@ -56,6 +56,6 @@ def test_a_leaf_states_the_defaults_of_its_class(name):
     assert set(leaf) <= set(parameters)
     for key, parameter in parameters.items():
         assert parameter.default is not parameter.empty, f"{key} has no default"
-        stated = leaf.get(key, parameter.default)  # a leaf may leave out what few people set
+        stated = leaf.get(key, parameter.default)  # a leaf may omit rarely used settings
         if not (isinstance(stated, str) and stated.startswith("${")):
             assert plain(parameter.default) == plain(stated), key

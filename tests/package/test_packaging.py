@@ -1,4 +1,4 @@
-"""The wheel: what it carries, what it forces on users, and that it works in a fresh environment."""
+"""The wheel: contents, requirements, and use in a fresh environment."""
 
 import os
 import re
@@ -20,7 +20,7 @@ SCRIPTS = ("train", "measure", "launch", "table", "report")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy, as builds leave files beside the sources."""
+    """Built from a copy, as builds write into the source tree."""
     folder = tmp_path_factory.mktemp("wheel")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -41,7 +41,7 @@ def wheel(tmp_path_factory):
 
 
 def new_environment(folder: Path, wheel: Path) -> Path:
-    """A virtual environment with the wheel alone; the folder of its packages."""
+    """Creates a virtual environment with only the wheel; returns its site-packages."""
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     target = ["--prefix", folder / "venv", "--ignore-installed"]
@@ -51,16 +51,16 @@ def new_environment(folder: Path, wheel: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def fresh(wheel, tmp_path_factory):
-    """A new environment with the wheel; all our other packages are linked, not downloaded."""
+    """A new environment with the wheel; all other packages are linked, not downloaded."""
     folder = tmp_path_factory.mktemp("fresh")
-    # editable installs of ours work by .pth files, which are not read in a folder added like this
+    # editable installs use .pth files, which are not read from a folder added like this
     (new_environment(folder, wheel) / "others.pth").write_text(sysconfig.get_path("purelib"))
     return folder
 
 
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory):
-    """A new environment with the wheel, torch and what torch requires: linked, not downloaded."""
+    """A new environment with the wheel, and links to torch and its requirements."""
     folder = tmp_path_factory.mktemp("bare")
     packages = new_environment(folder, wheel)
     for name in required("torch"):
@@ -73,7 +73,7 @@ def bare(wheel, tmp_path_factory):
 
 
 def required(name: str) -> set[str]:
-    """A package and all that it requires here, by their names."""
+    """Names of a package and all its requirements."""
     found, waiting = set(), [name]
     while waiting:
         name = waiting.pop()
@@ -88,14 +88,14 @@ def required(name: str) -> set[str]:
 
 
 def run_in(fresh: Path, *words: str) -> subprocess.CompletedProcess:
-    """Python there; console scripts go by their files, whose first line names another Python."""
+    """Runs Python there; console scripts as files, as their first line names another Python."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "ED_CACHE": str(fresh / "cache")}
     command = [fresh / "venv" / "bin" / "python", *words]
     return subprocess.run(command, cwd=fresh, capture_output=True, text=True, env=environment)
 
 
-def test_the_wheel_carries_what_its_commands_need(wheel):
+def test_the_wheel_contains_all_files_that_its_commands_need(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         entry = next(name for name in names if name.endswith("entry_points.txt"))
@@ -111,14 +111,14 @@ def test_the_wheel_carries_what_its_commands_need(wheel):
         assert f"ed-{script} = ed.cli:{script}" in points
 
 
-def test_torch_is_all_that_the_library_forces_on_anybody(wheel):
+def test_torch_is_the_only_requirement(wheel):
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
         needed = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist")
     assert [re.match(r"[\w-]+", line)[0] for line in needed if "extra ==" not in line] == ["torch"]
 
 
-def test_the_readme_example_runs_from_the_wheel_with_torch_alone(bare):
+def test_the_readme_example_needs_only_torch(bare):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     run = run_in(bare, "-c", f"{code}\nprint(ed.__file__)")
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""What a type checker learns about the API: signatures, results, and wrong arguments."""
+"""Types of the public API: signatures, results, and wrong arguments."""
 
 import importlib.util
 import subprocess
@@ -18,7 +18,7 @@ needs_mypy = pytest.mark.skipif(
 
 @needs_mypy
 def test_types_resolve_and_wrong_arguments_are_errors():
-    """An error that mypy does not find where one is expected is an unused ignore, so a failure."""
+    """Expected errors carry an ignore, and mypy reports unused ones."""
     run = subprocess.run(
         [*CHECK, str(FOLDER / "uses_api.py")], cwd=ROOT, capture_output=True, text=True
     )

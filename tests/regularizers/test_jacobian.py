@@ -1,4 +1,4 @@
-"""The Jacobian penalty: its estimate, its gradient, compiled, and through attention."""
+"""The Jacobian penalty: estimate, gradient, compilation, and attention."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from tests.helpers.toy import CLASSES, Toy, first_batch, state, two_layers, vit
 
 
 class Operations(TorchDispatchMode):
-    """Notes every operation and what it gives."""
+    """Records every operation and its result."""
 
     def __init__(self, seen: list):
         super().__init__()
@@ -46,7 +46,7 @@ def test_jacobian_estimate_is_exact_for_its_direction():
 def test_jacobian_estimate_is_unbiased(projections):
     model, count = two_layers(), 20_000
     point = torch.randn(5, dtype=torch.float64)
-    x = point.repeat(count, 1).requires_grad_()  # each row gets a direction of its own
+    x = point.repeat(count, 1).requires_grad_()  # each row gets its own direction
     penalty = Jacobian(1.0, projections=projections)
     estimate = penalty.estimate(model(x), x, state().generator)
     J = torch.func.jacrev(model)(point)
@@ -61,7 +61,7 @@ def test_jacobian_estimate_is_unbiased(projections):
 
 
 def test_jacobian_estimate_keeps_the_precisions_of_the_forward_pass():
-    """Autocast has no part in it; squares of what bf16 features give are float32."""
+    """Autocast does not change it, and squares of bf16 gradients are float32."""
     model, x = two_layers().float(), torch.randn(4, 5, requires_grad=True)
     outputs, penalty = model(x), Jacobian(1.0, projections=1)
     expected = penalty.estimate(outputs, x, state().generator)
@@ -77,7 +77,7 @@ def test_jacobian_estimate_keeps_the_precisions_of_the_forward_pass():
 
 
 def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
-    """The gradient of R with respect to all weights, the features' own included."""
+    """R has a gradient with respect to all weights, including those before the features."""
     model, x = two_layers(), torch.randn(4, 5, dtype=torch.float64)
     before, after = model[:2], model[2:]
 
@@ -101,7 +101,7 @@ def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
 
 @pytest.mark.parametrize("space", ["input", "block1"])
 def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
-    """Loss, penalty and gradients, traced and differentiated ahead of time as on a GPU."""
+    """Loss, penalty and gradients, traced and differentiated ahead of time, as on a GPU."""
     compiler = functools.partial(torch.compile, backend="aot_eager")  # no code generation
     monkeypatch.setattr(torch, "compile", compiler)
     model, batch, found = vit(), first_batch(), []
@@ -119,7 +119,7 @@ def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
 
 
 def test_compiled_jacobian_finds_its_width_without_a_draw(monkeypatch):
-    """A resumed run looks once more, and its dropout must go on where it was."""
+    """A resumed run repeats this, and it must not change the dropout masks."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES), nn.Tanh())
     model.double()
@@ -138,8 +138,8 @@ def test_jacobian_of_batch_norm_is_not_compiled():
     assert penalty.pull_back is None
 
 
-def test_jacobian_attends_by_products_for_tensor_cores():
-    """In bf16, among 8 tokens for 5; and leaves torch's own choice of precision as it was."""
+def test_jacobian_attention_suits_tensor_cores():
+    """In bf16, with 5 tokens padded to 8; torch's precision setting is restored."""
     allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
     q = torch.randn(2, 3, 5, 8, dtype=torch.bfloat16, requires_grad=True)
     seen = []
@@ -157,7 +157,7 @@ def test_jacobian_attends_by_products_for_tensor_cores():
 
 @pytest.mark.parametrize("mask", ["none", "bool", "float", "rows", "columns", "one head's"])
 def test_aligned_attention_is_attention(mask):
-    """With 13 queries and 10 keys: outputs and gradients, none of them lost in the added tokens."""
+    """Outputs and gradients are the same, with 13 queries and 10 keys."""
     torch.manual_seed(0)
     made = [torch.randn(2, 3, count, 8, dtype=torch.float64) for count in (13, 10, 10)]
     inputs = [x.requires_grad_() for x in made]
@@ -178,7 +178,7 @@ def test_aligned_attention_is_attention(mask):
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_aligned_attention_leaves_what_it_cannot_pad():
+def test_aligned_attention_does_not_pad_causal_attention():
     torch.manual_seed(0)
     q = torch.randn(1, 2, 5, 8)
     expected = F.scaled_dot_product_attention(q, q, q, is_causal=True)

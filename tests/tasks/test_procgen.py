@@ -294,7 +294,7 @@ def test_wrong_actions_are_refused():
     env = make_games("jumper", mode="easy", count=2, levels=range(5), seed=0, threads=1)
     env.reset()
     for actions in ([0, 15], [-1, 0], [0, 1, 2]):
-        with pytest.raises(ValueError, match="needed are 2 between 0 and 14"):
+        with pytest.raises(ValueError, match="actions"):
             env.step(np.array(actions))
 
 

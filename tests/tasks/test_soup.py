@@ -65,13 +65,13 @@ def test_files_that_are_missing_cut_short_or_foreign_are_one_clear_line(tmp_path
     recipes = tmp_path / "hparam_info.json"
     for text in ('{"model_1": {}}', '{"model_3": {"lr"'):
         recipes.write_text(text)
-        with pytest.raises(ValueError, match=r"hparam_info.json does not tell .* model_3"):
+        with pytest.raises(ValueError, match=r"hparam_info.json .*model_3"):
             member()
     recipes.unlink()
     assert member().recipe is None
     path = tmp_path / "model_3.pt"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="not a whole file of weights"):
+    with pytest.raises(ValueError, match=r"model\.index=3"):
         member()
     torch.save({"fc.weight": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match=r"does not fit model.architecture"):

@@ -1,0 +1,110 @@
+"""Measures that would be meaningless on a task are rejected before training."""
+
+import pytest
+from hydra.utils import instantiate
+
+from ed.engine.check import check
+from ed.engine.compose import compose_config
+from ed.measures.degree import EffectiveDegree
+from ed.measures.gap import GeneralizationGap
+from ed.measures.norm import ParameterNorm
+from ed.measures.sharpness import Sharpness
+from ed.regularizers.base import Regularizer
+from ed.tasks.base import Task
+from scripts import evaluate
+from tests.helpers.small import SMALL
+
+
+def task_of(*overrides: str):
+    return instantiate(compose_config(list(overrides)).task)
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        (["task=procgen", "model=impala"], "ProcgenPPO"),
+        (["task=clip_standin_pretrain"], "StandInPretraining"),
+    ],
+    ids=["procgen", "clip"],
+)
+def test_sharpness_of_a_loss_that_couples_a_batch_needs_a_search_in_one_pass(task, name):
+    """Otherwise `batch_size`, a memory setting, would change the result."""
+    coupled, free = task_of(*task), task_of()
+    for settings in ({}, {"group": 501}, {"examples": 501}, {"examples": 600, "group": 550}):
+        with pytest.raises(ValueError, match=rf"batch_size=500: {name}.*group=500"):
+            Sharpness(radii=(0.1,), **settings).check(coupled)
+        Sharpness(radii=(0.1,), **settings).check(free)
+    for settings in ({"group": 500}, {"examples": 500}, {"examples": 600, "group": 20}):
+        Sharpness(radii=(0.1,), **settings).check(coupled)
+
+
+@pytest.mark.parametrize("task", ["pnn", "clip_standin_pretrain"])
+def test_the_gap_needs_a_classification_accuracy(task):
+    """One classifier for both accuracies."""
+    with pytest.raises(ValueError, match=r"^measures: gap"):
+        GeneralizationGap().check(task_of(f"task={task}"))
+    GeneralizationGap().check(task_of())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: EffectiveDegree(outputs="tanh"), "outputs=tanh"),
+        (lambda: EffectiveDegree(endpoints="dust"), "endpoints=dust"),
+        (lambda: EffectiveDegree(pairs=0), "pairs=0"),
+        (lambda: EffectiveDegree(basis="fourier"), "basis=fourier"),
+        (lambda: Sharpness(radii=()), "radii="),
+        (lambda: Sharpness(radii=(0.1, -1)), r"radii\[1\]=-1"),
+        (lambda: Sharpness(radii=0.1), r"radii=0.1"),
+        (lambda: Sharpness(radii=("a",)), r"radii\[0\]=a"),
+        (lambda: Sharpness(radii=(0.1,), method="luck"), "method=luck"),
+        (lambda: Sharpness(radii=(0.1,), batch_size=0), "batch_size=0"),
+        (lambda: Sharpness(radii=(0.1,), group=0), "group=0"),
+        (lambda: Sharpness(radii=(0.1,), examples=0), "examples=0"),
+        (lambda: GeneralizationGap(batch_size=0), "batch_size=0"),
+    ],
+)
+def test_impossible_measures_are_rejected(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_tasks_without_examples_are_rejected_before_training():
+    cfg = compose_config([])
+    task = Task()
+    task.batch_size, task.metric = 10, "eval/acc"
+    check(cfg, task, Regularizer(), [ParameterNorm()])
+    with pytest.raises(ValueError, match=r"Task .*EffectiveDegree"):
+        check(cfg, task, Regularizer(), [EffectiveDegree()])
+    with pytest.raises(ValueError, match=r"system.measure_every=0"):
+        check(compose_config(["system.measure_every=0"]), task, Regularizer())
+
+
+def test_more_paths_than_pairs_are_rejected_before_training():
+    task = task_of("task=grokking", "task.modulus=7")
+    assert task.num_examples == 13
+    EffectiveDegree(pairs=13 * 12 // 2).check(task)
+    with pytest.raises(ValueError, match=r"pairs=79: .*78"):
+        EffectiveDegree(pairs=79).check(task)
+
+
+def test_regression_has_no_softmax():
+    """Neither the measure nor the penalty accepts it."""
+    cfg = compose_config(["task=pnn", "regularizer=ed", "regularizer.anchored=false"])
+    task = instantiate(cfg.task)
+    EffectiveDegree(outputs="raw").check(task)
+    with pytest.raises(ValueError, match=r"outputs=softmax: .*outputs=raw"):
+        EffectiveDegree().check(task)
+    with pytest.raises(ValueError, match="regularizer=ed: "):
+        instantiate(cfg.regularizer).check(task)
+
+
+def test_noise_endpoints_need_images():
+    task = task_of("task.space=embedding", "model.patch=8")
+    with pytest.raises(ValueError, match="endpoints=noise"):
+        EffectiveDegree(endpoints="noise").check(task)
+
+
+def test_evaluation_only_tasks_reject_measures(capsys):
+    assert evaluate.main([*SMALL, "measures=[gap,norm]"]) == 1
+    assert "measures=[gap,norm]" in capsys.readouterr().err
