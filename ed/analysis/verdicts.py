@@ -16,9 +16,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from ed.analysis.collect import Row
+from ed.analysis.correlation import Correlation, correlations
 from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
 from ed.analysis.render import Line, aggregate_fields, mean_and_std, table_lines
 from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table, expand
@@ -40,9 +42,9 @@ class Verdict(StrEnum):
     NOT_RUNNABLE = "not runnable here"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Experiment:
-    """An experiment file with the rows of its runs."""
+    """An experiment file with the rows of its runs. What is derived from them is kept."""
 
     table: Table
     rows: list[Row]
@@ -53,17 +55,38 @@ class Experiment:
 
     @property
     def done(self) -> set[tuple]:
-        plain = (row for row in self.rows if row.status == Status.DONE and not row.deviations)
-        return {(row.table, row.cell, row.seed) for row in plain} & self.planned
+        done = (row for row in self.plain if row.status == Status.DONE)
+        return {(row.table, row.cell, row.seed) for row in done} & self.planned
 
     @property
     def begun(self) -> bool:
         return any(row.status != Status.PENDING for row in self.rows)
 
+    @property
+    def plain(self) -> list[Row]:
+        """Runs with the settings of the file."""
+        return [row for row in self.rows if not row.deviations]
+
+    @cached_property
     def lines(self) -> list[tuple[Cell, Line]]:
         """The table line by line, each with its cell."""
         cells = [cell for cell in self.table.cells.values() for _ in cell.metrics]
         return list(zip(cells, table_lines(self.table, self.rows), strict=True))
+
+    @cached_property
+    def numbers(self) -> list["Number"]:
+        """Every line that the paper prints a number for, judged."""
+        printed = [line for _, line in self.lines if line.paper.mean is not None]
+        return [
+            Number(self.table, cell, x.metric, x.paper, x.ours, _verdict(self.table, x, printed))
+            for cell, x in self.lines
+            if x in printed
+        ]
+
+    @cached_property
+    def correlations(self) -> list[Correlation]:
+        """Of a pool: every variant of every measure."""
+        return correlations(self.table, self.plain)
 
 
 @dataclass(frozen=True)
@@ -121,22 +144,12 @@ def judge(
     return Verdict.DIRECTION if sides[0] * sides[1] > 0 else Verdict.CONTRADICTED
 
 
-def table_numbers(experiment: Experiment) -> list[Number]:
-    """Every line of a table that the paper prints a number for, judged."""
-    table = experiment.table
-    printed = [(cell, line) for cell, line in experiment.lines() if line.paper.mean is not None]
-    return [
-        Number(table, cell, line.metric, line.paper, line.ours, _verdict(table, line, printed))
-        for cell, line in printed
-    ]
-
-
-def _verdict(table: Table, line: Line, printed: Sequence[tuple[Cell, Line]]) -> Verdict:
+def _verdict(table: Table, line: Line, printed: Sequence[Line]) -> Verdict:
     if not line.ours.count:
         return Verdict.NOT_RUNNABLE if table.name in MISSING else Verdict.NOT_RUN
     others = [
         (other.ours, other.paper)
-        for _, other in printed
+        for other in printed
         if other.metric == line.metric and other.ours.count and other is not line
     ]
     reference = others[0] if others else None
@@ -155,7 +168,7 @@ def numbers(experiments: Sequence[Experiment]) -> list[Number]:
     for experiment in experiments:
         if not experiment.table.comparable:
             continue
-        for number in table_numbers(experiment):
+        for number in experiment.numbers:
             keys = _identities(number)
             place = next((places[key] for key in keys if key in places), len(found))
             places |= dict.fromkeys(keys, place)
@@ -224,7 +237,7 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
     """Reference -> treated: reproduced if both numbers are, else judged by the sign."""
     table = experiment.table
     metric = claim.metric or table.primary
-    by_cell = {n.cell.name: n for n in table_numbers(experiment) if n.metric == metric}
+    by_cell = {n.cell.name: n for n in experiment.numbers if n.metric == metric}
     before = by_cell[claim.reference]
     treated = [by_cell[name] for name in claim.treated]
     after = next((number for number in treated if number.ours.count), treated[0])
@@ -242,10 +255,8 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
 
 
 def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
-    from ed.analysis.correlation import correlations
-
-    found = correlations(experiment.table, experiment.rows)
-    own = next((c for c in found if c.metric == "measure/ed"), None)
+    found = experiment.correlations
+    own = next((c for c in found if c.selected and c.metric.startswith("measure/ed")), None)
     if own is None or own.whole.r is None:
         return "", None
     e = own.whole
@@ -254,7 +265,7 @@ def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
 
 
 def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
-    fields = aggregate_fields(experiment.table, experiment.rows)
+    fields = aggregate_fields(experiment.table, experiment.plain)
     if len(fields) < 2:
         return "", None
     (_, plain, *_), (_, treated, *_, runs) = fields[:2]
@@ -264,7 +275,7 @@ def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
 
 def _transition(claim: Claim, experiment: Experiment) -> tuple[str, Verdict | None]:
     """Whether the network of the paper's setting generalizes at all."""
-    lines = [line for cell, line in experiment.lines() if cell.name == claim.reference]
+    lines = [line for cell, line in experiment.lines if cell.name == claim.reference]
     ours = lines[0].ours
     if ours.mean is None:
         return "", None
