@@ -9,7 +9,7 @@ from ed.analysis.correlation import Correlation
 from ed.analysis.render import Line, aggregate_fields, mean_and_std
 from ed.analysis.spec import Table
 from ed.analysis.stats import Ours
-from ed.analysis.verdicts import Experiment, Verdict, counts
+from ed.analysis.verdicts import Experiment, Verdict, counts, minus
 
 MANY = 10  # from so many judged numbers on, their count is the finding
 
@@ -25,6 +25,10 @@ class Finding:
 
 def finding(experiment: Experiment) -> str:
     """What a table shows; empty while it has no finished run."""
+    return minus(_finding(experiment))
+
+
+def _finding(experiment: Experiment) -> str:
     table = experiment.table
     if table.correlation is not None:
         return _pool(experiment)
@@ -108,11 +112,18 @@ def _extremes(experiment: Experiment) -> str:
 
 
 def _tally(experiment: Experiment) -> str:
-    found = counts(experiment.numbers)
-    reproduced, total = found[Verdict.REPRODUCED], sum(found.values())
-    others = [f"{count} {v}" for v, count in found.items() if count and v != Verdict.REPRODUCED]
-    rest = f" ({', '.join(others)})" if others else ""
-    return f"{reproduced} of the paper's {total} numbers are reproduced{rest}."
+    reproduced, total = _agreeing(experiment), len(experiment.numbers)
+    return f"{reproduced} of the paper's {total} numbers are reproduced{_others(experiment)}."
+
+
+def _agreeing(experiment: Experiment) -> int:
+    return counts(experiment.numbers)[Verdict.REPRODUCED]
+
+
+def _others(experiment: Experiment) -> str:
+    found = counts(experiment.numbers).items()
+    others = [f"{count} {word}" for word, count in found if count and word != Verdict.REPRODUCED]
+    return f" ({', '.join(others)})" if others else ""
 
 
 def strongest(found: Sequence[Correlation]) -> dict[str, Correlation]:
@@ -158,7 +169,7 @@ def _accuracy(experiments: Sequence[Experiment]) -> Finding | None:
         return None
     (before, after), table = max(known, key=lambda entry: entry[0][1].ours.count)
     apart, _ = gain(before.ours, after.ours)
-    return Finding(f"{apart:+.2f} points", _comparison(table, before, after), table)
+    return Finding(minus(f"{apart:+.2f} points"), minus(_comparison(table, before, after)), table)
 
 
 def _gap(experiments: Sequence[Experiment]) -> Finding | None:
@@ -168,21 +179,16 @@ def _gap(experiments: Sequence[Experiment]) -> Finding | None:
     best = max(known, key=lambda e: (e.table.comparable, len(e.done)))
     shown = strongest(best.correlations).values()
     own = next((one for one in shown if one.metric.startswith("measure/ed")), None)
-    return own and Finding(f"r = {own.whole.r:+.2f}", _pool(best), best.table)
+    return own and Finding(minus(f"r = {own.whole.r:+.2f}"), minus(_pool(best)), best.table)
 
 
 def _reproduced(experiments: Sequence[Experiment]) -> Finding | None:
     """The table with the most numbers beside the paper's."""
     judged = {
-        e.table.name: [n for n in e.numbers if n.ours.count]
-        for e in experiments
-        if e.table.comparable
+        e: sum(n.ours.count > 0 for n in e.numbers) for e in experiments if e.table.comparable
     }
-    name = max(judged, key=lambda name: len(judged[name]), default=None)
-    if name is None or not judged[name]:
+    best = max(judged, key=judged.get, default=None)
+    if best is None or not judged[best]:
         return None
-    experiment = next(e for e in experiments if e.table.name == name)
-    found = judged[name]
-    agreeing = sum(number.verdict == Verdict.REPRODUCED for number in found)
-    text = f"{experiment.table.title}: {_tally(experiment)}"
-    return Finding(f"{agreeing} of {len(found)}", text, experiment.table)
+    value = f"{_agreeing(best)} of {len(best.numbers)}"
+    return Finding(value, f"numbers of the paper are reproduced{_others(best)}.", best.table)

@@ -229,8 +229,8 @@ def _headline(claim: Claim, known: dict[str, Experiment]) -> Headline:
         verdict = Verdict.NOT_RUNNABLE if claim.table in MISSING else Verdict.NOT_RUN
     elif stand_in is not None:
         ours += ", shortened"
-    hours = gpu_hours(own.table)
-    return Headline(claim.text, paper, ours, verdict, command(own.table), hours, used.table.name)
+    hours, name = gpu_hours(own.table), used.table.name
+    return Headline(claim.text, paper, minus(ours), verdict, command(own.table), hours, name)
 
 
 def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict | None]:
@@ -279,8 +279,14 @@ def _transition(claim: Claim, experiment: Experiment) -> tuple[str, Verdict | No
     ours = lines[0].ours
     if ours.mean is None:
         return "", None
-    text = f"{ours.mean:.1f} % validation accuracy at the end (n = {ours.count})"
+    found = "a transition" if ours.mean > GENERALIZES else "no transition"
+    text = f"{found}: {ours.mean:.1f} % validation accuracy at the end (n = {ours.count})"
     return text, _by_sign(ours.mean - GENERALIZES)
+
+
+def minus(text: str) -> str:
+    """Hyphens before numbers as minus signs."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
 
 
 def _by_sign(value: float) -> Verdict:

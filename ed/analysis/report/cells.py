@@ -10,6 +10,7 @@ from ed.analysis.report.grids import Field, Grid, grid, value
 from ed.analysis.spec import Cell, Table
 from ed.runtime.runs import Status
 
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the quicker one where there is one
 MOST_POINTS = 80  # of a curve; the chart is 320 pixels wide
 
 
@@ -90,7 +91,7 @@ def _name(row: Row) -> str:
 
 def _record(row: Row) -> dict:
     """Complete settings and versions of one run; other seeds differ in the seed alone."""
-    config = yaml.safe_dump(row.record.config, sort_keys=False, allow_unicode=True)
+    config = yaml.dump(row.record.config, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
     sessions = [_session(session) for session in row.record.sessions]
     return {"name": _name(row), "config": config, "sessions": sessions}
 

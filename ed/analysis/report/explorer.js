@@ -67,7 +67,7 @@ function degrees(coefficients) {
 const PLOT = { width: 460, height: 238, left: 34, right: 10, top: 8, bottom: 40 };
 const BARS = { width: 460, height: 160, left: 34, right: 10, top: 8, bottom: 40 };
 const LOW = -0.3; // of the fitted polynomials; a test checks that none leaves the axes
-const HIGH = 1.3;
+const HIGH = 1.1;
 const SHOWN = 3; // outputs drawn per model; all of them count
 const MARKS = ["circle", "square", "diamond", "triangle", "cross", "ring"];
 const PAUSE = 450; // milliseconds per degree of the animation
@@ -278,8 +278,10 @@ if (document.getElementById("pool-data")) {
   const select = document.getElementById("measure");
   const draw = () => {
     const one = data.measures[select.selectedIndex];
+    const some = one.fitted.filter(Boolean).length;
     document.getElementById("pool-r").value =
-      `Pearson r = ${one.r.toFixed(2)} over ${one.points.length} networks`;
+      `Pearson r = ${one.r.toFixed(2)} over ${one.points.length} networks`
+      + (one.r_fitted === null ? "" : `, ${one.r_fitted.toFixed(2)} over the ${some} fitted ones`);
     document.getElementById("scatter").replaceChildren(drawScatter(data, one));
   };
   select.append(...data.measures.map(({ label }) => html("option", {}, label)));

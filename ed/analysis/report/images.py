@@ -8,8 +8,8 @@ from typing import NamedTuple
 from PIL import Image
 
 KINDS = (".png", ".svg")
-MOST_PIXELS = 1600  # width on the page
-QUALITY = 82
+MOST_PIXELS = 1400  # width on the page
+QUALITY = 78
 
 
 class Picture(NamedTuple):

@@ -13,7 +13,7 @@ from ed.analysis.render import mean_and_std
 from ed.analysis.report.cells import commit_text
 from ed.analysis.report.grids import Field, Grid, grid, marks
 from ed.analysis.report.images import embed, image_files
-from ed.analysis.report.sections import section, section_id
+from ed.analysis.report.sections import method, section, section_id
 from ed.analysis.report.text import inline, markdown, plural
 from ed.analysis.spec import EXPERIMENTS
 from ed.analysis.verdicts import Experiment, counts, headline, load_experiments, numbers
@@ -24,6 +24,11 @@ FURTHEST = (Status.DONE, *UNDER_WAY, *BROKEN, Status.PENDING)  # first
 ASSETS = Path(__file__).parent
 SPEED = "speed"  # the folder of measured times among the results
 FULL, SHORT = "table1", "table1_100"  # the tables of the hero figure
+CAPTIONS = {
+    "demo": "The demo: outputs of two small networks along paths between test images, plain and "
+    "with ED, and the mean coefficient of each degree (make demo).",
+    "procgen_play": "Frames of one StarPilot episode, played by a trained policy.",
+}
 SCALES = {FULL: (86.0, 91.5), SHORT: (78.0, 88.0)}  # accuracies (%) that its panels show
 
 
@@ -48,7 +53,8 @@ def build_page(folder: Path = EXPERIMENTS) -> str:
         "hero": [panel for name in (FULL, SHORT) for panel in _ranking(experiments, name)],
         "parts": {title: own for title, own in parts.items() if own},
         "waiting": [view for view in views.values() if not view["begun"]],
-        "figures": [(path.stem.replace("_", " "), embed(path)) for path in image_files(results)],
+        "captions": CAPTIONS,
+        "figures": [(path.stem, embed(path)) for path in image_files(results)],
         "documents": _documents(results),
         "provenance": _provenance(pool),
         "samples": read_json(explorer) if explorer.exists() else None,
@@ -65,6 +71,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {"inline": inline, "plural": plural}
     environment.globals["asset"] = lambda name: Markup((ASSETS / name).read_text("utf-8"))
     return environment
@@ -122,7 +129,7 @@ def _ranking(experiments: Sequence[Experiment], name: str) -> list[dict]:
             "" if own.mean is None else mean_and_std(own.mean, own.std, table.digits)
             for own in sides.values()
         ]
-        kind = "ed" if line.label.startswith("ED") else ""
+        kind = method(line.label)
         dots = marks({side: (own.mean, own.std) for side, own in sides.items()}, scale)
         runs = f"n = {line.ours.count}" if line.ours.count else ""
         rows.append((line.label, kind, dots, *shown, runs))
@@ -144,6 +151,7 @@ def _scatter(experiments: Sequence[Experiment]) -> dict | None:
         {
             "label": f"{one.measure}: {labels[one.metric]}",
             "r": one.whole.r,
+            "r_fitted": one.fitted.r,
             "points": list(zip(one.cells, one.x.tolist(), one.y.tolist(), strict=True)),
             "fitted": (~one.underfitted).tolist(),
             "shown": one.metric == "measure/ed",

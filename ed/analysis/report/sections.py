@@ -125,7 +125,7 @@ def _compared(table: Table, lines: Sequence[tuple[Cell, Line, str]], footnotes: 
         metric: extent([side for _, x, _ in lines if x.metric == metric for side in _sides(x)])
         for metric in table.metrics
     }
-    header = ["cell", "metric", "paper ■", "ours ●", "n", "difference", "verdict", "", "notes"]
+    header = ["cell", "metric", "paper □", "ours ●", "n", "difference", "verdict", "", "notes"]
     several = len(table.metrics) > 1
     body = []
     for cell, line, verdict in lines:
@@ -139,14 +139,33 @@ def _compared(table: Table, lines: Sequence[tuple[Cell, Line, str]], footnotes: 
                 Field(table.metrics[line.metric] if several else "", table.metrics[line.metric]),
                 Field(_mean_std(paper, table), paper.mean),
                 Field(_mean_std(ours, table), ours.mean),
-                Field(str(ours.count or ""), ours.count or None),
+                Field(_count(ours, table), ours.count or None),
                 Field(shown.replace("-", "\N{MINUS SIGN}"), apart),
                 Field(verdict, verdict, style=f"verdict {verdict.replace(' ', '-')}"),
-                Field(key=ours.mean, strip=marks(_named(line), scales[line.metric])),
+                Field(
+                    key=ours.mean,
+                    style=method(line.label),
+                    strip=marks(_named(line), scales[line.metric]),
+                ),
                 Field(notes=numbers),
             ]
         )
     return grid(header, body)
+
+
+def _count(ours: Ours, table: Table) -> str:
+    """Seeds, and how many are planned while some are missing."""
+    if not 0 < ours.count < len(table.seeds):
+        return str(ours.count or "")
+    return f"{ours.count} of {len(table.seeds)}"
+
+
+def method(label: str) -> str:
+    """The colour of a method: ED and the baseline have their own."""
+    words = re.findall(r"[A-Za-z]+", label)
+    if "baseline" in label.lower():
+        return "base"
+    return "ed" if "ED" in words else ""
 
 
 def _sides(line: Line) -> list[Interval]:
