@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
+from textwrap import dedent
 
 from ed.analysis.collect import Row
 from ed.analysis.correlation import Correlation, correlations
@@ -194,12 +195,24 @@ def command(table: Table) -> str:
     return f"python scripts/launch.py {table.argument}"
 
 
+def header_comment(path: Path) -> list[tuple[bool, str]]:
+    """The file's first comment, which says how to run it and what that costs: (is it a command,
+    text) in turn. Commands begin with their program or are indented."""
+    lines = path.read_text("utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    texts = (re.sub("^# ?", "", line) for line in comment)
+    blocks = itertools.groupby(texts, lambda text: text.startswith(("python ", "export ", "  ")))
+    return [
+        (is_command, dedent("\n".join(group)) if is_command else " ".join(group).strip())
+        for is_command, group in blocks
+    ]
+
+
 def gpu_hours(table: Table) -> float | None:
     """The first duration in the experiment file's header comment; None where there is none."""
-    lines = table.path.read_text("utf-8").splitlines()
-    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    match = DURATION.search(" ".join(line.lstrip("# ") for line in comment))
-    if match is None or "on one CPU core" in match.string:
+    prose = " ".join(text for is_command, text in header_comment(table.path) if not is_command)
+    match = DURATION.search(prose)
+    if match is None or "on one CPU core" in prose:
         return None
     value = float(match[1].replace(",", ""))
     return value / 60 if match[2].startswith("minute") else value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import yaml
 
 from ed.analysis.collect import Row, series
-from ed.analysis.report.grids import Field, Grid, grid, value
+from ed.analysis.report.grids import Grid, grid, number
 from ed.analysis.spec import Cell, Table
 from ed.runtime.runs import Status
 
@@ -41,21 +41,13 @@ def _runs(table: Table, rows: Sequence[Row]) -> Grid:
     return grid(header, [_run_fields(row, list(table.metrics)) for row in rows])
 
 
-def _run_fields(row: Row, metrics: Sequence[str]) -> list[Field]:
+def _run_fields(row: Row, metrics: Sequence[str]) -> list[str]:
     steps = "" if row.steps is None else f"{row.steps:,}"
     if row.status != Status.DONE and row.total_steps:
         steps += f" of {row.total_steps:,}"
-    return [
-        Field(str(row.seed), row.seed),
-        Field(row.status, row.status),
-        *(value(row.last.get(metric)) for metric in metrics),
-        value(row.best),
-        Field(steps, row.steps),
-        value(row.seconds),
-        *(Field(text, text) for text in (row.device, row.torch)),
-        Field(commit_text(row), row.commit),
-        *(Field(text, text) for text in (row.deviations, row.error)),
-    ]
+    values = [number(row.last.get(metric)) for metric in metrics]
+    found = [str(row.seed), row.status, *values, number(row.best), steps, number(row.seconds)]
+    return [*found, row.device, row.torch, commit_text(row), row.deviations, row.error]
 
 
 def commit_text(row: Row) -> str:

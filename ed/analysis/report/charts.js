@@ -46,7 +46,7 @@ function scale(values, log = false) {
   return { part, ticks: shown.map((x) => [part(x), concise(x)]) };
 }
 
-function axes(box, yTicks, xTicks, xLabel, yLabel) {
+function axes(box, yTicks, xTicks, xLabel) {
   const parts = [];
   for (const [part, text] of yTicks) {
     const y = short(vertical(box, part));
@@ -59,7 +59,6 @@ function axes(box, yTicks, xTicks, xLabel, yLabel) {
   }
   const middle = short(horizontal(box, 0.5));
   parts.push(svg("text", { x: middle, y: box.height - 4, "text-anchor": "middle" }, xLabel));
-  if (yLabel) parts.push(svg("text", { x: 0, y: 11 }, yLabel));
   return parts;
 }
 

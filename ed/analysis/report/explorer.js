@@ -257,35 +257,3 @@ function startExplorer(data) {
 if (document.getElementById("samples")) {
   startExplorer(JSON.parse(document.getElementById("samples").textContent));
 }
-
-// --- the second explorer: a pool of networks, any measure against the gap
-
-const SCATTER = { width: 640, height: 320, left: 44, right: 16, top: 22, bottom: 40 };
-
-function drawScatter({ against, titles }, { label, points, fitted }) {
-  const [x, y] = [1, 2].map((i) => scale(points.map((point) => point[i])));
-  const dots = points.map(([name, measure, gap], i) => svg("circle", {
-    cx: short(horizontal(SCATTER, x.part(measure))), cy: short(vertical(SCATTER, y.part(gap))), r: 5,
-    class: fitted[i] ? "network" : "network hollow" },
-  svg("title", {}, `${titles[name]}: ${concise(measure)}, ${against} ${concise(gap)}`)));
-  return svg("svg", { viewBox: `0 0 ${SCATTER.width} ${SCATTER.height}`, role: "img",
-    "aria-label": `${against} against ${label}, ${points.length} networks` },
-  ...axes(SCATTER, y.ticks, x.ticks, label, against), ...dots);
-}
-
-if (document.getElementById("pool-data")) {
-  const data = JSON.parse(document.getElementById("pool-data").textContent);
-  const select = document.getElementById("measure");
-  const draw = () => {
-    const one = data.measures[select.selectedIndex];
-    const some = one.fitted.filter(Boolean).length;
-    document.getElementById("pool-r").value =
-      `Pearson r = ${one.r.toFixed(2)} over ${one.points.length} networks`
-      + (one.r_fitted === null ? "" : `, ${one.r_fitted.toFixed(2)} over the ${some} fitted ones`);
-    document.getElementById("scatter").replaceChildren(drawScatter(data, one));
-  };
-  select.append(...data.measures.map(({ label }) => html("option", {}, label)));
-  select.selectedIndex = Math.max(0, data.measures.findIndex(({ shown }) => shown));
-  select.addEventListener("change", draw);
-  draw();
-}

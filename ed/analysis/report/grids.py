@@ -1,9 +1,11 @@
-"""Tables of the page: fields with the keys that they sort by, and marks on a shared scale."""
+"""Tables of the page, and marks on a shared scale."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 Interval = tuple[float | None, float | None]  # mean and standard deviation
+NUMBER = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+(e[-+]?\d+)?( ?(±|%|of|to|\[).*)?")
 
 
 class Mark(NamedTuple):
@@ -17,18 +19,13 @@ class Mark(NamedTuple):
 
 
 class Field(NamedTuple):
-    """One field: its text, its sort key (None sorts last), and how it is set."""
+    """One field, where plain text is not enough."""
 
     text: str = ""
-    key: float | str | None = None
     href: str = ""
     style: str = ""
     notes: Sequence[int] = ()
     strip: Sequence[Mark] = ()
-
-    @property
-    def empty(self) -> bool:
-        return not (self.text or self.notes or self.strip)
 
 
 class Column(NamedTuple):
@@ -41,17 +38,18 @@ class Grid(NamedTuple):
     rows: list[list[Field]]
 
 
-def grid(header: Sequence[str], rows: Sequence[Sequence[Field]]) -> Grid:
+def grid(header: Sequence[str], rows: Sequence[Sequence[Field | str]]) -> Grid:
     """Leaves out columns without content. Columns of numbers are set to the right."""
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(header)
-    kept = [i for i, fields in enumerate(columns) if i == 0 or not all(f.empty for f in fields)]
+    fields = [[Field(one) if isinstance(one, str) else one for one in row] for row in rows]
+    columns = list(zip(*fields, strict=True)) if rows else [()] * len(header)
+    kept = [i for i, own in enumerate(columns) if i == 0 or any(map(any, own))]
     heads = [Column(header[i], i > 0 and _is_numeric(columns[i])) for i in kept]
-    return Grid(heads, [[row[i] for i in kept] for row in rows])
+    return Grid(heads, [[row[i] for i in kept] for row in fields])
 
 
 def _is_numeric(fields: Sequence[Field]) -> bool:
-    keys = [field.key for field in fields if field.key not in (None, "")]
-    return bool(keys) and all(isinstance(key, (int, float)) for key in keys)
+    texts = [field.text for field in fields if field.text not in ("", "-")]
+    return bool(texts) and all(map(NUMBER.fullmatch, texts))
 
 
 def extent(sides: Sequence[Interval]) -> tuple[float, float] | None:
@@ -80,5 +78,5 @@ def marks(sides: dict[str, Interval], scale: tuple[float, float] | None) -> list
     ]
 
 
-def value(number: float | None, significant: int = 6) -> Field:
-    return Field("" if number is None else f"{number:.{significant}g}", number)
+def number(value: float | None, significant: int = 6) -> str:
+    return "" if value is None else f"{value:.{significant}g}"

@@ -9,16 +9,12 @@ for (const input of document.querySelectorAll("#theme input")) {
 
 // --- sorting: rising, falling, then the order of the file again
 
-const NUMBER = /^[-+−]?[\d,]*\.?\d+( ?%)?$/;
+// "86.53 ± 0.43" and "1,950 of 3,900" go by their first number
+const NUMBER = /^[-+]?[\d.]+(e[-+]?\d+)?(?= ?(±|%|of|to|\[|$))/;
+const sortText = (row, column) => row.cells[column].textContent.trim().replace("−", "-").replace(/,(?=\d)/g, "");
 
-function sortKey(field) {
-  if (field.dataset.key !== undefined) return field.dataset.key;
-  const text = field.textContent.trim();
-  return NUMBER.test(text) ? text.replace(/[,%]/g, "").replace("−", "-") : text;
-}
-
-function compareFields(first, second) {
-  const [x, y] = [Number(first), Number(second)];
+function compareTexts(first, second) {
+  const [x, y] = [first, second].map((text) => parseFloat(text.match(NUMBER)));
   if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
   return first.localeCompare(second, "en", { numeric: true });
 }
@@ -29,9 +25,9 @@ function sortTable(table, column, direction) {
   rows.sort((a, b) => {
     const order = Number(a.dataset.place) - Number(b.dataset.place);
     if (direction === "none") return order;
-    const [x, y] = [a, b].map((row) => sortKey(row.cells[column]));
+    const [x, y] = [a, b].map((row) => sortText(row, column));
     if (!x || !y) return !x - !y || order; // empty fields come last
-    return (direction === "descending" ? -1 : 1) * compareFields(x, y) || order;
+    return (direction === "descending" ? -1 : 1) * compareTexts(x, y) || order;
   });
   table.tBodies[0].append(...rows);
 }

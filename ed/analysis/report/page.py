@@ -11,7 +11,7 @@ from ed.analysis.findings import top_findings
 from ed.analysis.outline import PARTS, PROBES, REST
 from ed.analysis.render import mean_and_std
 from ed.analysis.report.cells import commit_text
-from ed.analysis.report.grids import Field, Grid, grid, marks
+from ed.analysis.report.grids import Grid, grid, marks
 from ed.analysis.report.images import embed, image_files
 from ed.analysis.report.sections import method, section, section_id
 from ed.analysis.report.text import inline, markdown, plural
@@ -30,6 +30,7 @@ CAPTIONS = {
     "procgen_play": "Frames of one StarPilot episode, played by a trained policy.",
 }
 SCALES = {FULL: (86.0, 91.5), SHORT: (78.0, 88.0)}  # accuracies (%) that its panels show
+TICKS = {FULL: range(86, 92), SHORT: range(78, 89, 2)}
 
 
 def build_page(folder: Path = EXPERIMENTS) -> str:
@@ -48,7 +49,8 @@ def build_page(folder: Path = EXPERIMENTS) -> str:
         ],
         "verdicts": counts(found),
         "total": len(found),
-        "runs": _total_runs(experiments),
+        "done": len(set().union(*(e.done for e in experiments))),  # shared runs count once
+        "planned": len(set().union(*(e.planned for e in experiments))),
         "claims": [(claim, f"experiment-{claim.table}") for claim in headline(experiments)],
         "hero": [panel for name in (FULL, SHORT) for panel in _ranking(experiments, name)],
         "parts": {title: own for title, own in parts.items() if own},
@@ -58,7 +60,6 @@ def build_page(folder: Path = EXPERIMENTS) -> str:
         "documents": _documents(results),
         "provenance": _provenance(pool),
         "samples": read_json(explorer) if explorer.exists() else None,
-        "pool": _scatter(experiments),
     }
     return _environment().get_template("page.html").render(context)
 
@@ -105,15 +106,6 @@ def _parts(experiments: Sequence[Experiment], views: dict[Path, dict]) -> dict[s
     return parts
 
 
-def _total_runs(experiments: Sequence[Experiment]) -> tuple[int, int]:
-    """Runs done and planned; shared ones count once."""
-    done, planned = set(), set()
-    for experiment in experiments:
-        done |= experiment.done
-        planned |= experiment.planned
-    return len(done), len(planned)
-
-
 def _ranking(experiments: Sequence[Experiment], name: str) -> list[dict]:
     """A panel of the hero figure: methods by their accuracy, the paper's and ours."""
     experiment = next((e for e in experiments if e.table.name == name and e.begun), None)
@@ -133,39 +125,8 @@ def _ranking(experiments: Sequence[Experiment], name: str) -> list[dict]:
         dots = marks({side: (own.mean, own.std) for side, own in sides.items()}, scale)
         runs = f"n = {line.ours.count}" if line.ours.count else ""
         rows.append((line.label, kind, dots, *shown, runs))
-    step = 1 if scale[1] - scale[0] < 8 else 2
-    ticks = range(round(scale[0]), round(scale[1] + 0.4), step)
-    places = [(tick, 100 * (tick - scale[0]) / (scale[1] - scale[0])) for tick in ticks]
-    ticks = [(tick, place) for tick, place in places if place <= 100]
+    ticks = [(t, 100 * (t - scale[0]) / (scale[1] - scale[0])) for t in TICKS[name]]
     return [{"id": section_id(table), "title": table.title, "rows": rows, "ticks": ticks}]
-
-
-def _scatter(experiments: Sequence[Experiment]) -> dict | None:
-    """The pool with the most networks: every measure and the gap, for the second explorer."""
-    pools = [e for e in experiments if e.table.correlation is not None and e.done]
-    if not pools:
-        return None
-    best = max(pools, key=lambda e: (len(e.done), e.table.name))
-    labels, study = best.table.metrics, best.table.correlation
-    measures = [
-        {
-            "label": f"{one.measure}: {labels[one.metric]}",
-            "r": one.whole.r,
-            "r_fitted": one.fitted.r,
-            "points": list(zip(one.cells, one.x.tolist(), one.y.tolist(), strict=True)),
-            "fitted": (~one.underfitted).tolist(),
-            "shown": one.metric == "measure/ed",
-        }
-        for one in best.correlations
-        if one.whole.r is not None
-    ]
-    titles = {name: cell.label for name, cell in best.table.cells.items()}
-    against = labels[study.against]
-    return {
-        "id": section_id(best.table),
-        "title": best.table.title,
-        "data": {"against": against, "measures": measures, "titles": titles},
-    }
 
 
 def _documents(results: Path) -> list[tuple[str, str, Markup]]:
@@ -187,16 +148,8 @@ def _provenance(pool: dict[tuple, Row]) -> tuple[int, Grid]:
             where = (row.device, row.torch, row.commit, row.code_state)
             groups.setdefault(where, []).append(row)
     body = []
-    for (device, torch, commit, _), rows in sorted(groups.items()):
+    for (device, torch, *_), rows in sorted(groups.items()):
         hours = sum(row.seconds or 0 for row in rows) / 3600
-        body.append(
-            [
-                Field(device, device),
-                Field(torch, torch),
-                Field(commit_text(rows[0]), commit),
-                Field(str(len(rows)), len(rows)),
-                Field(f"{hours:.2f}", hours),
-            ]
-        )
+        body.append([device, torch, commit_text(rows[0]), str(len(rows)), f"{hours:.2f}"])
     total = sum(len(rows) for rows in groups.values())
     return total, grid(["device", "torch", "commit", "runs", "hours"], body)

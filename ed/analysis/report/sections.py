@@ -1,10 +1,7 @@
 """What the templates show of one experiment."""
 
-import itertools
 import re
 from collections.abc import Sequence
-from pathlib import Path
-from textwrap import dedent
 
 from ed.analysis.collect import Row
 from ed.analysis.correlation import cell_means
@@ -33,13 +30,13 @@ from ed.analysis.render import (
     signed,
 )
 from ed.analysis.report.cells import anchor, cell_view
-from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, value
+from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
 from ed.analysis.report.images import embed
 from ed.analysis.report.text import items, plural
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, difference
 from ed.analysis.store import FIGURE, results_folder
-from ed.analysis.verdicts import Experiment, Verdict, command, gpu_hours
+from ed.analysis.verdicts import Experiment, command, gpu_hours, header_comment
 
 
 def section_id(table: Table) -> str:
@@ -53,17 +50,16 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
     table, found = experiment.table, finding(experiment)
     footnotes: list[str] = []
     image = results_folder(table) / f"{FIGURE}.png"
-    done, planned = len(experiment.done), len(experiment.planned)
+    planned = len(experiment.planned)
     view = {
         "id": section_id(table),
-        "title": table.title,
-        "place": table.place,
+        "table": table,
         "begun": experiment.begun,
         "finding": found or f"No finished run yet: {plural(planned, 'run')} planned.",
         "missing": MISSING.get(table.name),
         "command": command(table),
         "hours": hours_text(table),
-        "done": done,
+        "done": len(experiment.done),
         "planned": planned,
         "how_to_run": header_comment(table.path),
         "glance": None,
@@ -73,8 +69,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
         "image": embed(image) if image.exists() else None,
     }
     if table.correlation is None:
-        lines = [line for _, line in experiment.lines]
-        view["glance"] = _glance(table, lines)
+        view["glance"] = _glance(table, [line for _, line in experiment.lines])
         view["comparison"] = comparison(experiment, footnotes)
         view["tuning"] = _tuning(experiment, footnotes)
         view["aggregate"] = _aggregate(experiment)
@@ -98,33 +93,26 @@ def _glance(table: Table, lines: Sequence[Line]) -> Grid | None:
     body = []
     for label, own in glance(lines).items():
         found = [own.get(metric) for metric in metrics]
-        numbers = [Field(both(line, table), line and line.ours.mean) for line in found]
-        body.append([Field(label, label), *numbers])
+        body.append([label, *(both(line, table) for line in found)])
     return grid(list(header.values()), body) if body else None
 
 
 def comparison(experiment: Experiment, footnotes: list[str]) -> Grid:
     """The paper's numbers beside ours; remarks become footnotes, numbered on."""
-    verdicts = {(n.cell.name, n.metric): n.verdict for n in experiment.numbers}
-    reference = Verdict.NOT_RUN if experiment.table.comparable else "reference only"
-    judged = [
-        (cell, line, _mark(verdicts.get((cell.name, line.metric)), line, reference))
-        for cell, line in experiment.lines
-    ]
+    comparable = experiment.table.comparable
+    verdicts = {
+        (n.cell.name, n.metric): n.verdict if comparable or not n.ours.count else "reference only"
+        for n in experiment.numbers
+    }
+    judged = [(cell, x, verdicts.get((cell.name, x.metric), "")) for cell, x in experiment.lines]
     return _compared(experiment.table, judged, footnotes)
 
 
-def _mark(verdict: Verdict | None, line: Line, reference: str) -> str:
-    if verdict is None or not line.ours.count:
-        return verdict or ""
-    return verdict if reference == Verdict.NOT_RUN else reference
-
-
 def _compared(table: Table, lines: Sequence[tuple[Cell, Line, str]], footnotes: list[str]) -> Grid:
-    scales = {
-        metric: extent([side for _, x, _ in lines if x.metric == metric for side in _sides(x)])
-        for metric in table.metrics
-    }
+    scales = {}
+    for metric in table.metrics:
+        own = (_named(line).values() for _, line, _ in lines if line.metric == metric)
+        scales[metric] = extent([side for sides in own for side in sides])
     header = ["cell", "metric", "paper □", "ours ●", "n", "difference", "verdict", "", "notes"]
     several = len(table.metrics) > 1
     body = []
@@ -133,20 +121,17 @@ def _compared(table: Table, lines: Sequence[tuple[Cell, Line, str]], footnotes: 
         apart = difference(ours, paper)
         numbers = sorted(_numbered(remark, footnotes) for remark in line.remarks)
         shown = "" if apart is None else signed(apart, paper, table.digits)
+        strip = marks(_named(line), scales[line.metric])
         body.append(
             [
-                Field(line.label, line.label, href=_cell_link(table, cell)),
-                Field(table.metrics[line.metric] if several else "", table.metrics[line.metric]),
-                Field(_mean_std(paper, table), paper.mean),
-                Field(_mean_std(ours, table), ours.mean),
-                Field(_count(ours, table), ours.count or None),
-                Field(shown.replace("-", "\N{MINUS SIGN}"), apart),
-                Field(verdict, verdict, style=f"verdict {verdict.replace(' ', '-')}"),
-                Field(
-                    key=ours.mean,
-                    style=method(line.label),
-                    strip=marks(_named(line), scales[line.metric]),
-                ),
+                Field(line.label, href=_cell_link(table, cell)),
+                table.metrics[line.metric] if several else "",
+                _mean_std(paper, table),
+                _mean_std(ours, table),
+                _count(ours, table),
+                shown.replace("-", "\N{MINUS SIGN}"),
+                Field(verdict, style=verdict and f"verdict {verdict.replace(' ', '-')}"),
+                Field(style=strip and method(line.label), strip=strip),
                 Field(notes=numbers),
             ]
         )
@@ -166,10 +151,6 @@ def method(label: str) -> str:
     if "baseline" in label.lower():
         return "base"
     return "ed" if "ED" in words else ""
-
-
-def _sides(line: Line) -> list[Interval]:
-    return list(_named(line).values())
 
 
 def _named(line: Line) -> dict[str, Interval]:
@@ -215,7 +196,7 @@ def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
 def _aggregate(experiment: Experiment) -> dict | None:
     """All games as one number, if the table has one."""
     body = aggregate_fields(experiment.table, experiment.plain)
-    shown = grid(AGGREGATE, [[Field(text, text) for text in line] for line in body])
+    shown = grid(AGGREGATE, body)
     title = aggregate_title(experiment.table) if body else ""
     return {"title": title, "grid": shown, "meaning": AGGREGATE_MEANING} if body else None
 
@@ -225,66 +206,38 @@ def _pool(experiment: Experiment) -> dict:
     table, found = experiment.table, experiment.correlations
     against = table.metrics[table.correlation.against]
     view = {
-        "grid": grid([*CORRELATION[:-1], "variant shown"], [_whole(table, one) for one in found]),
+        "grid": grid(
+            [*CORRELATION[:-1], "variant shown"], [correlation_fields(table, one) for one in found]
+        ),
         "meaning": f"Pearson correlation with the {against}. {CORRELATION_MEANING}",
         "points": _points(table, experiment.plain),
         "controlled": None,
     }
     if table.correlation.train is not None:
         view["title"] = CONTROLLED_TITLE
-        view["controlled"] = grid(CONTROLLED, [_controlled(table, one) for one in found])
+        view["controlled"] = grid(CONTROLLED, [controlled_fields(table, one) for one in found])
         view["controlled_meaning"] = controlled_meaning(table, experiment.plain)
     return view
-
-
-def _whole(table: Table, one) -> list[Field]:
-    *names, r, interval, points, chosen = correlation_fields(table, one)
-    return [
-        *(Field(name, name) for name in names),
-        Field(r, one.whole.r),
-        Field(interval, one.whole.low),
-        Field(points, one.whole.points),
-        Field(chosen, chosen),
-    ]
-
-
-def _controlled(table: Table, one) -> list[Field]:
-    keys = [one.measure, table.metrics[one.metric]]
-    for estimate in (one.fitted, one.partial):
-        keys += [estimate.r, estimate.low, estimate.points]
-    return [Field(*pair) for pair in zip(controlled_fields(table, one), keys, strict=True)]
 
 
 def _points(table: Table, rows: Sequence[Row]) -> Grid:
     means = [cell_means(table, rows, metric) for metric in table.metrics]
     body = [
         [
-            Field(cell.label, cell.label, href=anchor(cell.home)),
-            *(value(own.get(name), 4) for own in means),
+            Field(cell.label, href=anchor(cell.home)),
+            *(number(own.get(name), 4) for own in means),
         ]
         for name, cell in table.cells.items()
     ]
     return grid(["cell", *table.metrics.values()], body)
 
 
-def header_comment(path: Path) -> list[tuple[bool, str]]:
-    """The file's first comment, which says how to run it and what that costs: (is it a command,
-    text) in turn. Commands begin with their program or are indented."""
-    lines = path.read_text("utf-8").splitlines()
-    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    texts = (re.sub("^# ?", "", line) for line in comment)
-    blocks = itertools.groupby(texts, lambda text: text.startswith(("python ", "export ", "  ")))
-    return [
-        (is_command, dedent("\n".join(group)) if is_command else " ".join(group).strip())
-        for is_command, group in blocks
-    ]
-
-
 def _cells(table: Table, pool: dict[tuple, Row]) -> list[dict]:
     """The cells whose runs belong to this table."""
-    own = [cell for cell in table.points.values() if cell.home[0] == table.name]
     views = []
-    for cell in own:
+    for cell in table.points.values():
+        if cell.home[0] != table.name:
+            continue
         rows = [row for row in pool.values() if row.home == cell.home]
         rows.sort(key=lambda row: (row.deviations, row.seed))
         views.append(cell_view(table, cell, rows))

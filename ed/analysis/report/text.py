@@ -4,44 +4,23 @@ import re
 from collections.abc import Iterator, Sequence
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from markupsafe import Markup
 
 MOST_WORDS = 40  # of one item in a list of notes
 
 
-def _parser() -> MarkdownIt:
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    # wide tables scroll in a box of their own, which the keyboard can reach
-    opening = '<div class="wide" tabindex="0" role="region" aria-label="table"><table>'
-    parser.add_render_rule("table_open", lambda *_: opening)
-    parser.add_render_rule("table_close", lambda *_: "</table></div>")
-    parser.core.ruler.push("own_links", lambda state: _drop_local_links(state.tokens))
-    return parser
-
-
-def _drop_local_links(tokens: list[Token]) -> None:
-    """Keeps links to the web; of others the text, as nothing lies beside the page."""
-    for block in tokens:
-        kept, inside = [], []
-        for token in block.children or []:
-            if token.type == "link_open":
-                inside.append(str(token.attrs["href"]).startswith(("https://", "http://")))
-            drop = token.type in ("link_open", "link_close") and not inside[-1]
-            if token.type == "link_close":
-                inside.pop()
-            if not drop and token.type != "image":
-                kept.append(token)
-        if block.children is not None:
-            block.children = kept
-
-
-PARSER = _parser()
+# a link to a file beside the Markdown leads nowhere on the page: its text stays
+LOCAL_LINK = re.compile(r"!?\[([^\]]*)\]\((?!https?://)[^)]*\)")
+PARSER = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+# wide tables scroll in a box of their own, which the keyboard can reach
+BOX = '<div class="wide" tabindex="0" role="region" aria-label="table"><table>'
+PARSER.add_render_rule("table_open", lambda *_: BOX)
+PARSER.add_render_rule("table_close", lambda *_: "</table></div>")
 
 
 def markdown(text: str) -> Markup:
     """Whole documents; headings go one level down, as the page has its own first one."""
-    tokens = PARSER.parse(text)
+    tokens = PARSER.parse(LOCAL_LINK.sub(r"\1", text))
     for token in tokens:
         if token.type.startswith("heading"):
             token.tag = f"h{min(6, int(token.tag[1]) + 1)}"
@@ -50,7 +29,7 @@ def markdown(text: str) -> Markup:
 
 def inline(text: str) -> Markup:
     """Code, emphasis and links within a line."""
-    return Markup(PARSER.renderInline(text))
+    return Markup(PARSER.renderInline(LOCAL_LINK.sub(r"\1", text)))
 
 
 def items(notes: Sequence[str]) -> Iterator[str]:
