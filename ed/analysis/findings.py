@@ -25,7 +25,8 @@ class Finding:
 
 def finding(experiment: Experiment) -> str:
     """What a table shows; empty while it has no finished run."""
-    return minus(_finding(experiment))
+    text = minus(_finding(experiment))
+    return text[:1].upper() + text[1:]
 
 
 def _finding(experiment: Experiment) -> str:

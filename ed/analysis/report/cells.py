@@ -61,7 +61,7 @@ def _curves(table: Table, rows: Sequence[Row]) -> list[dict]:
     evaluated = table.primary if table.primary.startswith("eval/") else "eval/acc"
     charts = []
     for metric, log in (("train/loss", True), (evaluated, False), ("train/penalty", False)):
-        lines = {name: _points(history, metric) for name, history in histories.items()}
+        lines = {name: thinned(history, metric) for name, history in histories.items()}
         lines = {name: points for name, points in lines.items() if len(points) > 1}
         values = [y for points in lines.values() for _, y in points]
         if lines:
@@ -69,7 +69,7 @@ def _curves(table: Table, rows: Sequence[Row]) -> list[dict]:
     return charts
 
 
-def _points(history: Sequence[dict], metric: str) -> list[tuple[int, float]]:
+def thinned(history: Sequence[dict], metric: str) -> list[tuple[int, float]]:
     """Every n-th finite point, and the last."""
     pairs = zip(*series(history, metric), strict=True)
     points = [(step, float(f"{y:.4g}")) for step, y in pairs if math.isfinite(y)]

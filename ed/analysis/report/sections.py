@@ -3,32 +3,11 @@
 import re
 from collections.abc import Sequence
 
+from ed.analysis import pools, render
 from ed.analysis.collect import Row
 from ed.analysis.correlation import cell_means
 from ed.analysis.findings import finding
 from ed.analysis.outline import MISSING
-from ed.analysis.pools import (
-    CONTROLLED,
-    CONTROLLED_TITLE,
-    CORRELATION,
-    CORRELATION_MEANING,
-    controlled_fields,
-    controlled_meaning,
-    correlation_fields,
-)
-from ed.analysis.render import (
-    AGGREGATE,
-    AGGREGATE_MEANING,
-    Line,
-    aggregate_fields,
-    aggregate_title,
-    both,
-    glance,
-    glance_header,
-    grid_lines,
-    mean_and_std,
-    signed,
-)
 from ed.analysis.report.cells import anchor, cell_view
 from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
 from ed.analysis.report.images import embed
@@ -87,13 +66,13 @@ def hours_text(table: Table) -> str:
     return f"{hours:.2g} GPU hours" if hours >= 1 else f"{round(60 * hours)} GPU minutes"
 
 
-def _glance(table: Table, lines: Sequence[Line]) -> Grid | None:
+def _glance(table: Table, lines: Sequence[render.Line]) -> Grid | None:
     """Cells by metrics, before the numbers one by one; None where there is one metric."""
-    _, *metrics = header = glance_header(table, lines)
+    _, *metrics = header = render.glance_header(table, lines)
     body = []
-    for label, own in glance(lines).items():
+    for label, own in render.glance(lines).items():
         found = [own.get(metric) for metric in metrics]
-        body.append([label, *(both(line, table) for line in found)])
+        body.append([label, *(render.both(line, table) for line in found)])
     return grid(list(header.values()), body) if body else None
 
 
@@ -108,7 +87,9 @@ def comparison(experiment: Experiment, footnotes: list[str]) -> Grid:
     return _compared(experiment.table, judged, footnotes)
 
 
-def _compared(table: Table, lines: Sequence[tuple[Cell, Line, str]], footnotes: list[str]) -> Grid:
+def _compared(
+    table: Table, lines: Sequence[tuple[Cell, render.Line, str]], footnotes: list[str]
+) -> Grid:
     scales = {}
     for metric in table.metrics:
         own = (_named(line).values() for _, line, _ in lines if line.metric == metric)
@@ -120,7 +101,7 @@ def _compared(table: Table, lines: Sequence[tuple[Cell, Line, str]], footnotes: 
         ours, paper = line.ours, line.paper
         apart = difference(ours, paper)
         numbers = sorted(_numbered(remark, footnotes) for remark in line.remarks)
-        shown = "" if apart is None else signed(apart, paper, table.digits)
+        shown = "" if apart is None else render.signed(apart, paper, table.digits)
         strip = marks(_named(line), scales[line.metric])
         body.append(
             [
@@ -153,7 +134,7 @@ def method(label: str) -> str:
     return "ed" if "ED" in words else ""
 
 
-def _named(line: Line) -> dict[str, Interval]:
+def _named(line: render.Line) -> dict[str, Interval]:
     return {side: (getattr(line, side).mean, getattr(line, side).std) for side in ("paper", "ours")}
 
 
@@ -170,13 +151,13 @@ def _cell_link(table: Table, cell: Cell) -> str:
 
 
 def _mean_std(side: Paper | Ours, table: Table) -> str:
-    return "" if side.mean is None else mean_and_std(side.mean, side.std, table.digits)
+    return "" if side.mean is None else render.mean_and_std(side.mean, side.std, table.digits)
 
 
 def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
     """Grids of settings; the paper does not print their numbers."""
     table = experiment.table
-    lines = iter(grid_lines(table, experiment.rows))
+    lines = iter(render.grid_lines(table, experiment.rows))
     found = []
     for one in table.tuning.values():
         own = [(point, next(lines), "") for point in one.points]
@@ -195,28 +176,28 @@ def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
 
 def _aggregate(experiment: Experiment) -> dict | None:
     """All games as one number, if the table has one."""
-    body = aggregate_fields(experiment.table, experiment.plain)
-    shown = grid(AGGREGATE, body)
-    title = aggregate_title(experiment.table) if body else ""
-    return {"title": title, "grid": shown, "meaning": AGGREGATE_MEANING} if body else None
+    body = render.aggregate_fields(experiment.table, experiment.plain)
+    shown = grid(render.AGGREGATE, body)
+    title = render.aggregate_title(experiment.table) if body else ""
+    return {"title": title, "grid": shown, "meaning": render.AGGREGATE_MEANING} if body else None
 
 
 def _pool(experiment: Experiment) -> dict:
     """All variants of all measures, and the points that they were computed from."""
     table, found = experiment.table, experiment.correlations
     against = table.metrics[table.correlation.against]
+    rows = [pools.correlation_fields(table, one) for one in found]
     view = {
-        "grid": grid(
-            [*CORRELATION[:-1], "variant shown"], [correlation_fields(table, one) for one in found]
-        ),
-        "meaning": f"Pearson correlation with the {against}. {CORRELATION_MEANING}",
+        "grid": grid([*pools.CORRELATION[:-1], "variant shown"], rows),
+        "meaning": f"Pearson correlation with the {against}. {pools.CORRELATION_MEANING}",
         "points": _points(table, experiment.plain),
         "controlled": None,
     }
     if table.correlation.train is not None:
-        view["title"] = CONTROLLED_TITLE
-        view["controlled"] = grid(CONTROLLED, [controlled_fields(table, one) for one in found])
-        view["controlled_meaning"] = controlled_meaning(table, experiment.plain)
+        view["title"] = pools.CONTROLLED_TITLE
+        rows = [pools.controlled_fields(table, one) for one in found]
+        view["controlled"] = grid(pools.CONTROLLED, rows)
+        view["controlled_meaning"] = pools.controlled_meaning(table, experiment.plain)
     return view
 
 
