@@ -1,7 +1,7 @@
 # ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
 """Samples for the report's explorer: python scripts/explorer_samples.py [--out FILE]
 
-Outputs of the demo's two models along paths between test pictures, as JSON. Trains the models
+Outputs of the demo's two models along paths between test images, as JSON. Trains the models
 first where `make demo` has not: the same runs, so it takes minutes once and seconds afterwards.
 """
 
@@ -79,13 +79,13 @@ def describe(label: str, result: dict) -> dict:
 
 
 def end(task, index: int) -> dict:
-    """A picture at the end of a path."""
+    """The image at one end of a path."""
     pixels = task.test.pixels[index].permute(1, 2, 0).cpu().numpy()
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", optimize=True)
-    picture = base64.b64encode(file.getvalue()).decode()
+    image = base64.b64encode(file.getvalue()).decode()
     label = CIFAR10[int(task.test.labels[index])]
-    return {"label": label, "picture": f"data:image/png;base64,{picture}"}
+    return {"label": label, "image": f"data:image/png;base64,{image}"}
 
 
 def rounded(values: torch.Tensor) -> list[list[float]]:

@@ -581,7 +581,7 @@ def test_the_theme_follows_the_system_until_it_is_switched(window):
 
 @pytest.mark.browser
 @pytest.mark.parametrize(("theme", "tone"), [("light", (255, 255)), ("dark", (200, 240))])
-def test_pictures_lie_on_a_card_whose_tone_they_take(window, tmp_path, theme, tone):
+def test_figures_lie_on_a_card_whose_tone_they_take(window, tmp_path, theme, tone):
     """Light enough for their dark ink, and in the dark theme no glaring white."""
     window.click(f"#theme input[value={theme}]")
     try:
@@ -597,8 +597,8 @@ def test_pictures_lie_on_a_card_whose_tone_they_take(window, tmp_path, theme, to
         window.script("scrollTo({top: 0, behavior: 'instant'})")  # as the next test expects it
     outer, inner, top, height = map(round, place)
     pixels = np.asarray(Image.open(tmp_path / "page.png").convert("RGB"))
-    card, picture = pixels[top + height // 2, outer + 5], pixels[top + 3, inner + 3]
-    assert (card == picture).all()
+    card, image = pixels[top + height // 2, outer + 5], pixels[top + 3, inner + 3]
+    assert (card == image).all()
     assert (card >= tone[0]).all()
     assert (card <= tone[1]).all()
 

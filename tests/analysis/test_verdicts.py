@@ -24,6 +24,8 @@ from ed.analysis.verdicts import (
     numbers,
 )
 
+MINUS = "\N{MINUS SIGN}"
+
 
 def single(mean: float) -> Ours:
     return Ours(mean, None, 1)
@@ -184,7 +186,8 @@ def test_a_gain_has_an_interval_if_both_sides_have_seeds():
 def test_findings_state_numbers_and_seeds():
     text = finding(experiment("table1", {"baseline": [87.0], "ed": [86.5]}))
     assert (
-        text == "ED (performance configuration): 86.50 against 87.00 for Baseline (−0.50, n = 1)."
+        text == "ED (performance configuration): 86.50 against 87.00 for Baseline "
+        f"({MINUS}0.50, n = 1)."
     )
     assert finding(Experiment(load_table("table1"), [])) == ""
 
@@ -199,5 +202,5 @@ def test_the_first_screen_takes_the_table_with_more_seeds():
 
 def test_minus_signs_are_not_hyphens():
     assert minus("r = -0.58 (-0.94 to -0.05), ViT-B/16, 1e-5") == (
-        "r = −0.58 (−0.94 to −0.05), ViT-B/16, 1e-5"
+        f"r = {MINUS}0.58 ({MINUS}0.94 to {MINUS}0.05), ViT-B/16, 1e-5"
     )

@@ -234,9 +234,9 @@ function animateDegree(state) {
 }
 
 function startExplorer(data) {
-  const picture = ({ picture: src }) => html("img", { src, alt: "", width: 48, height: 48 });
+  const decoded = ({ image: src }) => html("img", { src, alt: "", width: 48, height: 48 });
   const state = { data, path: 0, degree: 3, alpha: 0.5, basis: "chebyshev", top: highestBar(data),
-    images: data.paths.map((path) => path.ends.map(picture)) };
+    images: data.paths.map((path) => path.ends.map(decoded)) };
   const stop = animateDegree(state);
   const [degree, alpha] = ["degree", "alpha"].map((id) => document.getElementById(id));
   degree.max = data.degree;

@@ -12,7 +12,7 @@ MOST_PIXELS = 1400  # width on the page
 QUALITY = 78
 
 
-class Picture(NamedTuple):
+class Embedded(NamedTuple):
     """An embedded image: its data URI, and its size in pixels where that is known."""
 
     source: str
@@ -20,10 +20,10 @@ class Picture(NamedTuple):
     height: int | None = None
 
 
-def embed(path: Path) -> Picture:
+def embed(path: Path) -> Embedded:
     """PNG files become WebP, which takes a fraction; SVG cannot run scripts as an image."""
     if path.suffix.lower() == ".svg":
-        return Picture(_uri("image/svg+xml", path.read_bytes()))
+        return Embedded(_uri("image/svg+xml", path.read_bytes()))
     try:
         with Image.open(path) as image:
             image = image.convert("RGB")
@@ -34,7 +34,7 @@ def embed(path: Path) -> Picture:
         image = image.resize((MOST_PIXELS, height), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     image.save(file, "WEBP", quality=QUALITY, method=4)
-    return Picture(_uri("image/webp", file.getvalue()), image.width, image.height)
+    return Embedded(_uri("image/webp", file.getvalue()), image.width, image.height)
 
 
 def _uri(kind: str, content: bytes) -> str:
