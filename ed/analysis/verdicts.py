@@ -218,6 +218,12 @@ def gpu_hours(table: Table) -> float | None:
     return value / 60 if match[2].startswith("minute") else value
 
 
+def hours_left(found: Sequence[Number]) -> float:
+    """GPU hours of the tables with numbers that are not run; parts of them may be done."""
+    tables = {n.table.name: n.table for n in found if n.verdict == Verdict.NOT_RUN}
+    return sum(gpu_hours(table) or 0 for table in tables.values())
+
+
 def headline(experiments: Sequence[Experiment] | None = None) -> list[Headline]:
     """One row per claim of the paper, for the README and the report."""
     every = load_experiments() if experiments is None else experiments

@@ -1,4 +1,4 @@
-"""The report page: complete, self-contained, quick, the same every time, and right in a browser."""
+"""The report page: complete, self-contained, small, deterministic, and correct in a browser."""
 
 import json
 import os
@@ -489,7 +489,7 @@ def window(tmp_path_factory):
 
 
 def shown_numbers(window, name: str = "raw") -> list[float]:
-    """What stands in the two panels, to the digits printed."""
+    """The numbers in the two panels, as printed."""
     script = "return [...document.querySelectorAll(arguments[0])].map(e => Number(e.textContent))"
     return window.script(script, f".panel dd[data-name={name}]")
 
@@ -521,6 +521,12 @@ def test_page_notices_what_goes_wrong(window):
     while not messages and time.monotonic() < end:
         messages = window.console()
     assert "Content Security Policy" in messages[0]
+
+
+def unfold(window, opened: bool) -> None:
+    """Opens or closes every fold of the page's body."""
+    script = "document.querySelectorAll('main details').forEach(f => { f.open = arguments[0]; })"
+    window.script(script, opened)
 
 
 def column(window, place: int) -> list[str]:
@@ -582,7 +588,7 @@ def test_the_theme_follows_the_system_until_it_is_switched(window):
 @pytest.mark.browser
 @pytest.mark.parametrize(("theme", "tone"), [("light", (255, 255)), ("dark", (200, 240))])
 def test_figures_lie_on_a_card_whose_tone_they_take(window, tmp_path, theme, tone):
-    """Light enough for their dark ink, and in the dark theme no glaring white."""
+    """Light enough for dark ink, but not white in the dark theme."""
     window.click(f"#theme input[value={theme}]")
     try:
         place = window.script(
@@ -741,9 +747,8 @@ def test_the_contents_mark_the_section_in_view(window):
 
 
 @pytest.mark.browser
-def test_details_are_folded_until_opened(window, tmp_path):
-    window.script("location.hash = ''; location.reload()")
-    window.script("document.querySelectorAll('main details').forEach(f => { f.open = false; })")
+def test_details_are_folded_until_opened(window):
+    unfold(window, False)
     notes = "#experiment-table1 details.notes"
     script = f"return document.querySelector('{notes} ul').checkVisibility()"
     assert not window.script(script)
@@ -773,7 +778,6 @@ def test_a_figure_opens_larger_and_closes(window):
 
 CONTRAST = """
     const READ = { willReadFrequently: true };
-    document.querySelectorAll("details").forEach((fold) => { fold.open = true; });
     const parse = (text) => {
       const canvas = document.createElement("canvas").getContext("2d", READ);
       canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
@@ -808,9 +812,11 @@ CONTRAST = """
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_all_text_has_enough_contrast(window, theme):
     window.click(f"#theme input[value={theme}]")
+    unfold(window, True)
     try:
         assert window.script(CONTRAST) == []
     finally:
+        unfold(window, False)
         window.click("#theme input[value=auto]")
 
 
@@ -832,10 +838,13 @@ def test_a_phone_gets_stacked_tables_and_folded_contents(window):
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_the_page_itself_never_scrolls_sideways(window, width):
     window.resize(width, 844)
-    window.script("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+    unfold(window, True)
     script = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert window.script(script) <= 0
-    window.resize(1280, 1000)
+    try:
+        assert window.script(script) <= 0
+    finally:
+        unfold(window, False)
+        window.resize(1280, 1000)
 
 
 def test_the_driver_is_looked_for_where_programs_are():

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from ed.analysis.collect import Row
 from ed.analysis.findings import top_findings
-from ed.analysis.outline import PARTS, PROBES, REST
+from ed.analysis.outline import MISSING, PARTS, PROBES, REST
 from ed.analysis.render import mean_and_std
 from ed.analysis.report.cells import commit_text
 from ed.analysis.report.grids import Grid, grid, marks
@@ -16,7 +16,14 @@ from ed.analysis.report.images import embed, image_files
 from ed.analysis.report.sections import method, section, section_id
 from ed.analysis.report.text import inline, markdown, plural
 from ed.analysis.spec import EXPERIMENTS
-from ed.analysis.verdicts import Experiment, counts, headline, load_experiments, numbers
+from ed.analysis.verdicts import (
+    Experiment,
+    counts,
+    headline,
+    hours_left,
+    load_experiments,
+    numbers,
+)
 from ed.runtime.files import read_json
 from ed.runtime.runs import BROKEN, UNDER_WAY, Status
 
@@ -49,6 +56,8 @@ def build_page(folder: Path = EXPERIMENTS) -> str:
         ],
         "verdicts": counts(found),
         "total": len(found),
+        "hours": hours_left(found),
+        "missing": MISSING,
         "done": len(set().union(*(e.done for e in experiments))),  # shared runs count once
         "planned": len(set().union(*(e.planned for e in experiments))),
         "claims": [(claim, f"experiment-{claim.table}") for claim in headline(experiments)],
