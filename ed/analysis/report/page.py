@@ -6,6 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ed.analysis import verdicts
 from ed.analysis.collect import Row
 from ed.analysis.findings import top_findings
 from ed.analysis.outline import MISSING, PARTS, PROBES, REST
@@ -16,14 +17,7 @@ from ed.analysis.report.images import embed, image_files
 from ed.analysis.report.sections import method, section, section_id
 from ed.analysis.report.text import inline, markdown, plural
 from ed.analysis.spec import EXPERIMENTS
-from ed.analysis.verdicts import (
-    Experiment,
-    counts,
-    headline,
-    hours_left,
-    load_experiments,
-    numbers,
-)
+from ed.analysis.verdicts import Experiment
 from ed.runtime.files import read_json
 from ed.runtime.runs import BROKEN, UNDER_WAY, Status
 
@@ -42,25 +36,27 @@ TICKS = {FULL: range(86, 92), SHORT: range(78, 89, 2)}
 
 def build_page(folder: Path = EXPERIMENTS) -> str:
     """The page of the experiment files in `folder`, its probes and their results."""
-    experiments = load_experiments(folder)
+    experiments = verdicts.load_experiments(folder)
     results = folder / "results"
     pool = _pool(experiments)
     views = {e.table.path: section(e, pool) for e in experiments}
     parts = _parts(experiments, views)
-    found = numbers(experiments)
+    found = verdicts.numbers(experiments)
     explorer = results / "explorer.json"
     context = {
         "findings": [
             (one.value, one.text, one.table.title, section_id(one.table))
             for one in top_findings(experiments)
         ],
-        "verdicts": counts(found),
+        "verdicts": verdicts.counts(found),
         "total": len(found),
-        "hours": hours_left(found),
+        "hours": verdicts.hours_left(found),
         "missing": MISSING,
         "done": len(set().union(*(e.done for e in experiments))),  # shared runs count once
         "planned": len(set().union(*(e.planned for e in experiments))),
-        "claims": [(claim, f"experiment-{claim.table}") for claim in headline(experiments)],
+        "claims": [
+            (claim, f"experiment-{claim.table}") for claim in verdicts.headline(experiments)
+        ],
         "hero": [panel for name in (FULL, SHORT) for panel in _ranking(experiments, name)],
         "parts": {title: own for title, own in parts.items() if own},
         "waiting": [view for view in views.values() if not view["begun"]],
