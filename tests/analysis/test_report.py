@@ -314,6 +314,13 @@ def test_text_from_files_is_escaped(folder):
     assert "</script><b>" not in build_page(folder)
 
 
+def test_hand_written_notes_are_shown(folder):
+    (folder / "results" / "small" / "notes.md").write_text(f"Seeds **agree**. {HOSTILE}")
+    text = build_page(folder)
+    assert "<p>Seeds <strong>agree</strong>." in text
+    assert HOSTILE not in text
+
+
 def test_a_pool_shows_every_variant_with_its_r(tmp_path):
     path = Path(shutil.copy(ROOT / "experiments" / "correlation_vit.yaml", tmp_path))
     table = load_table(str(path))

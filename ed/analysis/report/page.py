@@ -10,11 +10,10 @@ from ed.analysis import verdicts
 from ed.analysis.collect import Row
 from ed.analysis.findings import top_findings
 from ed.analysis.outline import MISSING, PARTS, PROBES, REST
-from ed.analysis.render import mean_and_std
 from ed.analysis.report.cells import commit_text
 from ed.analysis.report.grids import Grid, grid, marks
 from ed.analysis.report.images import embed, image_files
-from ed.analysis.report.sections import method, section, section_id
+from ed.analysis.report.sections import mean_std, method, section, section_id
 from ed.analysis.report.text import inline, markdown, plural
 from ed.analysis.spec import EXPERIMENTS
 from ed.analysis.verdicts import Experiment
@@ -122,14 +121,10 @@ def _ranking(experiments: Sequence[Experiment], name: str) -> list[dict]:
     rows = []
     for line in lines:
         sides = {side: getattr(line, side) for side in ("paper", "ours")}
-        shown = [
-            "" if own.mean is None else mean_and_std(own.mean, own.std, table.digits)
-            for own in sides.values()
-        ]
-        kind = method(line.label)
+        shown = [mean_std(own, table) for own in sides.values()]
         dots = marks({side: (own.mean, own.std) for side, own in sides.items()}, scale)
         runs = f"n = {line.ours.count}" if line.ours.count else ""
-        rows.append((line.label, kind, dots, *shown, runs))
+        rows.append((line.label, method(line.label), dots, *shown, runs))
     ticks = [(t, 100 * (t - scale[0]) / (scale[1] - scale[0])) for t in TICKS[name]]
     return [{"id": section_id(table), "title": table.title, "rows": rows, "ticks": ticks}]
 

@@ -11,10 +11,10 @@ from ed.analysis.outline import MISSING
 from ed.analysis.report.cells import anchor, cell_view
 from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
 from ed.analysis.report.images import embed
-from ed.analysis.report.text import items, plural
+from ed.analysis.report.text import items, markdown, plural
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, difference
-from ed.analysis.store import FIGURE, results_folder
+from ed.analysis.store import FIGURE, NOTES, results_folder
 from ed.analysis.verdicts import Experiment, command, gpu_hours, header_comment
 
 
@@ -55,6 +55,8 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
     else:
         view["pool"] = _pool(experiment)
     view["footnotes"], view["notes"] = footnotes, list(items(table.notes))
+    written = results_folder(table) / NOTES
+    view["written"] = markdown(written.read_text("utf-8")) if written.exists() else ""
     view["cells"] = _cells(table, pool)
     return view
 
@@ -107,8 +109,8 @@ def _compared(
             [
                 Field(line.label, href=_cell_link(table, cell)),
                 table.metrics[line.metric] if several else "",
-                _mean_std(paper, table),
-                _mean_std(ours, table),
+                mean_std(paper, table),
+                mean_std(ours, table),
                 _count(ours, table),
                 shown.replace("-", "\N{MINUS SIGN}"),
                 Field(verdict, style=verdict and f"verdict {verdict.replace(' ', '-')}"),
@@ -150,7 +152,7 @@ def _cell_link(table: Table, cell: Cell) -> str:
     return anchor(cell.home)
 
 
-def _mean_std(side: Paper | Ours, table: Table) -> str:
+def mean_std(side: Paper | Ours, table: Table) -> str:
     return "" if side.mean is None else render.mean_and_std(side.mean, side.std, table.digits)
 
 
