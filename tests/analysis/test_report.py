@@ -361,10 +361,10 @@ def test_a_figure_stands_with_its_experiment_and_other_images_at_the_end(folder)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("small/curves.parquet", "hello", r"curves\.parquet is damaged"),
-        ("explorer.json", "{", "explorer.json is not JSON"),
-        ("small/figure.png", "hello", r"figure\.png is not an image"),
-        ("small/runs.csv", "a,b\n", "line 1: not the header"),
+        ("small/curves.parquet", "hello", r"curves\.parquet"),
+        ("explorer.json", "{", r"explorer\.json"),
+        ("small/figure.png", "hello", r"figure\.png"),
+        ("small/runs.csv", "a,b\n", r"runs\.csv, line 1"),
     ],
 )
 def test_broken_files_are_named(folder, name, content, message):

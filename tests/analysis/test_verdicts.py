@@ -172,7 +172,7 @@ def test_gpu_hours_come_from_the_header_comment(tmp_path, comment, hours):
 def test_pairs_differ_in_ed_alone():
     runs = {"rte": [60.0], "rte_mixup": [59.0], "rte_ed": [61.0], "cola_ed": [50.0]}
     glue = experiment("glue", runs)
-    assert [(a.label, b.label) for a, b in pairs(glue)] == [("RTE, BERT-base", "RTE, + ED")]
+    assert [(a.ours.mean, b.ours.mean) for a, b in pairs(glue)] == [(60.0, 61.0)]
 
 
 def test_a_gain_has_an_interval_if_both_sides_have_seeds():
@@ -185,10 +185,8 @@ def test_a_gain_has_an_interval_if_both_sides_have_seeds():
 
 def test_findings_state_numbers_and_seeds():
     text = finding(experiment("table1", {"baseline": [87.0], "ed": [86.5]}))
-    assert (
-        text == "ED (performance configuration): 86.50 against 87.00 for Baseline "
-        f"({MINUS}0.50, n = 1)."
-    )
+    for part in ("86.50", "87.00", f"{MINUS}0.50", "n = 1"):
+        assert part in text
     assert finding(Experiment(load_table("table1"), [])) == ""
 
 
