@@ -1,8 +1,8 @@
 # ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
 """Samples for the report's explorer: python scripts/explorer_samples.py [--out FILE]
 
-Outputs of the demo's two models along paths between test pictures, as JSON. Trains the models
-first where `make demo` has not: the same runs, so it takes minutes once and seconds afterwards.
+Writes outputs of the demo's two models along paths between test images, as JSON. Trains the models
+first unless `make demo` has: minutes the first time, seconds afterwards.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from ed.runtime.files import write_atomic
 from scripts.demo import MEASURE, MODELS, PATHS, field_of_tests, train_and_measure
 
 OUT = ROOT / "experiments" / "results" / "explorer.json"
-MORE_PATHS = ((1, 12), (30, 77), (5, 90), (110, 64), (140, 201))  # beside those the demo draws
+MORE_PATHS = ((1, 12), (30, 77), (5, 90), (110, 64), (140, 201))  # besides the demo's
 DIGITS = 6  # of probabilities
 
 
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def samples(results: dict[str, dict], paths: tuple[tuple[int, int], ...]) -> dict:
-    """What the explorer shows: `values` of a path are (model, node, class)."""
+    """Content of explorer.json; `values` of a path are (model, node, class)."""
     task = next(iter(results.values()))["task"]
     outputs = [outputs_on(result, paths) for result in results.values()]
     return {
@@ -79,13 +79,13 @@ def describe(label: str, result: dict) -> dict:
 
 
 def end(task, index: int) -> dict:
-    """A picture at the end of a path."""
+    """The image at one end of a path."""
     pixels = task.test.pixels[index].permute(1, 2, 0).cpu().numpy()
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", optimize=True)
-    picture = base64.b64encode(file.getvalue()).decode()
+    image = base64.b64encode(file.getvalue()).decode()
     label = CIFAR10[int(task.test.labels[index])]
-    return {"label": label, "picture": f"data:image/png;base64,{picture}"}
+    return {"label": label, "image": f"data:image/png;base64,{image}"}
 
 
 def rounded(values: torch.Tensor) -> list[list[float]]:

@@ -1,8 +1,8 @@
 # ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
-"""The report page: python scripts/report.py [--out report/index.html]
+"""Build the report page: python scripts/report.py [--out report/index.html]
 
-One HTML file with every experiment of the paper, what was measured so far, the benchmark and an
-explorer for effective degree, from experiments/ and experiments/results/. It loads nothing else.
+One self-contained HTML file: verdicts on the paper's numbers, every table and run in experiments/
+and its results, the benchmark, and an explorer for effective degree.
 """
 
 import argparse

@@ -64,44 +64,13 @@ function degrees(coefficients) {
 
 // --- drawing
 
-const SVG = "http://www.w3.org/2000/svg";
 const PLOT = { width: 460, height: 238, left: 34, right: 10, top: 8, bottom: 40 };
 const BARS = { width: 460, height: 160, left: 34, right: 10, top: 8, bottom: 40 };
+const LOW = -0.3; // of the fitted polynomials; a test checks that none leaves the axes
+const HIGH = 1.1;
 const SHOWN = 3; // outputs drawn per model; all of them count
 const MARKS = ["circle", "square", "diamond", "triangle", "cross", "ring"];
-
-function svg(name, attributes, ...children) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
-
-function html(name, attributes, ...children) {
-  const element = document.createElement(name);
-  Object.assign(element, attributes);
-  element.append(...children);
-  return element;
-}
-
-const horizontal = (box, part) => box.left + part * (box.width - box.left - box.right);
-const vertical = (box, part) => box.height - box.bottom - part * (box.height - box.top - box.bottom);
-const short = (x) => x.toFixed(1);
-
-function axes(box, yTicks, xTicks, xLabel) {
-  const parts = [];
-  for (const [part, text] of yTicks) {
-    const y = short(vertical(box, part));
-    parts.push(svg("line", { x1: box.left, x2: box.width - box.right, y1: y, y2: y, class: "grid" }));
-    parts.push(svg("text", { x: box.left - 6, y: Number(y) + 4, "text-anchor": "end" }, text));
-  }
-  for (const [x, text] of xTicks) {
-    parts.push(svg("text", { x: short(x), y: box.height - 22, "text-anchor": "middle" }, text));
-  }
-  const middle = short(horizontal(box, 0.5));
-  parts.push(svg("text", { x: middle, y: box.height - 4, "text-anchor": "middle" }, xLabel));
-  return parts;
-}
+const PAUSE = 450; // milliseconds per degree of the animation
 
 // marks differ in shape as well as in colour
 function markPath(kind, x, y) {
@@ -116,20 +85,26 @@ function markPath(kind, x, y) {
   return shapes[kind];
 }
 
+function polynomial(coefficients, alpha, basis) {
+  const row = basisRow(2 * alpha - 1, coefficients.length - 1, basis);
+  return row.reduce((sum, phi, k) => sum + phi * coefficients[k], 0);
+}
+
 function drawOutputs(state, values, coefficients, shown) {
-  const parts = axes(PLOT, [[0, "0"], [0.5, "0.5"], [1, "1"]],
-    [0, 0.25, 0.5, 0.75, 1].map((a) => [horizontal(PLOT, a), String(a)]), "α, from left to right picture");
-  const clip = (y) => Math.min(1.03, Math.max(-0.03, y));
+  const height = (y) => short(vertical(PLOT, (y - LOW) / (HIGH - LOW)));
+  const parts = axes(PLOT, [0, 0.5, 1].map((y) => [(y - LOW) / (HIGH - LOW), String(y)]),
+    [0, 0.25, 0.5, 0.75, 1].map((a) => [a, String(a)]), "α, from the left to the right image");
+  const x = short(horizontal(PLOT, state.alpha));
+  parts.push(svg("line", { x1: x, x2: x, y1: PLOT.top, y2: PLOT.height - PLOT.bottom, class: "cursor" }));
   for (const output of shown) {
     const style = state.styles.get(output);
     const curve = Array.from({ length: 161 }, (_, i) => {
-      const row = basisRow(i / 80 - 1, state.degree, state.basis);
-      const y = row.reduce((sum, phi, k) => sum + phi * coefficients[output][k], 0);
-      return `${short(horizontal(PLOT, i / 160))} ${short(vertical(PLOT, clip(y)))}`;
+      const y = polynomial(coefficients[output], i / 160, state.basis);
+      return `${short(horizontal(PLOT, i / 160))} ${height(y)}`;
     });
     parts.push(svg("path", { d: `M${curve.join("L")}`, class: `line s${style}` }));
-    const dots = state.data.nodes.map((alpha, node) => markPath(MARKS[style],
-      Number(short(horizontal(PLOT, alpha))), Number(short(vertical(PLOT, values[node][output])))));
+    const dots = state.data.nodes.map((alpha, node) =>
+      markPath(MARKS[style], short(horizontal(PLOT, alpha)), height(values[node][output])));
     parts.push(svg("path", { d: dots.join(""), class: `mark ${MARKS[style]} s${style}` }));
   }
   const names = shown.map((output) => state.data.classes[output]).join(", ");
@@ -137,19 +112,18 @@ function drawOutputs(state, values, coefficients, shown) {
     "aria-label": `probabilities of ${names} along the path, and the fitted polynomial` }, ...parts);
 }
 
-function drawBars(state, spectrum, top) {
+function drawBars(state, spectrum) {
   const count = state.data.degree + 1;
-  const slot = 1 / count;
-  const place = (k) => horizontal(BARS, (k + 0.5) * slot);
-  const width = 0.7 * slot * (BARS.width - BARS.left - BARS.right);
-  const ticks = Array.from({ length: count }, (_, k) => k).filter((k) => k % 2 === 0);
-  const step = top > 0.1 ? 0.1 : 0.05;
-  const rises = [0, step, 2 * step].filter((y) => y <= top).map((y) => [y / top, String(y)]);
-  const parts = axes(BARS, rises, ticks.map((k) => [place(k), String(k)]), "degree k");
+  const place = (k) => (k + 0.5) / count;
+  const width = (0.7 / count) * (BARS.width - BARS.left - BARS.right);
+  const even = Array.from({ length: count }, (_, k) => k).filter((k) => k % 2 === 0);
+  const rises = ticks(0, state.top).map((y) => [y / state.top, concise(y)]);
+  const parts = axes(BARS, rises, even.map((k) => [place(k), String(k)]), "degree k");
   spectrum.forEach((value, k) => {
-    const y = vertical(BARS, value / top);
-    parts.push(svg("rect", { x: short(place(k) - width / 2), y: short(y), width: short(width),
-      height: short(BARS.height - BARS.bottom - y), class: k ? "column" : "column constant" },
+    const y = vertical(BARS, value / state.top);
+    parts.push(svg("rect", { x: short(horizontal(BARS, place(k)) - width / 2), y: short(y),
+      width: short(width), height: short(BARS.height - BARS.bottom - y),
+      class: k ? "column" : "column constant" },
     svg("title", {}, `|c_${k}| = ${value.toPrecision(3)}, mean of all outputs`)));
   });
   return svg("svg", { viewBox: `0 0 ${BARS.width} ${BARS.height}`, role: "img",
@@ -160,16 +134,17 @@ function number(label, sub, value) {
   const name = html("dt", {}, label);
   if (sub) name.append(html("sub", {}, sub));
   const shown = html("dd", {}, value.toFixed(4));
-  shown.dataset.value = String(value);
   shown.dataset.name = sub || "raw";
   return html("div", {}, name, shown);
 }
 
-function panel(state, model, values, coefficients, top) {
+function panel(state, model, place) {
+  const values = state.data.paths[state.path].values[place];
+  const coefficients = fit(values, state.data.nodes, state.degree, state.basis, state.data.damping);
   const result = degrees(coefficients);
   const about = `test accuracy ${model.accuracy.toFixed(1)} %; ED over 200 paths (Chebyshev, `
     + `K = ${state.data.degree}) ${model.degree.toFixed(3)} ± ${model.standard_error.toFixed(3)}`;
-  return html("article", { className: "panel" },
+  return html("article", { className: place ? "panel ed" : "panel" },
     html("h3", {}, model.label),
     html("p", { className: "quiet" }, about),
     html("dl", { className: "numbers" }, number("ED", "", result.raw),
@@ -177,7 +152,21 @@ function panel(state, model, values, coefficients, top) {
     html("h4", {}, "Outputs on this path"),
     drawOutputs(state, values, coefficients, leading(values)),
     html("h4", {}, "Coefficients |c", html("sub", {}, "k"), "|, mean of all ten outputs"),
-    drawBars(state, result.spectrum, top));
+    drawBars(state, result.spectrum));
+}
+
+// the image at alpha: the left one below, the right one over it
+function blend(state) {
+  const context = document.getElementById("blend").getContext("2d");
+  const [left, right] = state.images[state.path];
+  context.globalAlpha = 1;
+  context.drawImage(left, 0, 0);
+  context.globalAlpha = state.alpha;
+  context.drawImage(right, 0, 0);
+  const [first, second] = state.data.paths[state.path].ends.map((end) => end.label);
+  const part = Math.round(100 * state.alpha);
+  document.getElementById("blend-label").textContent =
+    `${100 - part} % ${first}, ${part} % ${second}`;
 }
 
 // --- state and controls
@@ -189,51 +178,71 @@ function leading(values) {
   return outputs.sort((a, b) => largest(values, b) - largest(values, a)).slice(0, SHOWN);
 }
 
-function legend(state) {
-  const items = [...state.styles].map(([output, style]) => html("span", { className: "key-item" },
-    svg("svg", { viewBox: "0 0 22 8", class: "key-line", "aria-hidden": "true" },
-      svg("line", { x1: 1, x2: 21, y1: 4, y2: 4, class: `line s${style}` }),
-      svg("path", { d: markPath(MARKS[style], 11, 4), class: `mark ${MARKS[style]} s${style}` })),
-    state.data.classes[output]));
-  document.getElementById("class-legend").replaceChildren(...items);
+// one scale for all pairs, models, bases and K, so that bars can always be compared
+function highestBar(data) {
+  const fits = data.paths.flatMap((path) => path.values).flatMap((values) =>
+    Object.keys(BASES).flatMap((basis) => [3, data.degree].map((degree) =>
+      degrees(fit(values, data.nodes, degree, basis, data.damping)).spectrum)));
+  return 1.15 * Math.max(...fits.flat());
 }
 
 function show(state) {
-  const { data, degree, basis } = state;
-  const path = data.paths[state.path];
-  const union = [...new Set(path.values.flatMap(leading))].sort((a, b) => a - b);
+  const { data } = state;
+  const union = [...new Set(data.paths[state.path].values.flatMap(leading))].sort((a, b) => a - b);
   state.styles = new Map(union.map((output, place) => [output, place]));
-  const fitted = path.values.map((values) => fit(values, data.nodes, degree, basis, data.damping));
-  // one scale for both models and every K, so that bars can be compared while K moves
-  const top = 1.05 * Math.max(...path.values.flatMap((values) =>
-    degrees(fit(values, data.nodes, data.degree, basis, data.damping)).spectrum));
-  document.getElementById("degree-shown").value = degree;
-  legend(state);
-  document.querySelector("#explorer .panels").replaceChildren(...data.models.map((model, i) =>
-    panel(state, model, path.values[i], fitted[i], top)));
+  const items = union.map((output, style) => keyItem(data.classes[output], `line s${style}`,
+    svg("path", { d: markPath(MARKS[style], 11, 4), class: `mark ${MARKS[style]} s${style}` })));
+  document.getElementById("class-legend").replaceChildren(...items);
+  document.getElementById("degree").value = state.degree;
+  document.getElementById("degree-shown").value = state.degree;
+  document.getElementById("alpha-shown").value = state.alpha.toFixed(2);
+  document.querySelector("#explorer .panels").replaceChildren(
+    ...data.models.map((model, place) => panel(state, model, place)));
+  blend(state);
 }
 
 function pairButton(state, path, index) {
-  const pictures = path.ends.map((end) => html("span", { className: "end" },
-    html("img", { src: end.picture, alt: "", width: 48, height: 48 }), end.label));
-  const button = html("button", { type: "button" }, ...pictures);
+  const ends = path.ends.map((end, side) => html("span", { className: "end" },
+    state.images[index][side].cloneNode(), end.label));
+  const button = html("button", { type: "button" }, ...ends);
   button.setAttribute("aria-pressed", String(index === state.path));
   button.addEventListener("click", () => {
     state.path = index;
-    for (const other of button.parentNode.children) {
-      other.setAttribute("aria-pressed", String(other === button));
-    }
+    for (const other of button.parentNode.children) other.ariaPressed = String(other === button);
     show(state);
   });
   return button;
 }
 
+function animateDegree(state) {
+  const button = document.getElementById("animate");
+  let timer = null;
+  const stop = () => {
+    clearInterval(timer);
+    timer = null;
+    button.ariaPressed = "false";
+  };
+  button.addEventListener("click", () => {
+    if (timer !== null) { stop(); return; }
+    button.ariaPressed = "true";
+    timer = setInterval(() => {
+      state.degree = (state.degree + 1) % (state.data.degree + 1);
+      show(state);
+    }, PAUSE);
+  });
+  return stop;
+}
+
 function startExplorer(data) {
-  const state = { data, path: 0, degree: data.degree, basis: "chebyshev" };
-  const slider = document.getElementById("degree");
-  slider.max = data.degree;
-  slider.value = data.degree;
-  slider.addEventListener("input", () => { state.degree = Number(slider.value); show(state); });
+  const decoded = ({ image: src }) => html("img", { src, alt: "", width: 48, height: 48 });
+  const state = { data, path: 0, degree: 3, alpha: 0.5, basis: "chebyshev", top: highestBar(data),
+    images: data.paths.map((path) => path.ends.map(decoded)) };
+  const stop = animateDegree(state);
+  const [degree, alpha] = ["degree", "alpha"].map((id) => document.getElementById(id));
+  degree.max = data.degree;
+  alpha.value = state.alpha;
+  degree.addEventListener("input", () => { stop(); state.degree = Number(degree.value); show(state); });
+  alpha.addEventListener("input", () => { state.alpha = Number(alpha.value); show(state); });
   for (const input of document.querySelectorAll("#basis input")) {
     input.checked = input.value === state.basis; // a reload may have kept another choice
     input.addEventListener("change", () => { state.basis = input.value; show(state); });
@@ -241,6 +250,8 @@ function startExplorer(data) {
   document.querySelector("#explorer .pairs").append(
     ...data.paths.map((path, index) => pairButton(state, path, index)));
   show(state);
+  // images decode a moment later than they are made
+  Promise.all(state.images.flat().map((image) => image.decode())).then(() => blend(state));
 }
 
 if (document.getElementById("samples")) {

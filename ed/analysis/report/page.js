@@ -9,37 +9,39 @@ for (const input of document.querySelectorAll("#theme input")) {
 
 // --- sorting: rising, falling, then the order of the file again
 
-function compareFields(a, b) {
-  const [first, second] = [a, b].map((field) => field.dataset.key);
-  if (first === undefined || second === undefined) {
-    return (first === undefined) - (second === undefined); // empty fields come last
-  }
-  const [x, y] = [Number(first), Number(second)];
+// "86.53 ± 0.43" and "1,950 of 3,900" go by their first number
+const NUMBER = /^[-+]?[\d.]+(e[-+]?\d+)?(?= ?(±|%|of|to|\[|$))/;
+const sortText = (row, column) => row.cells[column].textContent.trim().replace("−", "-").replace(/,(?=\d)/g, "");
+
+function compareTexts(first, second) {
+  const [x, y] = [first, second].map((text) => parseFloat(text.match(NUMBER)));
   if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
   return first.localeCompare(second, "en", { numeric: true });
 }
 
 function sortTable(table, column, direction) {
-  const body = table.tBodies[0];
-  const rows = [...body.rows];
+  const rows = [...table.tBodies[0].rows];
   rows.forEach((row, place) => { row.dataset.place ??= place; });
   rows.sort((a, b) => {
     const order = Number(a.dataset.place) - Number(b.dataset.place);
     if (direction === "none") return order;
-    const [x, y] = [a.cells[column], b.cells[column]];
-    const sign = direction === "descending" && x.dataset.key && y.dataset.key ? -1 : 1;
-    return sign * compareFields(x, y) || order;
+    const [x, y] = [a, b].map((row) => sortText(row, column));
+    if (!x || !y) return !x - !y || order; // empty fields come last
+    return (direction === "descending" ? -1 : 1) * compareTexts(x, y) || order;
   });
-  body.append(...rows);
+  table.tBodies[0].append(...rows);
 }
 
 const NEXT = { none: "ascending", ascending: "descending", descending: "none" };
-for (const head of document.querySelectorAll("th[scope=col]")) {
+for (const head of document.querySelectorAll(".wide thead th")) {
+  if (!head.textContent.trim()) continue;
   head.setAttribute("aria-sort", "none");
-  head.querySelector("button").addEventListener("click", () => {
+  const button = html("button", { type: "button" }, ...head.childNodes);
+  head.append(button);
+  button.addEventListener("click", () => {
     const direction = NEXT[head.getAttribute("aria-sort")];
-    for (const other of head.parentNode.cells) other.setAttribute("aria-sort", "none");
-    head.setAttribute("aria-sort", direction);
+    for (const other of head.parentNode.querySelectorAll("[aria-sort]")) other.ariaSort = "none";
+    head.ariaSort = direction;
     sortTable(head.closest("table"), head.cellIndex, direction);
   });
 }
@@ -61,3 +63,46 @@ document.addEventListener("click", (event) => {
   if (link && link.getAttribute("href") === location.hash) unfold();
 });
 unfold();
+
+// --- contents: folded on a phone, and marking the section in view
+
+const contents = document.querySelector(".contents details");
+const narrow = matchMedia("(max-width: 64rem)");
+const fold = () => { contents.open = !narrow.matches; };
+narrow.addEventListener("change", fold);
+fold();
+contents.addEventListener("click", (event) => {
+  if (narrow.matches && event.target.closest("a")) contents.open = false;
+});
+
+const links = [...contents.querySelectorAll("a")];
+const targets = links.map((link) => document.querySelector(link.getAttribute("href")));
+
+function markSection() {
+  const passed = targets.filter((target) => target.getBoundingClientRect().top < innerHeight / 3);
+  const end = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+  const current = end ? targets.at(-1) : passed.at(-1) || targets[0];
+  links.forEach((link, i) => {
+    if (targets[i] === current) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  });
+}
+let waiting = false;
+addEventListener("scroll", () => {
+  if (!waiting) requestAnimationFrame(() => { waiting = false; markSection(); });
+  waiting = true;
+}, { passive: true });
+markSection();
+
+// --- figures open larger
+
+const dialog = document.getElementById("enlarged");
+for (const button of document.querySelectorAll(".enlarge")) {
+  button.addEventListener("click", () => {
+    const image = button.querySelector("img").cloneNode();
+    image.loading = "eager";
+    dialog.querySelector("div").replaceChildren(image);
+    dialog.showModal();
+  });
+}
+dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });

@@ -1,0 +1,195 @@
+"""One sentence per table: what its results show, with numbers from the store."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ed.analysis.correlation import Correlation
+from ed.analysis.render import Line, aggregate_fields, mean_and_std
+from ed.analysis.spec import Table
+from ed.analysis.stats import Ours
+from ed.analysis.verdicts import Experiment, Verdict, counts, minus
+
+MANY = 10  # from so many judged numbers on, their count is the finding
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A result for the first screen: a number, its sentence, and the table that it is from."""
+
+    value: str
+    text: str
+    table: Table
+
+
+def finding(experiment: Experiment) -> str:
+    """What a table shows; empty while it has no finished run."""
+    text = minus(_finding(experiment))
+    return text[:1].upper() + text[1:]
+
+
+def _finding(experiment: Experiment) -> str:
+    table = experiment.table
+    if table.correlation is not None:
+        return _pool(experiment)
+    if games := aggregate_fields(table, experiment.plain):
+        shown = [f"{name.split(',')[0]} {mean}" for name, mean, *_ in games]
+        return f"Normalised return over the games: {', '.join(shown)} ({games[0][-1]} runs each)."
+    judged = [number for number in experiment.numbers if number.ours.count]
+    if table.comparable and len(judged) >= MANY:
+        return _tally(experiment)
+    found = [_comparison(table, *pair) for pair in pairs(experiment)]
+    if len(found) > 1:
+        ahead = sum(after.ours.mean > before.ours.mean for before, after in pairs(experiment))
+        found.append(f"ED is ahead in {ahead} of {len(found)} comparisons.")
+    return " ".join(found[:1] + found[1:][-1:]) if found else _extremes(experiment)
+
+
+def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
+    """Lines without and with ED that differ in nothing else, under the table's first metric.
+
+    They are known by the names of their cells: baseline and ed, rte and rte_ed.
+    """
+    known = {
+        cell.name: line
+        for cell, line in reversed(experiment.lines)  # of several metrics, the first
+        if line.ours.count
+    }
+    found = []
+    for name in experiment.table.cells:
+        match = re.fullmatch(r"(?:(.+)_)?ed(?:_efficiency)?|efficiency", name)
+        stem = match and match[1]
+        plain = (stem, f"{stem}_baseline") if stem else ("baseline",)
+        before = next((known[other] for other in plain if other in known), None)
+        if match and before is not None and name in known:
+            found.append((before, known[name]))
+    return found
+
+
+def gain(before: Ours, after: Ours) -> tuple[float, float | None]:
+    """The difference of two means and half of its 95 % interval (Welch); None for single runs."""
+    from scipy.special import stdtrit  # slow to import, and few callers need it
+
+    apart = after.mean - before.mean
+    if not (before.std and after.std):
+        return apart, None
+    parts = [side.std**2 / side.count for side in (before, after)]
+    degrees = sum(parts) ** 2 / sum(
+        part**2 / (side.count - 1) for part, side in zip(parts, (before, after), strict=True)
+    )
+    return apart, float(stdtrit(degrees, 0.975)) * math.sqrt(sum(parts))
+
+
+def _shown(side: Ours, table: Table) -> str:
+    return mean_and_std(side.mean, side.std, table.digits)
+
+
+def _comparison(table: Table, before: Line, after: Line) -> str:
+    apart, half = gain(before.ours, after.ours)
+    interval = "" if half is None else f", 95 % interval {apart - half:+.2f} to {apart + half:+.2f}"
+    runs = f"n = {before.ours.count}"
+    if after.ours.count != before.ours.count:
+        runs += f" and {after.ours.count}"
+    return (
+        f"{after.label}: {_shown(after.ours, table)} against {_shown(before.ours, table)} for "
+        f"{before.label} ({apart:+.2f}, {runs}{interval})."
+    )
+
+
+def _extremes(experiment: Experiment) -> str:
+    """The highest cell beside the first one, under the table's first metric."""
+    table = experiment.table
+    lines = [line for _, line in experiment.lines if line.metric == table.primary]
+    known = [line for line in lines if line.ours.count]
+    if not known:
+        return ""
+    best = max(known, key=lambda line: line.ours.mean)
+    if best is not known[0]:
+        return _comparison(table, known[0], best)
+    paper = "" if best.paper.mean is None else f"; the paper has {best.paper.mean:.{table.digits}f}"
+    others = "" if len(known) == len(lines) else f" {len(known)} of {len(lines)} cells have runs."
+    return f"{best.label}: {_shown(best.ours, table)} (n = {best.ours.count}{paper}).{others}"
+
+
+def _tally(experiment: Experiment) -> str:
+    reproduced, total = _agreeing(experiment), len(experiment.numbers)
+    return f"{reproduced} of the paper's {total} numbers are reproduced{_others(experiment)}."
+
+
+def _agreeing(experiment: Experiment) -> int:
+    return counts(experiment.numbers)[Verdict.REPRODUCED]
+
+
+def _others(experiment: Experiment) -> str:
+    found = counts(experiment.numbers).items()
+    others = [f"{count} {word}" for word, count in found if count and word != Verdict.REPRODUCED]
+    return f" ({', '.join(others)})" if others else ""
+
+
+def strongest(found: Sequence[Correlation]) -> dict[str, Correlation]:
+    """The variant that is shown of each measure, strongest first."""
+    chosen = [one for one in found if one.selected]
+    return {one.measure: one for one in sorted(chosen, key=lambda one: -abs(one.whole.r))}
+
+
+def _r(one: Correlation, table: Table) -> str:
+    e = one.whole
+    return f"{table.metrics[one.metric]} r = {e.r:+.2f} ({e.low:+.2f} to {e.high:+.2f})"
+
+
+def _pool(experiment: Experiment) -> str:
+    table = experiment.table
+    chosen = list(strongest(experiment.correlations).values())
+    if not chosen:
+        return ""
+    own = next((one for one in chosen if one.metric.startswith("measure/ed")), chosen[0])
+    rest = [one for one in chosen if one is not own and not one.metric.startswith("measure/ed")]
+    text = f"Over {own.whole.points} networks: {_r(own, table)}"
+    text += f"; next is {_r(rest[0], table)}." if rest else "."
+    if own.fitted.r is not None:
+        text += f" Among the {own.fitted.points} that fit their training set, r = "
+        text += f"{own.fitted.r:+.2f} ({own.fitted.low:+.2f} to {own.fitted.high:+.2f})."
+    return text
+
+
+def top_findings(experiments: Sequence[Experiment]) -> list[Finding]:
+    """Up to three for the first screen: accuracy with ED, ED and the gap, numbers reproduced."""
+    candidates = (_accuracy(experiments), _gap(experiments), _reproduced(experiments))
+    return [found for found in candidates if found is not None]
+
+
+def _accuracy(experiments: Sequence[Experiment]) -> Finding | None:
+    """Of Table 1 and its shorter form, the one with more seeds."""
+    known = [
+        (pairs(experiment)[0], experiment.table)
+        for experiment in experiments
+        if experiment.table.name.startswith("table1") and pairs(experiment)
+    ]
+    if not known:
+        return None
+    (before, after), table = max(known, key=lambda entry: entry[0][1].ours.count)
+    apart, _ = gain(before.ours, after.ours)
+    return Finding(minus(f"{apart:+.2f} points"), minus(_comparison(table, before, after)), table)
+
+
+def _gap(experiments: Sequence[Experiment]) -> Finding | None:
+    known = [e for e in experiments if e.table.correlation is not None and _pool(e)]
+    if not known:
+        return None
+    best = max(known, key=lambda e: (e.table.comparable, len(e.done)))
+    shown = strongest(best.correlations).values()
+    own = next((one for one in shown if one.metric.startswith("measure/ed")), None)
+    return own and Finding(minus(f"r = {own.whole.r:+.2f}"), minus(_pool(best)), best.table)
+
+
+def _reproduced(experiments: Sequence[Experiment]) -> Finding | None:
+    """The table with the most numbers beside the paper's."""
+    judged = {
+        e: sum(n.ours.count > 0 for n in e.numbers) for e in experiments if e.table.comparable
+    }
+    best = max(judged, key=judged.get, default=None)
+    if best is None or not judged[best]:
+        return None
+    value = f"{_agreeing(best)} of {len(best.numbers)}"
+    return Finding(value, f"numbers of the paper are reproduced{_others(best)}.", best.table)

@@ -1,0 +1,82 @@
+"""Tables of the page, and marks on a shared scale."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Interval = tuple[float | None, float | None]  # mean and standard deviation
+NUMBER = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+(e[-+]?\d+)?( ?(±|%|of|to|\[).*)?")
+
+
+class Mark(NamedTuple):
+    """A dot with its interval, in percent of the width of its strip."""
+
+    kind: str
+    x: float
+    low: float
+    high: float
+    beyond: bool = False  # the dot lies left of the scale
+
+
+class Field(NamedTuple):
+    """One field, where plain text is not enough."""
+
+    text: str = ""
+    href: str = ""
+    style: str = ""
+    notes: Sequence[int] = ()
+    strip: Sequence[Mark] = ()
+
+
+class Column(NamedTuple):
+    name: str
+    numeric: bool
+
+
+class Grid(NamedTuple):
+    columns: list[Column]
+    rows: list[list[Field]]
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[Field | str]]) -> Grid:
+    """Leaves out columns without content. Columns of numbers are set to the right."""
+    fields = [[Field(one) if isinstance(one, str) else one for one in row] for row in rows]
+    columns = list(zip(*fields, strict=True)) if rows else [()] * len(header)
+    kept = [i for i, own in enumerate(columns) if i == 0 or any(map(any, own))]
+    heads = [Column(header[i], i > 0 and _is_numeric(columns[i])) for i in kept]
+    return Grid(heads, [[row[i] for i in kept] for row in fields])
+
+
+def _is_numeric(fields: Sequence[Field]) -> bool:
+    texts = [field.text for field in fields if field.text not in ("", "-")]
+    return bool(texts) and all(map(NUMBER.fullmatch, texts))
+
+
+def extent(sides: Sequence[Interval]) -> tuple[float, float] | None:
+    """The range of all intervals; None where there are no two to compare."""
+    known = [(mean - (std or 0), mean + (std or 0)) for mean, std in sides if mean is not None]
+    if len(known) < 2:
+        return None
+    low, high = min(low for low, _ in known), max(high for _, high in known)
+    margin = 0.06 * ((high - low) or 1)
+    return low - margin, high + margin
+
+
+def marks(sides: dict[str, Interval], scale: tuple[float, float] | None) -> list[Mark]:
+    """Dots of the given kinds on one scale. What lies below it is drawn at its edge."""
+    if scale is None:
+        return []
+    low, high = scale
+
+    def place(value: float) -> float:
+        return round(100 * min(1, max(0, (value - low) / (high - low))), 2)
+
+    return [
+        Mark(kind, place(mean), place(mean - (std or 0)), place(mean + (std or 0)), mean < low)
+        for kind, (mean, std) in sides.items()
+        if mean is not None
+    ]
+
+
+def number(value: float | None, significant: int = 6) -> str:
+    return "" if value is None else f"{value:.{significant}g}"

@@ -1,0 +1,45 @@
+"""Images inside the page, small enough for a phone."""
+
+import base64
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+KINDS = (".png", ".svg")
+MOST_PIXELS = 1400  # width on the page
+QUALITY = 78
+
+
+class Embedded(NamedTuple):
+    """An embedded image: its data URI, and its size in pixels where that is known."""
+
+    source: str
+    width: int | None = None
+    height: int | None = None
+
+
+def embed(path: Path) -> Embedded:
+    """PNG files become WebP, which takes a fraction; SVG cannot run scripts as an image."""
+    if path.suffix.lower() == ".svg":
+        return Embedded(_uri("image/svg+xml", path.read_bytes()))
+    try:
+        with Image.open(path) as image:
+            image = image.convert("RGB")
+    except OSError as error:
+        raise ValueError(f"{path} is not an image ({error}); restore the file") from None
+    if image.width > MOST_PIXELS:
+        height = round(image.height * MOST_PIXELS / image.width)
+        image = image.resize((MOST_PIXELS, height), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    image.save(file, "WEBP", quality=QUALITY, method=4)
+    return Embedded(_uri("image/webp", file.getvalue()), image.width, image.height)
+
+
+def _uri(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def image_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() in KINDS)

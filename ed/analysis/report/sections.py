@@ -1,0 +1,227 @@
+"""What the templates show of one experiment."""
+
+import re
+from collections.abc import Sequence
+
+from ed.analysis import pools, render
+from ed.analysis.collect import Row
+from ed.analysis.correlation import cell_means
+from ed.analysis.findings import finding
+from ed.analysis.outline import MISSING
+from ed.analysis.report.cells import anchor, cell_view
+from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
+from ed.analysis.report.images import embed
+from ed.analysis.report.text import items, markdown, plural
+from ed.analysis.spec import Cell, Paper, Table
+from ed.analysis.stats import Ours, difference
+from ed.analysis.store import FIGURE, NOTES, results_folder
+from ed.analysis.verdicts import Experiment, command, gpu_hours, header_comment
+
+
+def section_id(table: Table) -> str:
+    """Prefixed, so that no experiment's name meets an id of the page's own."""
+    return f"experiment-{table.name}"
+
+
+def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
+    """All of an experiment. `pool` has the rows of every table by key: a run that another table
+    has collected is shown with the cell it belongs to."""
+    table, found = experiment.table, finding(experiment)
+    footnotes: list[str] = []
+    image = results_folder(table) / f"{FIGURE}.png"
+    planned = len(experiment.planned)
+    view = {
+        "id": section_id(table),
+        "table": table,
+        "begun": experiment.begun,
+        "finding": found or f"No finished run yet: {plural(planned, 'run')} planned.",
+        "missing": MISSING.get(table.name),
+        "command": command(table),
+        "hours": hours_text(table),
+        "done": len(experiment.done),
+        "planned": planned,
+        "how_to_run": header_comment(table.path),
+        "glance": None,
+        "tuning": [],
+        "aggregate": None,
+        "pool": None,
+        "image": embed(image) if image.exists() else None,
+    }
+    if table.correlation is None:
+        view["glance"] = _glance(table, [line for _, line in experiment.lines])
+        view["comparison"] = comparison(experiment, footnotes)
+        view["tuning"] = _tuning(experiment, footnotes)
+        view["aggregate"] = _aggregate(experiment)
+    else:
+        view["pool"] = _pool(experiment)
+    view["footnotes"], view["notes"] = footnotes, list(items(table.notes))
+    written = results_folder(table) / NOTES
+    view["written"] = markdown(written.read_text("utf-8")) if written.exists() else ""
+    view["cells"] = _cells(table, pool)
+    return view
+
+
+def hours_text(table: Table) -> str:
+    hours = gpu_hours(table)
+    if hours is None:
+        return ""
+    return f"{hours:.2g} GPU hours" if hours >= 1 else f"{round(60 * hours)} GPU minutes"
+
+
+def _glance(table: Table, lines: Sequence[render.Line]) -> Grid | None:
+    """Cells by metrics, before the numbers one by one; None where there is one metric."""
+    _, *metrics = header = render.glance_header(table, lines)
+    body = []
+    for label, own in render.glance(lines).items():
+        found = [own.get(metric) for metric in metrics]
+        body.append([label, *(render.both(line, table) for line in found)])
+    return grid(list(header.values()), body) if body else None
+
+
+def comparison(experiment: Experiment, footnotes: list[str]) -> Grid:
+    """The paper's numbers beside ours; remarks become footnotes, numbered on."""
+    comparable = experiment.table.comparable
+    verdicts = {
+        (n.cell.name, n.metric): n.verdict if comparable or not n.ours.count else "reference only"
+        for n in experiment.numbers
+    }
+    judged = [(cell, x, verdicts.get((cell.name, x.metric), "")) for cell, x in experiment.lines]
+    return _compared(experiment.table, judged, footnotes)
+
+
+def _compared(
+    table: Table, lines: Sequence[tuple[Cell, render.Line, str]], footnotes: list[str]
+) -> Grid:
+    scales = {}
+    for metric in table.metrics:
+        own = (_named(line).values() for _, line, _ in lines if line.metric == metric)
+        scales[metric] = extent([side for sides in own for side in sides])
+    header = ["cell", "metric", "paper □", "ours ●", "n", "difference", "verdict", "", "notes"]
+    several = len(table.metrics) > 1
+    body = []
+    for cell, line, verdict in lines:
+        ours, paper = line.ours, line.paper
+        apart = difference(ours, paper)
+        numbers = sorted(_numbered(remark, footnotes) for remark in line.remarks)
+        shown = "" if apart is None else render.signed(apart, paper, table.digits)
+        strip = marks(_named(line), scales[line.metric])
+        body.append(
+            [
+                Field(line.label, href=_cell_link(table, cell)),
+                table.metrics[line.metric] if several else "",
+                mean_std(paper, table),
+                mean_std(ours, table),
+                _count(ours, table),
+                shown.replace("-", "\N{MINUS SIGN}"),
+                Field(verdict, style=verdict and f"verdict {verdict.replace(' ', '-')}"),
+                Field(style=strip and method(line.label), strip=strip),
+                Field(notes=numbers),
+            ]
+        )
+    return grid(header, body)
+
+
+def _count(ours: Ours, table: Table) -> str:
+    """Seeds, and how many are planned while some are missing."""
+    if not 0 < ours.count < len(table.seeds):
+        return str(ours.count or "")
+    return f"{ours.count} of {len(table.seeds)}"
+
+
+def method(label: str) -> str:
+    """The colour of a method: ED and the baseline have their own."""
+    words = re.findall(r"[A-Za-z]+", label)
+    if "baseline" in label.lower():
+        return "base"
+    return "ed" if "ED" in words else ""
+
+
+def _named(line: render.Line) -> dict[str, Interval]:
+    return {side: (getattr(line, side).mean, getattr(line, side).std) for side in ("paper", "ours")}
+
+
+def _numbered(remark: str, footnotes: list[str]) -> int:
+    if remark not in footnotes:
+        footnotes.append(remark)
+    return footnotes.index(remark) + 1
+
+
+def _cell_link(table: Table, cell: Cell) -> str:
+    if cell.best_of is not None:  # it has no runs of its own, its grid has
+        return f"{table.name}--{cell.best_of}"
+    return anchor(cell.home)
+
+
+def mean_std(side: Paper | Ours, table: Table) -> str:
+    return "" if side.mean is None else render.mean_and_std(side.mean, side.std, table.digits)
+
+
+def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
+    """Grids of settings; the paper does not print their numbers."""
+    table = experiment.table
+    lines = iter(render.grid_lines(table, experiment.rows))
+    found = []
+    for one in table.tuning.values():
+        own = [(point, next(lines), "") for point in one.points]
+        begun = sum(line.begun for _, line, _ in own)
+        found.append(
+            {
+                "id": f"{table.name}--{one.name}",
+                "name": one.name,
+                "rule": one.rule,
+                "count": f"{begun} of {plural(len(own), 'point')} begun",
+                "grid": _compared(table, own, footnotes),
+            }
+        )
+    return found
+
+
+def _aggregate(experiment: Experiment) -> dict | None:
+    """All games as one number, if the table has one."""
+    body = render.aggregate_fields(experiment.table, experiment.plain)
+    shown = grid(render.AGGREGATE, body)
+    title = render.aggregate_title(experiment.table) if body else ""
+    return {"title": title, "grid": shown, "meaning": render.AGGREGATE_MEANING} if body else None
+
+
+def _pool(experiment: Experiment) -> dict:
+    """All variants of all measures, and the points that they were computed from."""
+    table, found = experiment.table, experiment.correlations
+    against = table.metrics[table.correlation.against]
+    rows = [pools.correlation_fields(table, one) for one in found]
+    view = {
+        "grid": grid([*pools.CORRELATION[:-1], "variant shown"], rows),
+        "meaning": f"Pearson correlation with the {against}. {pools.CORRELATION_MEANING}",
+        "points": _points(table, experiment.plain),
+        "controlled": None,
+    }
+    if table.correlation.train is not None:
+        view["title"] = pools.CONTROLLED_TITLE
+        rows = [pools.controlled_fields(table, one) for one in found]
+        view["controlled"] = grid(pools.CONTROLLED, rows)
+        view["controlled_meaning"] = pools.controlled_meaning(table, experiment.plain)
+    return view
+
+
+def _points(table: Table, rows: Sequence[Row]) -> Grid:
+    means = [cell_means(table, rows, metric) for metric in table.metrics]
+    body = [
+        [
+            Field(cell.label, href=anchor(cell.home)),
+            *(number(own.get(name), 4) for own in means),
+        ]
+        for name, cell in table.cells.items()
+    ]
+    return grid(["cell", *table.metrics.values()], body)
+
+
+def _cells(table: Table, pool: dict[tuple, Row]) -> list[dict]:
+    """The cells whose runs belong to this table."""
+    views = []
+    for cell in table.points.values():
+        if cell.home[0] != table.name:
+            continue
+        rows = [row for row in pool.values() if row.home == cell.home]
+        rows.sort(key=lambda row: (row.deviations, row.seed))
+        views.append(cell_view(table, cell, rows))
+    return views

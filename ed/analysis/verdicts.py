@@ -1,0 +1,312 @@
+"""Verdicts on the paper's numbers and claims. Each printed number counts once.
+
+    reproduced          the means differ by at most two standard errors of the difference (for a
+                        single run of ours, two of the paper's standard deviations); within 10 %
+                        where the paper prints no standard deviation
+    direction only      not so, but ours lies on the same side of the table's reference cell
+    contradicted        ours lies on the other side, or there is nothing to compare with
+    not run             there is no finished run yet
+    not runnable here   the data or weights are not available
+
+A verdict on fewer seeds than planned is preliminary; `Number.ours.count` tells how many there are.
+"""
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from textwrap import dedent
+
+from ed.analysis.collect import Row
+from ed.analysis.correlation import Correlation, correlations
+from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
+from ed.analysis.render import Line, aggregate_fields, mean_and_std, table_lines
+from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table, expand
+from ed.analysis.stats import Ours, tolerance
+from ed.analysis.store import committed
+from ed.analysis.tables import load_table, table_names
+from ed.runtime.runs import Status
+
+RELATIVE = 0.1  # largest relative difference where the paper prints no standard deviation
+GENERALIZES = 50.0  # a validation accuracy (%) above this is a grokking transition
+DURATION = re.compile(r"(\d[\d.,]*) (?:GPU )?(hours?|h|minutes?)\b")
+
+
+class Verdict(StrEnum):
+    REPRODUCED = "reproduced"
+    DIRECTION = "direction only"
+    CONTRADICTED = "contradicted"
+    NOT_RUN = "not run"
+    NOT_RUNNABLE = "not runnable here"
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """An experiment file with the rows of its runs. What is derived from them is kept."""
+
+    table: Table
+    rows: list[Row]
+
+    @property
+    def planned(self) -> set[tuple]:
+        return {(run.table, run.cell, run.seed) for run in expand(self.table)}
+
+    @property
+    def done(self) -> set[tuple]:
+        done = (row for row in self.plain if row.status == Status.DONE)
+        return {(row.table, row.cell, row.seed) for row in done} & self.planned
+
+    @property
+    def begun(self) -> bool:
+        return any(row.status != Status.PENDING for row in self.rows)
+
+    @property
+    def plain(self) -> list[Row]:
+        """Runs with the settings of the file."""
+        return [row for row in self.rows if not row.deviations]
+
+    @cached_property
+    def lines(self) -> list[tuple[Cell, Line]]:
+        """The table line by line, each with its cell."""
+        cells = [cell for cell in self.table.cells.values() for _ in cell.metrics]
+        return list(zip(cells, table_lines(self.table, self.rows), strict=True))
+
+    @cached_property
+    def numbers(self) -> list["Number"]:
+        """Every line that the paper prints a number for, judged."""
+        printed = [line for _, line in self.lines if line.paper.mean is not None]
+        return [
+            Number(self.table, cell, x.metric, x.paper, x.ours, _verdict(self.table, x, printed))
+            for cell, x in self.lines
+            if x in printed
+        ]
+
+    @cached_property
+    def correlations(self) -> list[Correlation]:
+        """Of a pool: every variant of every measure."""
+        return correlations(self.table, self.plain)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of the paper beside ours."""
+
+    table: Table
+    cell: Cell
+    metric: str
+    paper: Paper
+    ours: Ours
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A claim of the paper, ready to print."""
+
+    claim: str
+    paper: str
+    ours: str
+    verdict: Verdict
+    command: str
+    gpu_hours: float | None
+    table: str
+
+
+def load_experiments(folder: Path = EXPERIMENTS) -> list[Experiment]:
+    """All tables in the paper's order, then others by name, then probes."""
+    order = [name for names in PARTS.values() for name in names]
+    ranks = {name: place for place, name in enumerate(order)}
+    names = sorted(table_names(folder), key=lambda name: (ranks.get(name, len(order)), name))
+    names += [f"{PROBES}/{name}" for name in table_names(folder / PROBES)]
+    tables = [load_table(name, folder) for name in names]
+    return [Experiment(table, committed(table)) for table in tables]
+
+
+def judge(
+    ours: Ours,
+    paper: Paper,
+    *,
+    paper_count: int | None,
+    reference: tuple[Ours, Paper] | None = None,
+) -> Verdict:
+    """The verdict on a number that has runs; `reference` is the cell that it is compared with."""
+    apart = abs(ours.mean - paper.mean)
+    limit = RELATIVE * abs(paper.mean)
+    if paper.std is not None:
+        limit = tolerance(ours, paper, paper_count)
+    if apart <= limit:
+        return Verdict.REPRODUCED
+    if reference is None:
+        return Verdict.CONTRADICTED
+    sides = (ours.mean - reference[0].mean, paper.mean - reference[1].mean)
+    return Verdict.DIRECTION if sides[0] * sides[1] > 0 else Verdict.CONTRADICTED
+
+
+def _verdict(table: Table, line: Line, printed: Sequence[Line]) -> Verdict:
+    if not line.ours.count:
+        return Verdict.NOT_RUNNABLE if table.name in MISSING else Verdict.NOT_RUN
+    others = [
+        (other.ours, other.paper)
+        for other in printed
+        if other.metric == line.metric and other.ours.count and other is not line
+    ]
+    reference = others[0] if others else None
+    return judge(line.ours, line.paper, paper_count=table.paper_seeds, reference=reference)
+
+
+def numbers(experiments: Sequence[Experiment]) -> list[Number]:
+    """The numbers of the paper, each once, in the order of `experiments`.
+
+    The paper prints some numbers in several tables, a table may list several readings of one
+    number, and ours of the last and of the best epoch stand beside the same one. The first entry
+    that has runs is kept.
+    """
+    found: list[Number] = []
+    places: dict[tuple, int] = {}
+    for experiment in experiments:
+        if not experiment.table.comparable:
+            continue
+        for number in experiment.numbers:
+            keys = _identities(number)
+            place = next((places[key] for key in keys if key in places), len(found))
+            places |= dict.fromkeys(keys, place)
+            if place == len(found):
+                found.append(number)
+            elif number.ours.count and not found[place].ours.count:
+                found[place] = number
+    return found
+
+
+def _identities(number: Number) -> tuple[tuple, tuple]:
+    """Two numbers are the same if they share their runs, or are readings of one row."""
+    value = (number.metric.replace("best/", "eval/"), number.paper)
+    row = re.split(r" \(|, lambda ", number.cell.label)[0]
+    return (number.cell.home, *value), (number.table.name, row, *value)
+
+
+def counts(found: Sequence[Number]) -> dict[Verdict, int]:
+    return {verdict: sum(n.verdict == verdict for n in found) for verdict in Verdict}
+
+
+def command(table: Table) -> str:
+    return f"python scripts/launch.py {table.argument}"
+
+
+def header_comment(path: Path) -> list[tuple[bool, str]]:
+    """The file's first comment, which says how to run it and what that costs: (is it a command,
+    text) in turn. Commands begin with their program or are indented."""
+    lines = path.read_text("utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    texts = (re.sub("^# ?", "", line) for line in comment)
+    blocks = itertools.groupby(texts, lambda text: text.startswith(("python ", "export ", "  ")))
+    return [
+        (is_command, dedent("\n".join(group)) if is_command else " ".join(group).strip())
+        for is_command, group in blocks
+    ]
+
+
+def gpu_hours(table: Table) -> float | None:
+    """The first duration in the experiment file's header comment; None where there is none."""
+    prose = " ".join(text for is_command, text in header_comment(table.path) if not is_command)
+    match = DURATION.search(prose)
+    if match is None or "on one CPU core" in prose:
+        return None
+    value = float(match[1].replace(",", ""))
+    return value / 60 if match[2].startswith("minute") else value
+
+
+def hours_left(found: Sequence[Number]) -> float:
+    """GPU hours of the tables with numbers that are not run; parts of them may be done."""
+    tables = {n.table.name: n.table for n in found if n.verdict == Verdict.NOT_RUN}
+    return sum(gpu_hours(table) or 0 for table in tables.values())
+
+
+def headline(experiments: Sequence[Experiment] | None = None) -> list[Headline]:
+    """One row per claim of the paper, for the README and the report."""
+    every = load_experiments() if experiments is None else experiments
+    known = {experiment.table.name: experiment for experiment in every}
+    return [_headline(claim, known) for claim in CLAIMS if claim.table in known]
+
+
+def _headline(claim: Claim, known: dict[str, Experiment]) -> Headline:
+    own = known[claim.table]
+    stand_in = known.get(claim.stand_in) if not own.begun else None
+    used = own if stand_in is None else stand_in
+    paper, ours, verdict = claim.paper, "", None
+    if used.table.correlation is not None:
+        ours, verdict = _correlation(used)
+    elif used.table.aggregate is not None:
+        ours, verdict = _games(used)
+    elif claim.treated:
+        paper, ours, verdict = _contrast(claim, used)
+    else:
+        ours, verdict = _transition(claim, used)
+    if verdict is None:
+        verdict = Verdict.NOT_RUNNABLE if claim.table in MISSING else Verdict.NOT_RUN
+    elif stand_in is not None:
+        ours += ", shortened"
+    hours, name = gpu_hours(own.table), used.table.name
+    return Headline(claim.text, paper, minus(ours), verdict, command(own.table), hours, name)
+
+
+def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict | None]:
+    """Reference -> treated: reproduced if both numbers are, else judged by the sign."""
+    table = experiment.table
+    metric = claim.metric or table.primary
+    by_cell = {n.cell.name: n for n in experiment.numbers if n.metric == metric}
+    before = by_cell[claim.reference]
+    treated = [by_cell[name] for name in claim.treated]
+    after = next((number for number in treated if number.ours.count), treated[0])
+    pair = (before, after)
+    shown = [mean_and_std(n.paper.mean, n.paper.std, table.digits) for n in pair]
+    paper = " → ".join(shown)
+    if not all(number.ours.count for number in pair):
+        return paper, "", None
+    ours = [mean_and_std(n.ours.mean, n.ours.std, table.digits) for n in pair]
+    text = f"{' → '.join(ours)} (n = {min(n.ours.count for n in pair)})"
+    if all(number.verdict == Verdict.REPRODUCED for number in pair):
+        return paper, text, Verdict.REPRODUCED
+    gains = [getattr(after, side).mean - getattr(before, side).mean for side in ("ours", "paper")]
+    return paper, text, _by_sign(gains[0] * gains[1])
+
+
+def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
+    found = experiment.correlations
+    own = next((c for c in found if c.selected and c.metric.startswith("measure/ed")), None)
+    if own is None or own.whole.r is None:
+        return "", None
+    e = own.whole
+    text = f"r = {e.r:+.2f} ({e.low:+.2f} to {e.high:+.2f}), {e.points} networks"
+    return text, _by_sign(e.r)
+
+
+def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
+    fields = aggregate_fields(experiment.table, experiment.plain)
+    if len(fields) < 2:
+        return "", None
+    (_, plain, *_), (_, treated, *_, runs) = fields[:2]
+    text = f"{plain} → {treated} normalised return ({runs} runs each)"
+    return text, _by_sign(float(treated) - float(plain))
+
+
+def _transition(claim: Claim, experiment: Experiment) -> tuple[str, Verdict | None]:
+    """Whether the network of the paper's setting generalizes at all."""
+    lines = [line for cell, line in experiment.lines if cell.name == claim.reference]
+    ours = lines[0].ours
+    if ours.mean is None:
+        return "", None
+    found = "a transition" if ours.mean > GENERALIZES else "no transition"
+    text = f"{found}: {ours.mean:.1f} % validation accuracy at the end (n = {ours.count})"
+    return text, _by_sign(ours.mean - GENERALIZES)
+
+
+def minus(text: str) -> str:
+    """Hyphens before numbers as minus signs."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
+
+
+def _by_sign(value: float) -> Verdict:
+    return Verdict.DIRECTION if value > 0 else Verdict.CONTRADICTED
