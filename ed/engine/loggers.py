@@ -11,7 +11,7 @@ from ed.runtime.runs import WANDB_ID
 
 
 class Wandb:
-    """The same keys to Weights & Biases. A run that is resumed stays one run there."""
+    """Logs to Weights & Biases. A resumed run stays one run there."""
 
     def __init__(self, *, project: str, mode: str, group: str | None, folder: Path, config: dict):
         wandb = _package("wandb", "wandb")
@@ -29,7 +29,7 @@ class Wandb:
                 id=identifier.read_text(),
                 resume="allow",
             )
-        except Exception as error:  # wandb has classes of its own: no key, no network
+        except Exception as error:  # wandb has its own classes: no key, no network
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
                 f"logger=wandb: {reason}; log in with `wandb login` or WANDB_API_KEY, or set "
@@ -44,14 +44,14 @@ class Wandb:
 
 
 class TensorBoard:
-    """The same keys as event files in the run's folder, under tensorboard/."""
+    """Writes event files to tensorboard/ in the run folder."""
 
     def __init__(self, *, group: str | None, folder: Path, config: dict):
         self.module = _package("torch.utils.tensorboard", "tensorboard")
         self.folder, self.writer = folder / "tensorboard", None
 
     def log(self, values: dict[str, float], step: int) -> None:
-        if self.writer is None:  # a resumed run replaces what came after its checkpoint
+        if self.writer is None:  # a resumed run replaces everything after its checkpoint
             self.writer = self.module.SummaryWriter(str(self.folder), purge_step=step)
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
@@ -62,7 +62,7 @@ class TensorBoard:
 
 
 class Csv:
-    """The same keys as columns of metrics.csv in the run's folder, a line per row of metrics."""
+    """Writes metrics.csv in the run folder: a column per metric, a line per log point."""
 
     def __init__(self, *, group: str | None, folder: Path, config: dict):
         self.path, self.rows = folder / "metrics.csv", None
@@ -70,7 +70,7 @@ class Csv:
     def log(self, values: dict[str, float], step: int) -> None:
         row = {"step": step, **values}
         first = self.rows is None
-        if first:  # a resumed run replaces what came after its checkpoint
+        if first:  # a resumed run replaces everything after its checkpoint
             self.rows = [row for row in self._earlier() if int(row["step"]) < step]
             self.columns = list(self.rows[0]) if self.rows else ["step"]
         new = [name for name in values if name not in self.columns]

@@ -461,7 +461,7 @@ def test_every_session_notes_whether_its_code_was_changed(tmp_path, monkeypatch)
     with contextlib.closing(RunFolder(tmp_path, small_config(tmp_path))) as folder:
         for changed in ([], ["code.py"], None):  # None: unknown
             monkeypatch.setattr("ed.engine.run.changed_files", lambda changed=changed: changed)
-            folder.open_session("cpu", 10, processes=1, provenance={})
+            folder.open_session("cpu", 10)
     sessions = json.loads((tmp_path / "meta.json").read_text())["sessions"]
     noted = [(session["dirty"], session["changed"]) for session in sessions]
     assert noted == [(False, []), (True, ["code.py"]), (None, None)]

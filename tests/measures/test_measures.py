@@ -592,7 +592,7 @@ def test_without_its_checkpoint_a_finished_run_says_that_it_was_not_measured(tmp
     assert small_run(tmp_path / "run", "measures=norm") == summary
     printed = capsys.readouterr().out
     assert "already done" in printed
-    assert "finished without these measures, or with other settings of them: norm;" in printed
+    assert "not measured: norm;" in printed
 
 
 def test_the_stored_config_has_the_measures_that_were_taken(tmp_path):
