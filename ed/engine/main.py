@@ -77,7 +77,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     with contextlib.closing(RunFolder(path, cfg, writes=writes)) as folder:
         log_to(path / runs.LOG if writes else None)
         # rank 0 decides: other machines may see the folder late, or another one
-        summary = processes.gather(folder.done)[0]
+        summary = processes.gather(runs.read_done(path))[0]
         if summary is not None:
             logger.info("already done: %s  %s", path, describe(summary))
             names = processes.gather(unmeasured(cfg, measures, path, task) if writes else None)[0]

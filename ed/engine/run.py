@@ -86,23 +86,18 @@ class RunFolder:
         now = runs.identity(resolved(self.cfg))
         return "; ".join(runs.differences(before, now)) or None
 
-    @property
-    def done(self) -> dict | None:
-        """The summary of a finished run."""
-        return runs.read_done(self.path)
-
     def finish(self, summary: dict) -> None:
         """Writes DONE, and the latest measures to config.yaml."""
         if not self.writes:
             return
-        stored, before = read_config(self.path / runs.CONFIG), self.done
-        earlier = stored.measures if before is not None and "measures" in stored else {}
+        stored, before = read_config(self.path / runs.CONFIG), runs.read_done(self.path)
+        measures = OmegaConf.to_container(self.cfg.measures, resolve=True)
         if before is not None:  # keep earlier measures even if metrics.jsonl was lost
             kept = {key: v for key, v in before["last"].items() if key.startswith("measure/")}
             summary["last"] = kept | summary["last"]
+            measures = {**(stored.get("measures") or {}), **measures}
         runs.write_done(self.path, summary)
-        now = OmegaConf.to_container(self.cfg.measures, resolve=True)
-        stored.measures = {**earlier, **now}
+        stored.measures = measures
         write_atomic(self.path / runs.CONFIG, OmegaConf.to_yaml(stored))
 
     def open_session(self, device: str, steps: int, **details) -> None:

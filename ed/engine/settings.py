@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.compose import GROUPS
 from ed.engine.overrides import RENAMED
+from ed.engine.trust import PARTS
 
 KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
 SYSTEM = {"device": str, "runs": str, "run_dir": str | None, "log_every": int, "trust": bool}
@@ -31,17 +32,14 @@ def check_settings(cfg: DictConfig) -> None:
 
     The constructors themselves check the range of a value.
     """
-    for key in GROUPS:
-        check_numbers(key, OmegaConf.to_container(cfg[key], resolve=True))
-    for key in cfg:
+    for key, value in OmegaConf.to_container(cfg, resolve=True).items():
         if key not in KEYS:  # added with Hydra's plus sign
             raise ValueError(f"+{key}: no such key; leave it out, or see python train.py --help")
+        check_numbers(key, value)
     if type(cfg.seed) is not int:
         raise ValueError(f"seed={cfg.seed}: must be a whole number")
-    check_numbers("seed", cfg.seed)
-    check_numbers("system", OmegaConf.to_container(cfg.system, resolve=True))
     _check_values("system", cfg.system, SYSTEM)
-    for name in ("task", "model", "regularizer", "sampler", "optimizer"):
+    for name in PARTS:
         check_leaf(name, cfg[name])
     for name, leaf in cfg.measures.items():
         check_leaf(f"measures.{name}", leaf)

@@ -683,7 +683,7 @@ def test_a_stop_on_request_is_said_once_and_is_no_error(tmp_path):
     assert result.returncode == 75
     said = [line for line in (result.stdout + result.stderr).splitlines() if "stopped" in line]
     assert len(said) == 1
-    assert re.fullmatch(r"stopped and saved at step 1 of \d+; the same command goes on", said[0])
+    assert re.fullmatch(r"stopped and saved at step 1 of \d+; the same command resumes it", said[0])
     assert "stopped" in (tmp_path / "run" / "train.log").read_text()
 
 
