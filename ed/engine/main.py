@@ -85,7 +85,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
                 return summary
             measures = {name: measures[name] for name in names}
         step = make_step(cfg, task, model, regularizer, recipe, device)
-        summary = train_in(folder, cfg, task, model, step, measures)
+        summary = train_in(folder, task, model, step, measures)
         logger.info("done: %s  %s", path, describe(summary))
         return summary
 
@@ -154,12 +154,11 @@ def build_measures(cfg: DictConfig) -> dict:
 def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     """Measures that a finished run lacks, or took with other settings, and can still take."""
     stored = read_config(path / runs.CONFIG).get("measures") or {}
-    earlier = OmegaConf.create(
-        {"measures": {n: leaf for n, leaf in stored.items() if n in measures}}
-    )
+    leaves = {name: leaf for name, leaf in stored.items() if name in measures}
+    earlier = OmegaConf.create({"measures": leaves})
     if not cfg.system.trust:
         check_targets(earlier, path / runs.CONFIG, own=targets(cfg))
-    taken, leaves = build_measures(earlier), earlier.measures
+    taken = build_measures(earlier)
     # compare objects, as older configs lack newer keys, or leaves, as a class may define no ==
     missing = [
         name
@@ -181,19 +180,12 @@ def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     return []
 
 
-def train_in(
-    folder: RunFolder, cfg: DictConfig, task, model, step: TrainStep, measures: dict
-) -> dict:
+def train_in(folder: RunFolder, task: Task, model, step: TrainStep, measures: dict) -> dict:
     """Trains in an open folder; records the session in meta.json and how it ended in train.log."""
+    cfg, number = folder.cfg, processes.world_size()
     name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
-    number = processes.world_size()
-    folder.open_session(
-        name,
-        task.total_steps,
-        processes=number,
-        threads=torch.get_num_threads(),
-        **task.provenance(),
-    )
+    details = {"processes": number, "threads": torch.get_num_threads()} | task.provenance()
+    folder.open_session(name, task.total_steps, **details)
     if number > 1:
         name = f"{number} processes, each on {name}"
     logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)

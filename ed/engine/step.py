@@ -22,9 +22,6 @@ from ed.runtime.distributed import average_gradients
 from ed.runtime.streams import reseed
 from ed.tasks.base import Batch, Task
 
-# why a step is not captured; untested in a graph
-AVERAGED = "several processes average their gradients in it"
-RECOMPUTED = "system.activation_checkpointing=true runs blocks twice"
 EAGER_STEPS = 3  # before capture, to compile and to create optimizer state and library handles
 logger = logging.getLogger("ed")
 
@@ -61,7 +58,7 @@ class TrainStep:
         self.counts: Counter[str] = Counter()  # steps in each sum
         self.names: dict[int, set[str]] = {}  # reported by the objective, by variant
         self.reported: dict[int, tuple[str, ...]] = {}  # by the whole step, by variant
-        twice = RECOMPUTED if recompute else None
+        twice = "system.activation_checkpointing=true runs blocks twice" if recompute else None
         if recompute:
             recompute_blocks(model)
         if kernels and _allowed(regularizer.no_kernels, "run by our own kernels"):
@@ -70,8 +67,8 @@ class TrainStep:
                     part.kernels = True
         if compile_model and _allowed(twice, "compiled"):
             regularizer.compile(model)
-        together = AVERAGED if processes.world_size() > 1 else None
-        no_capture = regularizer.no_capture or twice or together
+        many = "several processes average their gradients" if processes.world_size() > 1 else None
+        no_capture = regularizer.no_capture or twice or many  # the last two are untested in a graph
         self.capture = capture and _allowed(no_capture, "captured in a CUDA graph")
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by variant; all read `inputs`
         self.inputs: Batch = {}

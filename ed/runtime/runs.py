@@ -238,11 +238,10 @@ def read_done(folder: Path) -> dict | None:
 
 def _is_summary(value: dict) -> bool:
     """Whether it has the form of a summary that `train` returns."""
-    numbers = [value.get("steps"), value.get("seconds")]
-    for key in ("last", "best"):
-        if not isinstance(value.get(key), dict):
-            return False
-        numbers += value[key].values()
+    last, best = value.get("last"), value.get("best")
+    if not isinstance(last, dict) or not isinstance(best, dict):
+        return False
+    numbers = [value.get("steps"), value.get("seconds"), *last.values(), *best.values()]
     return all(isinstance(number, (int, float)) for number in numbers)
 
 

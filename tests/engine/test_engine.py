@@ -115,7 +115,7 @@ def test_batches_are_the_same_wherever_a_run_starts():
 def test_seed_determines_weights_batches_dropout_and_regularizer(tmp_path, monkeypatch):
     seen = []
 
-    def note(folder, cfg, task, model, step, measures):
+    def note(folder, task, model, step, measures):
         drawn = torch.rand(()).item()  # from the dropout stream
         batch = next(iter(task.batches(model, 0)))
         weights = sum(weight.sum().item() for weight in model.parameters())
