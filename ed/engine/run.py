@@ -124,14 +124,10 @@ class RunFolder:
 def _earlier_sessions(folder: Path) -> list[dict]:
     """The sessions so far; a damaged meta.json only causes a warning."""
     try:
-        meta = runs.read_meta(folder)
-        if not runs.has_begun(folder) or "sessions" in meta:
-            return meta.get("sessions", [])
-        reason = f"{folder / runs.META} has no list of sessions"
+        return runs.read_meta(folder).get("sessions", [])
     except (OSError, ValueError) as error:
-        reason = str(error)
-    logger.warning("%s: the record of earlier sessions is lost", reason)
-    return []
+        logger.warning("%s: the record of earlier sessions is lost", error)
+        return []
 
 
 def commit() -> str | None:
@@ -142,7 +138,7 @@ def commit() -> str | None:
 def changed_files() -> list[str] | None:
     """Tracked files that differ from `commit()`; None if unknown.
 
-    Set ED_CHANGED, separated by spaces, for a copy of the code without its repository.
+    For a copy of the code without its repository, set ED_CHANGED to a space-separated list.
     """
     if "ED_CHANGED" in os.environ:
         return os.environ["ED_CHANGED"].split()

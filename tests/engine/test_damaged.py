@@ -56,7 +56,7 @@ def test_damaged_file_is_named(name, content, run, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("content", WRONG)
+@pytest.mark.parametrize("content", sorted(WRONG.keys() - {"empty"}))
 def test_damaged_meta_only_warns(content, run, capsys):
     (run / "DONE").unlink()
     (run / "meta.json").write_bytes(WRONG[content])
@@ -194,7 +194,7 @@ def test_labels_are_whole_numbers(labels, shown, tmp_path, monkeypatch):
         load_images(folder, "train", classes=2, size=(2, 2))
 
 
-def test_missing_and_exploding_images_are_named(tmp_path, monkeypatch):
+def test_missing_and_oversized_images_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "null", [png(), None], [0, 1])
     with pytest.raises(ValueError, match=r"task\.data=.*row 1"):

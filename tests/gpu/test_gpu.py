@@ -278,7 +278,7 @@ def test_scores_on_cuda_equal_cpu(compiled):
 
 
 def test_clip_stand_in_compiled_and_captured(tmp_path):
-    """Both stages in bf16, compiled and captured; the ensemble ends in the two models."""
+    """Both stages in bf16, compiled and captured; the ensemble's ends equal the two models."""
     from ed.engine.main import run
 
     stand_in = [*STAND_IN, "task.epochs=2", "task.warmup_epochs=0", "optimizer.max_grad_norm=1"]
