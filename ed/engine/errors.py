@@ -74,8 +74,8 @@ def _reason(error: BaseException) -> str | None:
         )
     if isinstance(error, WRONG_PLACE) and error.filename is not None:
         return (
-            f"{error.filename}: {error.strerror}; give a place that you may read and write to. "
-            "For run folders set system.runs or system.run_dir (scripts: --runs)"
+            f"{error.filename}: {error.strerror}; use a path that you can read and write. For run "
+            "folders set system.runs or system.run_dir (scripts: --runs)"
         )
     if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
         return str(error)

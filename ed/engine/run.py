@@ -45,8 +45,8 @@ class RunFolder:
             key = "run_dir" if cfg.system.run_dir else "runs"
             raise RunError(
                 f"system.{key}: cannot create or lock {path} ({error.strerror}: "
-                f"{error.filename or self._lock.name}); give a place where you may write, and lock "
-                "files, in scripts by --runs"
+                f"{error.filename or self._lock.name}); use a folder that you can write to and "
+                "lock (scripts: --runs)"
             ) from error
         if not alone:
             self.close()

@@ -70,8 +70,7 @@ def check_leaf(name: str, leaf: DictConfig) -> None:
     """Raises ValueError if the constructor in `_target_` does not accept these settings."""
     if "_target_" not in leaf:
         raise ValueError(
-            f"{name}._target_ is missing: the file of a part says what to call, e.g. "
-            "_target_: my_module.MyClass"
+            f"{name}._target_ is missing: name the class to build, e.g. _target_: module.Class"
         )
     try:
         functions = _constructors(get_object(leaf._target_))

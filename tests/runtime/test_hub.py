@@ -33,8 +33,8 @@ def unreachable(monkeypatch, tmp_path) -> Iterator[str]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(hub, "PAUSE", 0)
-    for asked in (hub.unanswered, hub._print_once):  # ports may be reused
-        asked.cache_clear()
+    for cached in (hub.unanswered, hub._print_once):  # ports may be reused
+        cached.cache_clear()
     yield endpoint
     taken.close()
 
@@ -123,10 +123,10 @@ def test_reachable_hub_is_used_normally(answering):
 
 
 def test_hub_is_not_contacted_for_a_folder_or_offline(monkeypatch, tmp_path):
-    def asked(_):
+    def contacted(_):
         raise AssertionError
 
-    monkeypatch.setattr(hub, "unanswered", asked)
+    monkeypatch.setattr(hub, "unanswered", contacted)
     with hub.hub_or_cache(str(tmp_path)):
         pass
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
