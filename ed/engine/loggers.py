@@ -6,8 +6,8 @@ import io
 import uuid
 from pathlib import Path
 
-from ed.runtime.files import write_atomic
-from ed.runtime.runs import WANDB_ID
+from ed.runtime.files import read_rows, write_atomic
+from ed.runtime.runs import METRICS, WANDB_ID
 
 
 class Wandb:
@@ -65,38 +65,25 @@ class Csv:
     """Writes metrics.csv in the run folder: a column per metric, a line per log point."""
 
     def __init__(self, *, group: str | None, folder: Path, config: dict):
-        self.path, self.rows = folder / "metrics.csv", None
+        self.folder, self.path, self.columns = folder, folder / "metrics.csv", []
 
     def log(self, values: dict[str, float], step: int) -> None:
-        row = {"step": step, **values}
-        first = self.rows is None
-        if first:  # a resumed run replaces everything after its checkpoint
-            self.rows = [row for row in self._earlier() if int(row["step"]) < step]
-            self.columns = list(self.rows[0]) if self.rows else ["step"]
-        new = [name for name in values if name not in self.columns]
-        self.columns += new
-        self.rows.append(row)
-        if first or new:
-            write_atomic(self.path, self._text(self.rows, header=True))
-        else:
+        if {"step", *values} <= set(self.columns):
             with open(self.path, "a") as file:
-                file.write(self._text([row], header=False))
+                file.write(self._text([{"step": step, **values}]))
+            return
+        # a new session or column: rewrite the file from metrics.jsonl, which has this row already
+        rows = read_rows(self.folder / METRICS)
+        self.columns = list(dict.fromkeys(key for row in rows for key in row))
+        header = dict(zip(self.columns, self.columns, strict=True))
+        write_atomic(self.path, self._text([header, *rows]))
 
     def close(self) -> None:
         pass
 
-    def _earlier(self) -> list[dict]:
-        if not self.path.exists():
-            return []
-        with open(self.path, newline="") as file:
-            return [row for row in csv.DictReader(file) if row["step"]]
-
-    def _text(self, rows: list[dict], *, header: bool) -> str:
+    def _text(self, rows: list[dict]) -> str:
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
-        if header:
-            writer.writeheader()
-        writer.writerows(rows)
+        csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerows(rows)
         return text.getvalue()
 
 
