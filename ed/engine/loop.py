@@ -70,9 +70,8 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, stop: Sequence[i
     """Trains on numbered batches; logs, evaluates, measures and saves when each is due."""
     task, step, path = session.task, session.step, session.run.path
     system = session.run.cfg.system
-    log_every, save_seconds, measure_every = (
-        system[key] for key in ("log_every", "save_seconds", "measure_every")
-    )
+    log_every, measure_every = system.log_every, system.measure_every
+    save_seconds = system.save_seconds
     limit = math.inf if system.max_minutes is None else 60 * system.max_minutes
     saved_at = began = time.monotonic()
     checked = metrics.start

@@ -4,7 +4,7 @@
     srun --ntasks-per-node 4 --kill-on-bad-exit=1 python train.py ...     inside a SLURM job
 
 srun forwards every signal and the exit code 75 of an interrupted run; torchrun forwards SIGTERM and
-SIGINT, and always exits with 1.
+SIGINT, and turns every exit code but 0 into 1.
 
 Every process builds the same model and batches, works on its part of each batch, and averages the
 gradients once. The model is not wrapped, so double differentiation, forward passes that start from
