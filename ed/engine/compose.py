@@ -8,7 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from ed.runtime.files import APP
 
-GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "measures", "logger")
+PARTS = ("task", "model", "regularizer", "sampler", "optimizer")
+GROUPS = (*PARTS, "measures", "logger")
 CONFIGS = APP / "configs"
 
 

@@ -10,9 +10,8 @@ from typing import get_args, get_type_hints
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from ed.engine.compose import GROUPS
+from ed.engine.compose import GROUPS, PARTS
 from ed.engine.overrides import RENAMED
-from ed.engine.trust import PARTS
 
 KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
 SYSTEM = {"device": str, "runs": str, "run_dir": str | None, "log_every": int, "trust": bool}

@@ -13,11 +13,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ed.engine.compose import CONFIGS
+from ed.engine.compose import CONFIGS, PARTS
 from ed.runtime.files import yaml_text
 from ed.runtime.runs import CONFIG
 
-PARTS = ("task", "model", "regularizer", "sampler", "optimizer")
 SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's; ed uses none of them
 REMEDY = "if you trust whoever made this folder, add --trust (train.py: system.trust=true)"
 
