@@ -79,9 +79,8 @@ def trained_weights(folder: Path, warn) -> dict[str, Tensor] | None:
 def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
     """The newest good checkpoint; None if there is none. Calls `warn` for each damaged one.
 
-    A checkpoint that does not belong to this run is skipped if an older one does. Otherwise it is
-    an error, because the run would overwrite it. The same holds for a file that cannot be read
-    (OSError), which need not be damaged.
+    A checkpoint of another run is skipped if an older one fits; otherwise it is an error, because
+    the run would overwrite it. So is a file that cannot be read (OSError), which may be intact.
 
     Args:
         misfit: returns why a state does not belong to this run, or None if it does.

@@ -43,20 +43,18 @@ def explain(error: BaseException, show: bool | None = None) -> int:
         show = is_first()
         if not show:  # torchrun stops all processes when one exits, so let rank 0 print first
             time.sleep(SPEAKING_SECONDS)
-    if show:
-        _print(error)
-    return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
-
-
-def _print(error: BaseException) -> None:
-    if isinstance(error, BrokenPipeError):  # the reader has gone, as in `... | head`
+    interrupted = type(error).__name__ == "Interrupted"
+    if not show:
+        pass
+    elif isinstance(error, BrokenPipeError):  # the reader has gone, as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at exit
-    elif type(error).__name__ == "Interrupted":
+    elif interrupted:
         print(f"{error}; the same command resumes it", file=sys.stderr)
     elif (reason := _reason(error)) is not None:
         print(f"error: {reason}", file=sys.stderr)
     else:
         traceback.print_exception(error)
+    return INTERRUPTED if interrupted else 1
 
 
 def _reason(error: BaseException) -> str | None:

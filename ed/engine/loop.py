@@ -208,9 +208,6 @@ class _Session:
     def measure(self, stop: Sequence = ()) -> dict[str, float]:
         """Runs every measure on the current model, without changing it.
 
-        Measures run in the precision of the weights, because bf16 would swamp a degree-40 fit or a
-        small rise of the loss. Those that only evaluate use autocast, to match `evaluate`.
-
         Args:
             stop: stop requests, honoured between measures; pass them only once the run is saved.
         """
@@ -221,6 +218,7 @@ class _Session:
                 name = next(iter(group))
                 raise Interrupted(f"stopped before measure {name}; the model is saved", asked)
             members = list(group.values())
+            # full precision, because bf16 would swamp a fit; pure evaluations match `evaluate`
             precision = self.step.autocast if members[0].evaluates else contextlib.nullcontext()
             with precision, torch.compiler.set_stance("force_eager"):
                 found = members[0].together(members, self.model, self.task)

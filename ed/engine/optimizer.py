@@ -43,10 +43,7 @@ class OptimizerConfig:
             )
 
     def lr_at(self, step: int, total: int, warmup: int) -> float:
-        """The learning rate at `step` of `total`: linear warm-up, then the schedule.
-
-        A pure function of the step, so resuming cannot reset it.
-        """
+        """The learning rate at `step`, a pure function, so resuming cannot reset it."""
         if step < warmup:
             return self.lr * ((step + 1) / warmup)  # not 0 at the first step
         if self.schedule == "constant":
@@ -139,10 +136,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
-    """Gives optimizer state the strides of its weights, which fused updates assume.
-
-    A checkpoint may come from a device with another memory format.
-    """
+    """Gives loaded optimizer state the strides of its weights, which fused updates assume."""
     for weight, state in optimizer.state.items():
         for name, value in state.items():
             if value.shape == weight.shape and value.stride() != weight.stride():

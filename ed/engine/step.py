@@ -107,10 +107,7 @@ class TrainStep:
 
     @torch.no_grad()
     def largest_weight(self) -> dict[str, float]:
-        """The largest absolute weight, not finite if any weight is not.
-
-        The loss would show it only one step later.
-        """
+        """The largest absolute weight; shows NaN or infinity one step before the loss does."""
         largest = torch._foreach_norm(list(self.model.parameters()), math.inf)
         return {"largest weight": torch.stack(largest).amax().item()}
 
@@ -170,10 +167,8 @@ class TrainStep:
         """Computes the clipped gradients of the objective; returns the mean report."""
         self.optimizer.zero_grad(set_to_none=True)
         reports = []
-        statistics = (
-            contextlib.nullcontext() if update_statistics else frozen_statistics(self.model)
-        )
-        with statistics:
+        statistics = contextlib.nullcontext if update_statistics else frozen_statistics
+        with statistics(self.model):
             for part in _split(batch, self.accumulate):
                 with self.autocast:
                     field = self.task.field(self.model, part)
