@@ -124,10 +124,14 @@ class RunFolder:
 def _earlier_sessions(folder: Path) -> list[dict]:
     """The sessions so far; a damaged meta.json only causes a warning."""
     try:
-        return runs.read_meta(folder).get("sessions", [])
+        meta = runs.read_meta(folder)
+        if not runs.has_begun(folder) or "sessions" in meta:
+            return meta.get("sessions", [])
+        reason = f"{folder / runs.META} has no list of sessions"
     except (OSError, ValueError) as error:
-        logger.warning("%s: the record of earlier sessions is lost", error)
-        return []
+        reason = str(error)
+    logger.warning("%s: the record of earlier sessions is lost", reason)
+    return []
 
 
 def commit() -> str | None:

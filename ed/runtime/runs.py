@@ -116,11 +116,16 @@ def _whole(value):
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def differences(before: dict, now: dict) -> list[str]:
+def differences(before: dict, now: dict, prefix: str = "") -> list[str]:
     """Settings in which two configs differ: 'optimizer.lr is 0.1 there, 0.2 here'."""
-    old, new = flat(before), flat(now)
-    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    return [f"{key} is {old.get(key)} there, {new.get(key)} here" for key in keys]
+    rows = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            rows += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            rows.append(f"{prefix}{key} is {old} there, {new} here")
+    return rows
 
 
 def flat(config: dict, prefix: str = "") -> dict:
