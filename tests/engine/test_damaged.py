@@ -50,7 +50,7 @@ def run(finished, tmp_path):
 @pytest.mark.parametrize("name", ["DONE", "config.yaml"])
 def test_damaged_file_is_named(name, content, run, capsys):
     (run / name).write_bytes(WRONG[content])
-    with pytest.raises(ValueError, match=str(run)) as error:
+    with pytest.raises(ValueError, match=f"{name}|another config") as error:
         small_run(run, base=SMALL_GROKKING)
     assert explain(error.value) == 1
     assert capsys.readouterr().err.count("\n") == 1
