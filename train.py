@@ -1,4 +1,4 @@
-"""Train anything of the paper: `python train.py --help` lists the parts and their settings."""
+"""Train a model: `python train.py --help` lists the config groups and their settings."""
 
 import os
 import signal
@@ -13,49 +13,45 @@ from ed.engine.errors import INTERRUPTED, explain, is_first, or_explain
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `explain`, not Hydra's own printer
 GROUPS = ("task", "model", "regularizer")
-failed: list[str] = []  # runs of this sweep, by what they were given
+failed: list[str] = []  # overrides of the sweep's failed runs
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
-    # torch is loaded only once there is something to train
+    # imported here because torch is slow to load and --help does not need it
     from ed.engine.compose import sampler_is_unused
     from ed.engine.main import run
     from ed.runtime.distributed import leave
     from ed.runtime.processes import first_to_fail, world_size
 
-    choices = HydraConfig.get().runtime.choices
-    if sampler_is_unused(cfg, HydraConfig.get().overrides.task) and is_first():
+    job = HydraConfig.get()
+    choices, overrides = job.runtime.choices, job.overrides.task
+    if sampler_is_unused(cfg, overrides) and is_first():
         why = f"regularizer={choices['regularizer']} uses no sampler"
         print(f"warning: sampler={choices['sampler']} has no effect: {why}", file=sys.stderr)
     try:
         run(cfg, [choices[group] for group in GROUPS])
     except Exception as error:
-        code = explain(error, aloud=first_to_fail(error))
+        code = explain(error, show=first_to_fail(error))
         if "SUBMITIT_EXECUTOR" in os.environ:
             requeue(error)
-            raise  # reaches the sweep that submitted us, which never hears of an exit
-        sweeps = HydraConfig.get().mode == RunMode.MULTIRUN
-        if sweeps and code != INTERRUPTED and world_size() == 1:
-            failed.append(own_settings(HydraConfig.get().overrides.task, sys.argv))
-            return  # to the next run: Hydra would end the sweep at an exit
+            raise  # submitit reports exceptions to the sweep, but not exit codes
+        if job.mode == RunMode.MULTIRUN and code != INTERRUPTED and world_size() == 1:
+            own = [word for word in overrides if word not in sys.argv]  # not shared by all runs
+            failed.append(" ".join(own or overrides))
+            return  # exiting would end the whole sweep
         leave(code)
 
 
-def own_settings(overrides: list[str], command: list[str]) -> str:
-    """What a run of a sweep was given and the command does not say of all: optimizer.lr=0.1."""
-    return " ".join([word for word in overrides if word not in command] or overrides)
-
-
 def requeue(error: Exception) -> None:
-    """Hands USR2, once the run has saved, to submitit, which puts the job back into the queue."""
+    """Passes SIGUSR2 on to submitit, which requeues the job, once the run has saved."""
     handler = signal.getsignal(signal.SIGUSR2)
     if signal.SIGUSR2 in getattr(error, "signals", ()) and callable(handler):
         handler(signal.SIGUSR2, None)
 
 
 def check_words(words: list[str]) -> None:
-    """Rejects Hydra's own setting for the run's folder, which has no effect here."""
+    """Rejects hydra.run.dir, which has no effect here."""
     for word in words:
         key, _, value = word.partition("=")
         if key.lstrip("+") == "hydra.run.dir":
@@ -64,6 +60,6 @@ def check_words(words: list[str]) -> None:
 
 if __name__ == "__main__":
     or_explain(lambda: check_words(sys.argv[1:]))
-    or_explain(main)  # where the config does not compose; `main` itself explains the rest
+    or_explain(main)  # for configs that do not compose; `main` handles all other errors
     if failed:
         sys.exit(f"error: {len(failed)} of the sweep's runs failed: {'; '.join(failed)}")

@@ -1,1 +1,1 @@
-"""The training loop and what it stands on. Knows no concrete task or regularizer."""
+"""The training loop. It knows no concrete task or regularizer."""

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: blocks keep only their inputs, and run again when gradients are due."""
+"""Activation checkpointing: blocks store only their inputs and rerun in the backward pass."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from ed.core.model_state import run_again
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Changes in place every block of a model that is made of lists of them; results stay."""
+    """Checkpoints every block in the model's lists of blocks, in place; results do not change."""
     blocks = [block for container in _outermost_lists(model) for block in container]
     if not blocks:
         raise ValueError(
-            f"system.activation_checkpointing=true: {type(model).__name__} has no list of blocks "
-            "(nn.Sequential, nn.ModuleList) to recompute; set system.activation_checkpointing=false"
+            f"system.activation_checkpointing=true: {type(model).__name__} has no nn.Sequential or "
+            "nn.ModuleList of blocks; set it to false"
         )
     for block in blocks:
-        block.forward = MethodType(_forward_twice, block)  # a deep copy's belongs to the copy
+        block.forward = MethodType(_forward_twice, block)  # bound, so a deep copy gets its own
 
 
 def _outermost_lists(module: nn.Module) -> Iterator[nn.Module]:
@@ -36,6 +36,6 @@ def _forward_twice(block: nn.Module, *inputs, **named):
     forward = partial(type(block).forward, block)
     if not torch.is_grad_enabled():
         return forward(*inputs, **named)
-    # the second run comes when the modes of the first may be gone, as those of paths in eval mode
+    # the model may have switched modes by the second run, e.g. after paths in eval mode
     contexts = (contextlib.nullcontext(), run_again(block))
     return checkpoint(forward, *inputs, use_reentrant=False, context_fn=lambda: contexts, **named)

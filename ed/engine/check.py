@@ -1,4 +1,4 @@
-"""Impossible combinations, found before data or device is touched. Each message names its key."""
+"""Rejects impossible combinations of settings before any data is loaded."""
 
 from collections.abc import Iterable
 
@@ -8,25 +8,21 @@ from ed.runtime.processes import world_size
 from ed.tasks.base import Task
 
 PRECISIONS = ("bf16", "float32")
-LOGGER_MODES = ("online", "offline", "shared", "disabled")  # wandb's
-SWITCHES = ("compile", "kernels", "cuda_graph", "channels_last")  # of `system`
+LOGGER_MODES = ("online", "offline", "shared", "disabled")  # as in wandb
+SWITCHES = ("compile", "kernels", "cuda_graph", "channels_last")  # in `system`
 
 
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
     check_precision(cfg)
     choice("logger.mode", cfg.logger.get("mode", "online"), LOGGER_MODES)
+    name = type(task).__name__
     if not task.metric.startswith("eval/"):
         raise ValueError(
-            f"{type(task).__name__}.metric is {task.metric!r}: call it eval/{task.metric}, here "
-            "and in `evaluate`; tables and scripts/runs.py show what begins so"
+            f"{name}.metric is {task.metric!r}: call it eval/{task.metric}, here and in `evaluate`"
         )
-    if task.batch_size % count("accumulate", cfg.accumulate):
-        raise ValueError(
-            f"accumulate={cfg.accumulate}: must divide task.batch_size={task.batch_size}"
-        )
-    _check_sharing(cfg.accumulate, task)
-    for name in SWITCHES:
-        choice(f"system.{name}", cfg.system[name], ("auto", True, False))
+    _check_split(count("accumulate", cfg.accumulate), task)
+    for switch in SWITCHES:
+        choice(f"system.{switch}", cfg.system[switch], ("auto", True, False))
     count("system.log_every", cfg.system.log_every)
     optional(count, "system.threads", cfg.system.threads)
     every = optional(count, "system.measure_every", cfg.system.measure_every)
@@ -36,15 +32,15 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
         )
     if every is not None and not cfg.measures:
         raise ValueError(
-            f"system.measure_every={every}: there is nothing to measure; name some, e.g. "
+            f"system.measure_every={every}: there is nothing to measure; name some measures, e.g. "
             "measures=[ed,norm], or set null"
         )
     regularizer.check(task, cfg.accumulate * world_size())
     for measure in measures:
         if measure.reads_examples and type(task).examples is Task.examples:
             raise ValueError(
-                f"measures: {type(task).__name__} gives no training examples to "
-                f"{type(measure).__name__}; leave it out of measures"
+                f"measures: {name} gives no training examples to {type(measure).__name__}; remove "
+                "it from measures"
             )
         measure.check(task)
 
@@ -53,21 +49,16 @@ def check_precision(cfg) -> None:
     choice("precision", cfg.precision, PRECISIONS)
 
 
-def _check_sharing(accumulate: int, task: Task) -> None:
-    """Whether a batch can be cut: by the processes, where there are several, and `accumulate`."""
-    number, no_sharing = world_size(), task.no_sharing or task.no_parts
-    if number > 1 and no_sharing:
-        raise ValueError(
-            f"{number} processes cannot train {type(task).__name__} together: {no_sharing}; "
-            "start one process"
-        )
+def _check_split(accumulate: int, task: Task) -> None:
+    """Checks that a batch can be split among the processes and by `accumulate`."""
+    number, name, size = world_size(), type(task).__name__, task.batch_size
+    reason = task.no_sharing or task.no_parts
+    if number > 1 and reason:
+        raise ValueError(f"{number} processes cannot train {name} together: {reason}; start one")
     if accumulate > 1 and task.no_parts:
+        raise ValueError(f"accumulate={accumulate}: {task.no_parts}; set accumulate=1 for {name}")
+    if size % (accumulate * number):
         raise ValueError(
-            f"accumulate={accumulate}: {type(task).__name__} needs its batches whole, as "
-            f"{task.no_parts}; set accumulate=1"
-        )
-    if task.batch_size % (accumulate * number):
-        raise ValueError(
-            f"task.batch_size={task.batch_size}: must divide evenly among {number} processes"
-            + (f" x accumulate={accumulate}" if accumulate > 1 else "")
+            f"task.batch_size={size}: must be a multiple of accumulate={accumulate} x {number} "
+            "processes"
         )

@@ -1,15 +1,15 @@
-"""Checkpoints that survive a kill: written to a temporary file, renamed, the previous one kept.
+"""Checkpoints that survive a kill: written to a temporary file, then renamed.
 
-`last.pt` is the newest, `previous.pt` the one before it; `last.pt.tmp`, where a kill left it whole
-between the renames, is newer than both. Each is a plain torch file that ends with a digest of its
-contents: `torch.load(path, weights_only=True)` opens it, and we notice any damage and use another.
+`last.pt` is the newest and `previous.pt` the one before. A complete `last.pt.tmp`, left by a kill
+between the two renames, is newer than both. Each is a plain torch file, which
+`torch.load(path, weights_only=True)` opens, with a digest at its end that reveals damage.
 """
 
 import io
 import os
 import re
 from pathlib import Path
-from pickle import UnpicklingError  # raised by torch.load for what is not plain data
+from pickle import UnpicklingError  # raised by torch.load for anything but plain data
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +42,15 @@ def save_checkpoint(folder: Path, state: dict) -> None:
     except OSError as error:
         if not folder.is_dir():
             raise SaveError(
-                f"could not save a checkpoint: {folder} is gone, so someone removed or renamed it "
-                "during the run; restore it and run the same command again, or begin anew"
+                f"{folder} is gone: it was removed or renamed during the run; restore it and run "
+                "the same command again, or start over"
             ) from error
         temporary.unlink(missing_ok=True)
         raise _cannot_save("a checkpoint", folder, error) from error
 
 
 def save_weights(folder: Path, model: nn.Module) -> None:
-    """Writes `model.safetensors`, the weights and buffers of a trained model."""
+    """Writes the weights and buffers of a trained model to `model.safetensors`."""
     from safetensors.torch import save
 
     # copies: safetensors rejects tensors that share memory, such as tied embeddings
@@ -65,10 +65,7 @@ def save_weights(folder: Path, model: nn.Module) -> None:
 
 
 def trained_weights(folder: Path, warn) -> dict[str, Tensor] | None:
-    """The model's state dict in a run folder: of the newest good checkpoint, or the weights file.
-
-    The weights file alone serves where somebody shares a model without its training state.
-    """
+    """The model's state dict from the newest good checkpoint, else from `model.safetensors`."""
     state = load_checkpoint(folder, warn, _without_model)
     if state is not None:
         return state["training"]["model"]
@@ -80,13 +77,13 @@ def trained_weights(folder: Path, warn) -> dict[str, Tensor] | None:
 
 
 def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
-    """The newest good checkpoint, or None where there is none. `warn` is called for damaged ones.
+    """The newest good checkpoint; None if there is none. Calls `warn` for each damaged one.
 
-    `misfit` returns why a checkpoint is not one of this run, or None. Such a one is skipped where
-    an older one fits, and otherwise an error: going on would overwrite it.
+    A checkpoint of another run is skipped if an older one fits; otherwise it is an error, because
+    the run would overwrite it. So is a file that cannot be read (OSError), which may be intact.
 
-    One that cannot be read (no permission, a disk that does not answer) is no damaged one: OSError,
-    as going on from an older one would overwrite it.
+    Args:
+        misfit: returns why a state does not belong to this run, or None if it does.
     """
     foreign = None
     for name in CHECKPOINTS:
@@ -104,33 +101,28 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
             reason = str(error).splitlines()[0]
             warn(f"{path} is damaged ({reason}): falling back to an older one, or to the start")
     if foreign:
-        raise RunError(f"{foreign}. Give the stored values or another system.run_dir")
+        raise RunError(f"{foreign}. Use the stored values or another system.run_dir")
     return None
-
-
-def remove_checkpoints(folder: Path) -> None:
-    for name in (*CHECKPOINTS, WEIGHTS):
-        (folder / name).unlink(missing_ok=True)
 
 
 def _cannot_save(what: str, folder: Path, error: OSError) -> SaveError:
     return SaveError(
         f"could not save {what} in {folder} ({error.strerror}): free some space and run the same "
-        "command again; it goes on from the last good checkpoint"
+        "command again; it resumes from the last good checkpoint"
     )
 
 
 def _check_plain(buffer: io.BytesIO) -> None:
-    """Refuses what could be written but not be loaded again: a run would lose all its work."""
+    """Rejects a state that could be written but not loaded again."""
     buffer.seek(0)
     try:
         torch.load(buffer, map_location="meta", weights_only=True)
     except UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
         raise SaveError(
-            f"no checkpoint can hold {kind.group(1) if kind else 'this state'}: the state_dict of "
-            "a task or model may have tensors, and Python's own numbers, text, lists and dicts; "
-            "convert it there, e.g. by float(...) or torch.as_tensor(...)"
+            f"a checkpoint cannot hold {kind.group(1) if kind else 'this state'}: the state_dict "
+            "of a task or model may contain tensors, numbers, strings, lists and dicts; convert "
+            "other values, e.g. with float(...) or torch.as_tensor(...)"
         ) from None
 
 
@@ -139,7 +131,7 @@ def _read(path: Path) -> dict:
     check_seal(content)
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(state, dict):
-        raise ValueError(f"it holds a {type(state).__name__}, not the state of a run")
+        raise ValueError(f"it contains a {type(state).__name__}, not the state of a run")
     return state
 
 
@@ -147,4 +139,4 @@ def _without_model(state: dict) -> str | None:
     """Why no model can be read from a checkpoint."""
     training = state.get("training")
     has_model = isinstance(training, dict) and isinstance(training.get("model"), dict)
-    return None if has_model else "it holds no model"
+    return None if has_model else "it contains no model"

@@ -1,4 +1,4 @@
-"""Composing the config outside `train.py`: for tests, scripts and the launcher."""
+"""Composes the config outside `train.py`: for tests, scripts and the launcher."""
 
 import re
 from collections.abc import Sequence
@@ -8,18 +8,19 @@ from omegaconf import DictConfig, OmegaConf
 
 from ed.runtime.files import APP
 
-GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "measures", "logger")
+PARTS = ("task", "model", "regularizer", "sampler", "optimizer")
+GROUPS = (*PARTS, "measures", "logger")
 CONFIGS = APP / "configs"
 
 
 def compose_config(overrides: list[str], *, folders: Sequence[Path] = ()) -> DictConfig:
-    """What `python train.py <overrides>` would train; `folders` hold further choices."""
+    """The config of `python train.py <overrides>`; `folders` contain the user's own configs."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        path = ",".join(f"'file://{folder.resolve()}'" for folder in folders)  # may have spaces
+        path = ",".join(f"'file://{folder.resolve()}'" for folder in folders)  # quoted for spaces
         extra = [f"hydra.searchpath=[{path}]"] if folders else []
         return compose("train", overrides=[*overrides, *extra])
 

@@ -6,12 +6,12 @@ import io
 import uuid
 from pathlib import Path
 
-from ed.runtime.files import write_atomic
-from ed.runtime.runs import WANDB_ID
+from ed.runtime.files import read_rows, write_atomic
+from ed.runtime.runs import METRICS, WANDB_ID
 
 
 class Wandb:
-    """The same keys to Weights & Biases. A run that is resumed stays one run there."""
+    """Logs to Weights & Biases. A resumed run stays one run there."""
 
     def __init__(self, *, project: str, mode: str, group: str | None, folder: Path, config: dict):
         wandb = _package("wandb", "wandb")
@@ -29,7 +29,7 @@ class Wandb:
                 id=identifier.read_text(),
                 resume="allow",
             )
-        except Exception as error:  # wandb has classes of its own: no key, no network
+        except Exception as error:  # wandb has its own classes: no key, no network
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
                 f"logger=wandb: {reason}; log in with `wandb login` or WANDB_API_KEY, or set "
@@ -44,14 +44,14 @@ class Wandb:
 
 
 class TensorBoard:
-    """The same keys as event files in the run's folder, under tensorboard/."""
+    """Writes event files to tensorboard/ in the run folder."""
 
     def __init__(self, *, group: str | None, folder: Path, config: dict):
         self.module = _package("torch.utils.tensorboard", "tensorboard")
         self.folder, self.writer = folder / "tensorboard", None
 
     def log(self, values: dict[str, float], step: int) -> None:
-        if self.writer is None:  # a resumed run replaces what came after its checkpoint
+        if self.writer is None:  # a resumed run replaces everything after its checkpoint
             self.writer = self.module.SummaryWriter(str(self.folder), purge_step=step)
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
@@ -62,41 +62,28 @@ class TensorBoard:
 
 
 class Csv:
-    """The same keys as columns of metrics.csv in the run's folder, a line per row of metrics."""
+    """Writes metrics.csv in the run folder: a column per metric, a line per log point."""
 
     def __init__(self, *, group: str | None, folder: Path, config: dict):
-        self.path, self.rows = folder / "metrics.csv", None
+        self.folder, self.path, self.columns = folder, folder / "metrics.csv", []
 
     def log(self, values: dict[str, float], step: int) -> None:
-        row = {"step": step, **values}
-        first = self.rows is None
-        if first:  # a resumed run replaces what came after its checkpoint
-            self.rows = [row for row in self._earlier() if int(row["step"]) < step]
-            self.columns = list(self.rows[0]) if self.rows else ["step"]
-        new = [name for name in values if name not in self.columns]
-        self.columns += new
-        self.rows.append(row)
-        if first or new:
-            write_atomic(self.path, self._text(self.rows, header=True))
-        else:
+        if {"step", *values} <= set(self.columns):
             with open(self.path, "a") as file:
-                file.write(self._text([row], header=False))
+                file.write(self._text([{"step": step, **values}]))
+            return
+        # a new session or column: rewrite the file from metrics.jsonl, which has this row already
+        rows = read_rows(self.folder / METRICS)
+        self.columns = list(dict.fromkeys(key for row in rows for key in row))
+        header = dict(zip(self.columns, self.columns, strict=True))
+        write_atomic(self.path, self._text([header, *rows]))
 
     def close(self) -> None:
         pass
 
-    def _earlier(self) -> list[dict]:
-        if not self.path.exists():
-            return []
-        with open(self.path, newline="") as file:
-            return [row for row in csv.DictReader(file) if row["step"]]
-
-    def _text(self, rows: list[dict], *, header: bool) -> str:
+    def _text(self, rows: list[dict]) -> str:
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
-        if header:
-            writer.writeheader()
-        writer.writerows(rows)
+        csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerows(rows)
         return text.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The one training loop, for every task and every regularizer."""
+"""The training loop for every task and regularizer."""
 
 import contextlib
 import logging
@@ -6,7 +6,6 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -26,10 +25,10 @@ logger = logging.getLogger("ed")
 
 
 class Interrupted(RuntimeError):
-    """The run stopped early on request, saved; the same command goes on.
+    """The run saved and stopped early on request; the same command resumes it.
 
     Attributes:
-        signals: the requests that came as signals; none where `max_seconds` were over.
+        signals: the signals received; empty if system.max_minutes were over.
     """
 
     def __init__(self, message: str, signals: Sequence[int] = ()):
@@ -37,36 +36,10 @@ class Interrupted(RuntimeError):
         self.signals = tuple(signals)
 
 
-@dataclass(frozen=True)
-class Cadence:
-    """How often the loop looks up from its work.
-
-    Attributes:
-        log_steps: steps between rows of training metrics.
-        save_seconds: least time between checkpoints.
-        max_seconds: save and stop after this long; None: never.
-        measure_evals: evaluations between measurements; None: at the end only.
-    """
-
-    log_steps: int
-    save_seconds: float
-    max_seconds: float | None = None
-    measure_evals: int | None = None
-
-    def measures_at(self, evaluation: int) -> bool:
-        return self.measure_evals is not None and evaluation % self.measure_evals == 0
-
-
 def train(
-    task: Task,
-    model: nn.Module,
-    step: TrainStep,
-    run: RunFolder,
-    cadence: Cadence,
-    tracker,
-    measures: dict,
+    task: Task, model: nn.Module, step: TrainStep, run: RunFolder, *, tracker, measures: dict
 ) -> dict:
-    """Trains to the end, or raises `Interrupted` once saved. Returns the summary of the run."""
+    """Trains to the end and returns the summary; raises `Interrupted` after an early stop."""
     session = _Session(task, model, step, run, measures)
     start = session.resume()
     metrics = Metrics(
@@ -77,25 +50,29 @@ def train(
         tracker=tracker,
         writes=run.writes,
     )
-    batches = task.batches(model, start)  # closed at the end: it may have processes of its own
+    batches = task.batches(model, start)  # closed at the end: it may own worker processes
     with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
-        _take_steps(session, _numbered(batches, start, task), metrics, cadence, stop)
-        # nothing was left to train: a published model, or a run whose rows are lost
+        _take_steps(session, _numbered(batches, start, task), metrics, stop)
+        # nothing to train, e.g. a published model or a finished run that lost its metrics
         if start == task.total_steps and not metrics.evaluated(start):
             metrics.log(task.total_steps, session.evaluate())
-        # after the last save: measuring may take long, and what is trained is safe by then
+        # after the last save, because measuring may take long
         metrics.log(task.total_steps, session.measure(stop))
     summary = metrics.summary(task.metric, task.higher_is_better)
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
-    if run.writes and task.total_steps:  # zero steps: a published model, which has a file already
+    if run.writes and task.total_steps:  # a published model has zero steps and its own file
         save_weights(run.path, model)
     run.finish(summary)
     return summary
 
 
-def _take_steps(session: "_Session", batches, metrics: Metrics, cadence: Cadence, stop) -> None:
+def _take_steps(session: "_Session", batches, metrics: Metrics, stop: Sequence[int]) -> None:
     """Trains on numbered batches; logs, evaluates, measures and saves when each is due."""
     task, step, path = session.task, session.step, session.run.path
+    system = session.run.cfg.system
+    log_every, measure_every = system.log_every, system.measure_every
+    save_seconds = system.save_seconds
+    limit = math.inf if system.max_minutes is None else 60 * system.max_minutes
     saved_at = began = time.monotonic()
     checked = metrics.start
     evaluations = {step: n for n, step in enumerate(task.evaluation_steps(), start=1)}
@@ -104,9 +81,8 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, cadence: Cadence
         metrics.advance(done)
         now = time.monotonic()
         last = done == task.total_steps
-        late = cadence.max_seconds is not None and now - began >= cadence.max_seconds
-        late, due, asked = _agree(late, now - saved_at >= cadence.save_seconds, stop)
-        if done % cadence.log_steps == 0 or last:
+        late, due, asked = _agree(now - began >= limit, now - saved_at >= save_seconds, stop)
+        if done % log_every == 0 or last:
             values = step.means()
             check_finite(values, checked, done, path)
             checked = done
@@ -115,7 +91,7 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, cadence: Cadence
             values = session.evaluate()
             check_finite(values, done - 1, done, path)  # the only check on the last update
             metrics.log(done, values)
-            if not last and cadence.measures_at(evaluations[done]):
+            if not last and measure_every and evaluations[done] % measure_every == 0:
                 metrics.log(done, session.measure())
         if (last or asked or late or due) and task.can_save(done):
             check_finite(step.peek() | step.largest_weight(), checked, done, path)
@@ -127,19 +103,19 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, cadence: Cadence
 
 
 def _numbered(batches: Iterator[Batch], start: int, task: Task) -> Iterator[tuple[int, Batch]]:
-    """Batches, each with the number of steps that are done with it, until all are."""
+    """Pairs each batch with the number of steps done after it, up to the last step."""
     done = start
     for done, batch in zip(range(start + 1, task.total_steps + 1), batches, strict=False):
         yield done, batch
     if done < task.total_steps:
         raise ValueError(
-            f"{type(task).__name__}.batches ended after {done} of total_steps="
-            f"{task.total_steps}: it must go on, epoch after epoch"
+            f"{type(task).__name__}.batches ended after {done} of total_steps={task.total_steps}; "
+            "it must continue, epoch after epoch"
         )
 
 
 class _Session:
-    """What belongs together in a checkpoint, and the clock of the whole run."""
+    """Everything that a checkpoint saves, and the total training time of the run."""
 
     def __init__(
         self, task: Task, model: nn.Module, step: TrainStep, run: RunFolder, measures: dict
@@ -154,36 +130,32 @@ class _Session:
         return self.earlier_seconds + time.monotonic() - self.began
 
     def resume(self) -> int:
-        """Loads the newest good checkpoint and returns its step, 0 where there is none."""
+        """Loads the newest good checkpoint and returns its step; 0 if there is none."""
         state = load_checkpoint(self.run.path, logger.warning, self._misfit)
-        self._check_same_checkpoint(state)
+        steps = processes.gather(None if state is None else state["step"])
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"the processes found checkpoints of different steps in {self.run.path}: {steps}; "
+                "set system.runs to a file system that all machines share"
+            )
         if state is not None:
             self._load(state)
         processes.copy_from_first([*self.model.parameters(), *self.model.buffers()])
         return 0 if state is None else state["step"]
 
-    def _check_same_checkpoint(self, state: dict | None) -> None:
-        steps = processes.gather(None if state is None else state["step"])
-        if len(set(steps)) > 1:
-            raise ValueError(
-                f"the processes find checkpoints of different steps in {self.run.path}: {steps}. "
-                "Its file system must be one that all machines share; see system.runs"
-            )
-
     def _misfit(self, state: dict) -> str | None:
-        """Why a checkpoint is not one of this run."""
-        lacking = sorted(STATE - set(state))
-        if lacking:
+        """Why a checkpoint does not belong to this run."""
+        if lacking := sorted(STATE - set(state)):
             return f"it lacks {', '.join(lacking)}"
         difference = self.run.difference(state["config"])
         return difference and f"it has another config: {difference}"
 
     def _load(self, state: dict) -> None:
-        before, now = len(state["rng"]), processes.world_size()
-        if before != now:  # batches are cut otherwise, and so are the draws of a regularizer
+        path, before, now = self.run.path, len(state["rng"]), processes.world_size()
+        if before != now:  # batches and a regularizer's draws would be split differently
             raise ValueError(
-                f"{self.run.path} was begun with {before} processes and cannot go on with {now}: "
-                f"start {before}, or begin anew in another folder with system.run_dir"
+                f"{path} was started with {before} processes and cannot resume with {now}: start "
+                f"{before}, or use another system.run_dir"
             )
         try:
             self.step.load_state_dict(state["training"])
@@ -191,25 +163,22 @@ class _Session:
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
-                f"the checkpoint in {self.run.path} does not fit this run ({reason}): move it "
-                "away, or begin anew in another folder with system.run_dir"
+                f"the checkpoint in {path} does not fit this run ({reason}): move it away, or use "
+                "another system.run_dir"
             ) from error
         rng = state["rng"][processes.rank()]
         torch.set_rng_state(rng["cpu"])
         if self.step.device.type == "cuda" and "cuda" in rng:
             torch.cuda.set_rng_state(rng["cuda"])
-        self.earlier_seconds = state["seconds"]
-        self.saved_metrics, threads = state["metrics"], state["threads"]
-        if self.step.device.type == "cpu" and threads != torch.get_num_threads():
+        self.earlier_seconds, self.saved_metrics = state["seconds"], state["metrics"]
+        threads, current = state["threads"], torch.get_num_threads()
+        if self.step.device.type == "cpu" and threads != current:
             logger.warning(
-                "%s was begun with %d threads and goes on with %d: its results may differ in the "
-                "last digits from those of an uninterrupted run; set system.threads=%d",
-                self.run.path,
-                threads,
-                torch.get_num_threads(),
-                threads,
+                f"{path} was started with {threads} threads and resumes with {current}: results "
+                "may differ in the last digits from an uninterrupted run; set "
+                f"system.threads={threads}"
             )
-        logger.info("resuming %s at step %d", self.run.path, state["step"])
+        logger.info("resuming %s at step %d", path, state["step"])
 
     def save(self, step: int, metrics: Metrics) -> None:
         rng = {"cpu": torch.get_rng_state()}
@@ -228,37 +197,35 @@ class _Session:
         if self.run.writes:
             metrics.sync()
             save_checkpoint(self.run.path, state)
-        processes.wait_for_all()  # whoever goes first must not end the one that writes
+        processes.wait_for_all()  # nobody may exit while rank 0 is still writing
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        # eager: the shapes differ from training's, and compiling for them costs more than it saves
+        # eager: compiling for evaluation's shapes costs more than it saves
         with evaluating(self.model), self.step.autocast, torch.compiler.set_stance("force_eager"):
             return self.task.evaluate(self.model)
 
     def measure(self, stop: Sequence = ()) -> dict[str, float]:
-        """Every measure of the model as it stands, which it leaves exactly so.
+        """Runs every measure on the current model, without changing it.
 
-        In the weights' own precision: a polynomial of degree 40 or a rise of the loss at a small
-        radius would drown in the rounding of bf16. What only evaluates does it as `evaluate`, to
-        find the same numbers. `stop` is heeded between measures: only where everything is saved,
-        as after training.
+        Args:
+            stop: stop requests, honoured between measures; pass them only once the run is saved.
         """
         values = {}
         for group in in_groups(self.measures):
             *_, asked = _agree(False, False, stop)
             if asked:
                 name = next(iter(group))
-                raise Interrupted(f"stopped before measure {name}; what is trained is saved", asked)
+                raise Interrupted(f"stopped before measure {name}; the model is saved", asked)
             members = list(group.values())
+            # full precision, because bf16 would swamp a fit; pure evaluations match `evaluate`
             precision = self.step.autocast if members[0].evaluates else contextlib.nullcontext()
             with precision, torch.compiler.set_stance("force_eager"):
                 found = members[0].together(members, self.model, self.task)
             for name, numbers in zip(group, found, strict=True):
                 values |= {f"measure/{name}{suffix}": value for suffix, value in numbers.items()}
-        wild = [name for name, value in values.items() if not math.isfinite(value)]
-        for name in wild:  # a radius may be too large for a model; the others still count
-            logger.warning("%s is %s: left out", name, values.pop(name))
+        for name in [name for name, value in values.items() if not math.isfinite(value)]:
+            logger.warning("%s is %s: left out", name, values.pop(name))  # e.g. too large a radius
         return values
 
 
@@ -269,10 +236,10 @@ def _agree(late: bool, due: bool, stop: Sequence[int]) -> tuple[bool, bool, Sequ
 
 
 @contextlib.contextmanager
-def _stop_requests():
-    """A list that becomes true once someone asked us to stop: Ctrl-C, SIGTERM, SLURM's USR2.
+def _stop_requests() -> Iterator[list[int]]:
+    """Collects stop signals (Ctrl-C, SIGTERM, SLURM's USR2) instead of dying from them.
 
-    A request is granted after the step, once saved; a second Ctrl-C stops at once.
+    The loop stops after the current step, once saved. A second Ctrl-C stops at once.
     """
     requests: list[int] = []
 

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import logging
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ed.engine.check import check
-from ed.engine.checkpoint import load_checkpoint, remove_checkpoints, trained_weights
-from ed.engine.loop import Cadence, Interrupted, describe, train
+from ed.engine.checkpoint import load_checkpoint, trained_weights
+from ed.engine.loop import Interrupted, describe, train
 from ed.engine.metrics import LogFile, TerminalHandler
-from ed.engine.run import RunFolder, default_folder, resolved
+from ed.engine.run import RunFolder, resolved
 from ed.engine.settings import check_leaf, check_settings
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
@@ -29,21 +30,24 @@ logger = logging.getLogger("ed")
 
 
 def run(cfg: DictConfig, names: list[str]) -> dict:
-    """Trains what the config says in its own folder, or goes on there. Returns the summary.
+    """Trains or resumes the run of a config in its folder and returns the summary.
 
-    Where torchrun or srun started several processes for it, they train together.
+    Processes started by torchrun or srun train together.
 
     Args:
-        names: what the folder is called by, e.g. ["cifar10", "vit_tiny", "ed"].
+        names: make up the folder's name, e.g. ["cifar10", "vit_tiny", "ed"].
     """
     join()
-    fill_in_classes(cfg)
+    if "classes" in cfg.task and cfg.task.classes is None:
+        cfg.task.classes = instantiate(cfg.task).classes  # as many as the data has
     check_settings(cfg)
-    path = Path(cfg.system.run_dir or default_folder(cfg, names))
-    check_same_run(cfg, path)
+    digest = runs.digest(resolved(cfg))
+    default = Path(cfg.system.runs, "adhoc", "-".join([*names, digest]), f"seed{cfg.seed}")
+    path = Path(cfg.system.run_dir or default)
+    check_same_run(f"{path}, config {digest}, seed {cfg.seed}")
     try:
         summary = _run(cfg, path)
-    except Interrupted:  # all of them, so that the first to leave does not end the others early
+    except Interrupted:  # exit together: torchrun stops all processes when one exits
         processes.wait_for_all()
         raise
     processes.wait_for_all()
@@ -54,7 +58,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     recipe, measures = instantiate(cfg.optimizer), build_measures(cfg)
     check(cfg, task, regularizer, measures.values())
-    task.workers = cfg.system.workers  # not the task's own setting: it cannot change a result
+    task.workers = cfg.system.workers  # in `system` because it cannot change a result
     device = choose_device(cfg.system.device)
     if cfg.system.cuda_graph is True and device.type != "cuda":
         raise ValueError(f"system.cuda_graph=true: {device} has no CUDA graphs; leave it at auto")
@@ -66,14 +70,14 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     task.check_model(model)
     task.prepare(device, cfg.seed)
     for measure in measures.values():
-        measure.check(task)  # again, now that it knows how many examples there are
+        measure.check(task)  # again, now that the number of examples is known
     torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))
 
     writes = processes.rank() == 0
     with contextlib.closing(RunFolder(path, cfg, writes=writes)) as folder:
         log_to(path / runs.LOG if writes else None)
-        # the first decides: on another machine the folder may be another one, or seen later
-        summary = processes.gather(folder.done)[0]
+        # rank 0 decides: other machines may see the folder late, or another one
+        summary = processes.gather(runs.read_done(path))[0]
         if summary is not None:
             logger.info("already done: %s  %s", path, describe(summary))
             names = processes.gather(unmeasured(cfg, measures, path, task) if writes else None)[0]
@@ -81,33 +85,26 @@ def _run(cfg: DictConfig, path: Path) -> dict:
                 return summary
             measures = {name: measures[name] for name in names}
         step = make_step(cfg, task, model, regularizer, recipe, device)
-        summary = train_in(folder, cfg, task, model, step, measures)
+        summary = train_in(folder, task, model, step, measures)
         logger.info("done: %s  %s", path, describe(summary))
         return summary
 
 
-def fill_in_classes(cfg: DictConfig) -> None:
-    """Replaces task.classes=null by the number in the data, which models and config.yaml need."""
-    if "classes" in cfg.task and cfg.task.classes is None:
-        cfg.task.classes = instantiate(cfg.task).classes
-
-
-def check_same_run(cfg: DictConfig, path: Path) -> None:
-    """Tasks of one srun are one run here; elsewhere they may be meant as several."""
-    ours = f"{path}, config {runs.digest(resolved(cfg))}, seed {cfg.seed}"
+def check_same_run(ours: str) -> None:
+    """Raises if the processes, which train one run together, were started with different ones."""
     first, *others = processes.gather(ours)
     for number, other in enumerate(others, start=1):
         if other != first:
             raise ValueError(
-                f"the processes were given different runs: rank 0 has {first}, rank {number} has "
-                f"{other}. Start them by one command, and several runs by -m or one after another"
+                f"the processes have different runs: {first} (rank 0), {other} (rank {number}); "
+                "start one run with one command, and several with -m or one after another"
             )
 
 
 def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> TrainStep:
-    """The training step; on a GPU with static shapes compiled and captured unless told not to."""
-    fast = device.type == "cuda" and task.static_shapes
-    if wants_channels_last(model, device, cfg.system.channels_last):
+    """The training step; by default compiled and captured on a GPU with static shapes."""
+    system, fast = cfg.system, device.type == "cuda" and task.static_shapes
+    if wants_channels_last(model, device, system.channels_last):
         model.to(memory_format=torch.channels_last)
     return TrainStep(
         task,
@@ -118,10 +115,10 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
         seed=cfg.seed,
         accumulate=cfg.accumulate,
         bf16=uses_bf16(cfg, device),
-        compile_model=fast if cfg.system.compile == "auto" else cfg.system.compile,
-        kernels=fast if cfg.system.kernels == "auto" else cfg.system.kernels,
-        capture=fast if cfg.system.cuda_graph == "auto" else cfg.system.cuda_graph,
-        recompute=cfg.system.activation_checkpointing,
+        compile_model=fast if system.compile == "auto" else system.compile,
+        kernels=fast if system.kernels == "auto" else system.kernels,
+        capture=fast if system.cuda_graph == "auto" else system.cuda_graph,
+        recompute=system.activation_checkpointing,
     )
 
 
@@ -130,10 +127,10 @@ def uses_bf16(cfg: DictConfig, device: torch.device) -> bool:
 
 
 def wants_channels_last(model: nn.Module, device: torch.device, choice: bool | str) -> bool:
-    """Whether pictures lie channels last in memory, which a GPU's convolutions are fastest in.
+    """Whether weights are stored channels last, the fastest format for convolutions on a GPU.
 
-    Weights that lie so make every activation lie so: batches may come as they are. A single
-    convolution is the patch embedding of a transformer, which gains nothing.
+    Activations follow the weights. A single convolution is the patch embedding of a transformer,
+    which gains nothing.
     """
     if choice != "auto":
         return choice
@@ -142,31 +139,27 @@ def wants_channels_last(model: nn.Module, device: torch.device, choice: bool | s
 
 
 def build_model(cfg: DictConfig, device: torch.device) -> nn.Module:
-    """The model of a config, on its device, where some also compute what they begin with."""
+    """The model on its device; a constructor with a `device` parameter receives it."""
     wanted = inspect.signature(get_method(cfg.model._target_)).parameters
     where = {"device": str(device)} if "device" in wanted else {}
     return instantiate(cfg.model, **where).to(device)
 
 
 def build_measures(cfg: DictConfig) -> dict:
-    """The measures of a config, by their names."""
+    """The measures of a config by name."""
     leaves = cfg.get("measures") or {}
-    return {name: build_measure(leaf) for name, leaf in leaves.items()}
-
-
-def build_measure(leaf: DictConfig):
-    return instantiate(leaf, _convert_="all")
+    return {name: instantiate(leaf, _convert_="all") for name, leaf in leaves.items()}
 
 
 def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
-    """Measures that a finished run was not given, or with other settings, and can be given now."""
+    """Measures that a finished run lacks, or took with other settings, and can still take."""
     stored = read_config(path / runs.CONFIG).get("measures") or {}
     leaves = {name: leaf for name, leaf in stored.items() if name in measures}
+    earlier = OmegaConf.create({"measures": leaves})
     if not cfg.system.trust:
-        built = OmegaConf.create({"measures": leaves})
-        check_targets(built, path / runs.CONFIG, own=targets(cfg))
-    taken = {name: build_measure(leaf) for name, leaf in leaves.items()}
-    # equal as measures: a default may have had no key then; as text: a class may know no equality
+        check_targets(earlier, path / runs.CONFIG, own=targets(cfg))
+    taken = build_measures(earlier)
+    # compare objects, as older configs lack newer keys, or leaves, as a class may define no ==
     missing = [
         name
         for name, measure in measures.items()
@@ -175,61 +168,49 @@ def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     if not missing:
         return []
     state = load_checkpoint(path, logger.warning)
-    reached = 0 if state is None else state["step"]  # a published model has no step to reach
+    reached = 0 if state is None else state["step"]  # a published model has zero steps
     if reached == task.total_steps:
         logger.info("measuring it: %s", ", ".join(missing))
         return missing
     logger.warning(
-        "it was finished without these measures, or with other settings of them: %s; there is no "
-        "checkpoint of its end to take them of. Train it anew in another folder (system.run_dir)",
+        "not measured: %s; the run finished without these measures or with other settings, and its "
+        "final checkpoint is gone. To measure, train again with another system.run_dir",
         ", ".join(missing),
     )
     return []
 
 
-def train_in(
-    folder: RunFolder, cfg: DictConfig, task, model, step: TrainStep, measures: dict
-) -> dict:
-    """Trains in an open folder, and notes there what ran and how it ended."""
-    minutes = cfg.system.max_minutes
-    cadence = Cadence(
-        log_steps=cfg.system.log_every,
-        save_seconds=cfg.system.save_seconds,
-        max_seconds=None if minutes is None else 60 * minutes,
-        measure_evals=cfg.system.measure_every,
-    )
+def train_in(folder: RunFolder, task: Task, model, step: TrainStep, measures: dict) -> dict:
+    """Trains in an open folder; records the session in meta.json and how it ended in train.log."""
+    cfg, number = folder.cfg, processes.world_size()
     name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
-    folder.open_session(
-        name,
-        task.total_steps,
-        processes=processes.world_size(),
-        threads=torch.get_num_threads(),
-        provenance=task.provenance(),
-    )
-    if processes.world_size() > 1:
-        name = f"{processes.world_size()} processes, each on {name}"
+    details = {"processes": number, "threads": torch.get_num_threads()} | task.provenance()
+    folder.open_session(name, task.total_steps, **details)
+    if number > 1:
+        name = f"{number} processes, each on {name}"
     logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)
     tracker = start_tracker(cfg, folder.path) if folder.writes else None
     try:
-        summary = train(task, model, step, folder, cadence, tracker, measures)
+        summary = train(task, model, step, folder, tracker=tracker, measures=measures)
     except BaseException as error:
-        logger.debug("stopped: %s", error)  # for the file: the terminal has it from `explain`
+        logger.debug("stopped: %s", error)  # for train.log: `explain` prints it to the terminal
         raise
     finally:
         if tracker is not None:
             tracker.close()
     if folder.writes and not cfg.system.keep_checkpoint:
-        remove_checkpoints(folder.path)
+        for file in (*runs.CHECKPOINTS, runs.WEIGHTS):
+            (folder.path / file).unlink(missing_ok=True)
     return summary
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained model and where it comes from.
+    """A trained model with its task and config.
 
     Attributes:
         model: in eval mode, on the device.
-        task: with its data loaded, unless `load_run` was called with `data=False`.
+        task: with its data, unless loaded with `data=False`.
         config: the run's config.yaml.
     """
 
@@ -241,22 +222,22 @@ class LoadedRun:
 def load_run(
     folder: str | Path, device: str = "auto", *, data: bool = True, trust: bool = False
 ) -> LoadedRun:
-    """Opens a run folder: the trained model in eval mode, with its task and config.
+    """Loads the trained model of a run folder, in eval mode, with its task and config.
 
     Args:
-        folder: holds config.yaml, and last.pt or model.safetensors.
+        folder: contains config.yaml, and last.pt or model.safetensors.
         device: auto, cpu, cuda or cuda:N.
-        data: load the task's data as well; False where only the model is wanted.
-        trust: also build parts that are not ed's, which runs code that the folder names.
+        data: also load the task's data.
+        trust: also build classes that are not part of ed, which runs code that the folder names.
     """
     folder = Path(folder)
     if not runs.is_run(folder):
-        raise FileNotFoundError(f"{folder} is no run folder: it holds no {runs.CONFIG}")
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no {runs.CONFIG}")
     cfg = stored_config(folder, trust=trust)
     weights = trained_weights(folder, logger.warning)
     if weights is None:
         raise FileNotFoundError(
-            f"{folder} holds no checkpoint: train there first, with system.keep_checkpoint=true"
+            f"{folder} has no checkpoint: train it with system.keep_checkpoint=true"
         )
     for name in ("task", "model"):
         check_leaf(name, cfg[name])
@@ -271,50 +252,40 @@ def load_run(
 def choose_device(name: str, option: str = "system.device=") -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"{option}{name}: torch sees no CUDA device; use {option}cpu")
-    if name.startswith("cuda") and processes.world_size() > 1:
-        return local_device(name)
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
         raise ValueError(f"{option}{name}: use auto, cpu or cuda")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{option}{name}: torch sees no CUDA device; use {option}cpu")
+    if device.type == "cuda" and processes.world_size() > 1:
+        return local_device(name)
     if device.type == "cuda" and device.index is not None:
-        if device.index >= torch.cuda.device_count():
-            found = f"torch sees {torch.cuda.device_count()} GPUs, counted from 0"
-            raise ValueError(f"{option}{name}: {found}; use {option}cuda for the first")
-        # the current one, too: streams, random states and kernels go there, wherever tensors are
-        torch.cuda.set_device(device)
+        count = torch.cuda.device_count()
+        if device.index >= count:
+            raise ValueError(f"{option}{name}: torch sees {count} GPUs; use {option}cuda")
+        torch.cuda.set_device(device)  # streams, random states and kernels use the current device
     return device
 
 
 def start_tracker(cfg: DictConfig, folder: Path):
-    """One of `ed.engine.loggers`; None where metrics.jsonl is all."""
+    """A logger of `ed.engine.loggers`; None if disabled."""
     if cfg.logger.get("mode") == "disabled":
         return None
     settings = OmegaConf.to_container(cfg, resolve=True)
-    # partial: Hydra would build the parts of a config that it is given as an argument
+    # partial: as an argument of `instantiate`, the config itself would be instantiated
     return instantiate(cfg.logger, _partial_=True)(folder=folder, config=settings)
 
 
 def log_to(path: Path | None) -> None:
-    """Lines to the terminal and to the run's own log; a second run in this process starts over.
-
-    Of several processes the first alone has a log.
-    """
+    """Sends log lines to the terminal and to `path`; nowhere if None. Replaces earlier handlers."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    logger.disabled = False  # Hydra's logging setup, which runs before every job, switches it off
-    if path is None:
-        logger.addHandler(logging.NullHandler())
-        return
-    terminal, file = TerminalHandler(sys.stdout), LogFile(path)
-    terminal.setLevel(logging.INFO)
-    for handler in (terminal, file):
+    logger.disabled = False  # Hydra's logging setup disables it before every job
+    handlers = [TerminalHandler(sys.stdout), LogFile(path)] if path else [logging.NullHandler()]
+    handlers[0].setLevel(logging.INFO)
+    for handler in handlers:
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)

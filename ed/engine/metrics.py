@@ -1,4 +1,4 @@
-"""Metrics: a JSON row per log point for machines, a line with an ETA (or a bar) for people."""
+"""Metrics: a row of metrics.jsonl per log point, and a line with an ETA or a progress bar."""
 
 import contextlib
 import json
@@ -12,17 +12,16 @@ from pathlib import Path
 from ed.runtime.files import read_rows, write_atomic
 from ed.runtime.runs import DIVERGED, METRICS
 
-MOST_SHOWN = 12  # values in a line for people
+MOST_SHOWN = 12  # values in a printed line
 logger = logging.getLogger("ed")
 
 
 class Metrics:
-    """Appends to metrics.jsonl. On resume, rows beyond the checkpoint are cut: none comes twice.
+    """Appends to metrics.jsonl; on resume, drops the rows after the checkpoint.
 
     Args:
-        saved: `text` of these metrics in the checkpoint that the run resumes from. Where the file
-            has other rows, it is restored. None: there is no checkpoint.
-        writes: of several processes the first alone writes; the others only remember.
+        saved: `text` in the checkpoint, which restores a file with other rows; None: no checkpoint.
+        writes: False on all ranks but 0, which only keep the rows in memory.
     """
 
     def __init__(
@@ -44,42 +43,48 @@ class Metrics:
         self.bar = _bar(total, start) if writes else None
 
     def _resumed(self, saved: str | None) -> list[dict]:
-        """Rows up to the checkpoint: the file's, unless the checkpoint has others."""
+        """The rows up to the checkpoint, restored from it if the file is damaged."""
         try:
             rows = [row for row in read_rows(self.path) if row["step"] <= self.start]
             damage = None
         except (ValueError, KeyError, TypeError) as error:
-            rows, damage = [], f"it holds what is not a row of metrics ({error})"
+            rows, damage = [], f"a line is not a row of metrics ({error})"
         if saved is None:
             return rows
         kept = [json.loads(line) for line in saved.splitlines()]
         if damage is None and _text(rows[: len(kept)]) != saved:
-            damage = f"its {len(rows)} rows are not the {len(kept)} of the checkpoint"
+            damage = f"its {len(rows)} rows differ from the checkpoint's {len(kept)}"
         if damage:
             logger.warning("%s is damaged: %s; restored from the checkpoint", self.path, damage)
             return kept
-        # after the last checkpoint come the measures of the trained model, and nothing else
+        # only measures of the trained model follow the last checkpoint
         return rows if self.start == self.total else kept
 
     def text(self) -> str:
-        """All rows as in the file: what a checkpoint keeps of them."""
+        """All rows as in the file; checkpoints store this."""
         return _text(self.rows)
 
     def sync(self) -> None:
         """Returns once the rows are on disk."""
-        with _writing(self.path):
+        self._write("", sync=True)
+
+    def _write(self, text: str, *, sync: bool = False) -> None:
+        try:
+            self.file.write(text)
             self.file.flush()
-            os.fsync(self.file.fileno())
+            if sync:
+                os.fsync(self.file.fileno())
+        except OSError as error:  # e.g. a full disk, which names no file
+            error.filename = error.filename or str(self.path)
+            raise
 
     def log(self, step: int, values: dict[str, float]) -> None:
         if not values:
             return
         row = {"step": step, **values}
-        if self.rows[-1:] != [row]:  # equal: killed after its last row, before it counted as done
+        if self.rows[-1:] != [row]:  # equal if killed between the last row and DONE
             self.rows.append(row)
-            with _writing(self.path):
-                self.file.write(json.dumps(row) + "\n")
-                self.file.flush()
+            self._write(json.dumps(row) + "\n")
         if self.tracker is not None:
             self.tracker.log(values, step=step)
         shown = brief(values)
@@ -87,7 +92,7 @@ class Metrics:
         level = logging.INFO
         if self.bar is not None and training:
             self.bar.set_postfix_str(shown)
-            level = logging.DEBUG  # the terminal has it on its bar; the log file has every line
+            level = logging.DEBUG  # train.log only: the terminal shows it on the bar
         logger.log(level, "step %d/%d  %s  eta %s", step, self.total, shown, self.eta(step))
 
     def advance(self, step: int) -> None:
@@ -95,7 +100,7 @@ class Metrics:
             self.bar.update(step - self.bar.n)
 
     def pace(self, step: int) -> float:
-        """Seconds per step, since this session began."""
+        """Seconds per step in this session."""
         return (time.monotonic() - self.began) / max(1, step - self.start)
 
     def eta(self, step: int) -> str:
@@ -106,9 +111,9 @@ class Metrics:
         return any(key.startswith("eval/") for row in rows for key in row)
 
     def summary(self, metric: str, higher_is_better: bool) -> dict:
-        """The last value of every evaluated metric, and the best of the one that tables report.
+        """The last value of every evaluated metric, and the best value of `metric`.
 
-        Measures count of the final model alone: asked for on the way, they may not be at the end.
+        Only measures of the final model count.
         """
         last: dict[str, float] = {}
         for row in self.rows:
@@ -119,7 +124,7 @@ class Metrics:
         return {"last": last, "best": best}
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # of a row that could not be written, as reported
+        with contextlib.suppress(OSError):  # reported when the row was written
             self.file.close()
         if self.bar is not None:
             self.bar.close()
@@ -129,29 +134,18 @@ def _text(rows: list[dict]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-@contextlib.contextmanager
-def _writing(path: Path):
-    """Names the file where the system refuses to write it, as on a full disk."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-
-
 def check_finite(values: dict[str, float], after: int, step: int, folder: Path) -> None:
-    """Raises if any value is NaN or infinite, before anything is saved."""
+    """Raises if any value is NaN or infinite, before saving."""
     bad = [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise FloatingPointError(
-            f"{DIVERGED}{', '.join(bad)} between steps {after + 1} and {step} of {folder}: "
-            "nothing of this was saved. Try a smaller optimizer.lr, optimizer.max_grad_norm=1, or "
-            "a weaker regularizer"
+            f"{DIVERGED}{', '.join(bad)} between steps {after + 1} and {step} of {folder}; not "
+            "saved. Try a smaller optimizer.lr, optimizer.max_grad_norm=1 or a weaker regularizer"
         )
 
 
 def brief(values: dict[str, float]) -> str:
-    """Values in one line for people; machines find all of them in metrics.jsonl."""
+    """Up to MOST_SHOWN values in one line; metrics.jsonl has all of them."""
     shown = [
         f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}"
         for name, value in values.items()
@@ -167,7 +161,7 @@ def duration(seconds: float) -> str:
 
 
 class TerminalHandler(logging.StreamHandler):
-    """Lines on standard output, above a progress bar where there is one."""
+    """Prints to standard output, above the progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if sys.stderr.isatty():
@@ -179,10 +173,10 @@ class TerminalHandler(logging.StreamHandler):
 
 
 class LogFile(logging.FileHandler):
-    """The run's own log, for people: a line that cannot be written does not end the run."""
+    """train.log; a line that cannot be written does not stop the run."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Ignores a full disk, which the files that matter report."""
+        """Ignores a full disk, which writing metrics and checkpoints reports."""
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

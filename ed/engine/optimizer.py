@@ -1,5 +1,6 @@
-"""How weights move: an optimizer, its learning rate over time, and gradient clipping."""
+"""Optimizers with their learning-rate schedules and gradient clipping."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -7,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.validate import choice, each, fraction, not_negative, optional, positive
-from ed.engine.schedule import SCHEDULES, learning_rate_factor
 
+SCHEDULES = ("cosine", "linear", "multistep", "constant")
 DECAYS = ("all", "matrices")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """What every optimizer here shares.
+    """Settings shared by all optimizers.
 
     Attributes:
         max_grad_norm: bound on the global gradient norm; None: no clipping.
-        milestones, gamma: for `schedule="multistep"`, as fractions of training.
+        milestones: for `schedule="multistep"`: fractions of training at which lr drops by `gamma`.
     """
 
     lr: float
@@ -37,26 +38,28 @@ class OptimizerConfig:
         optional(positive, "optimizer.max_grad_norm", self.max_grad_norm)
         if self.schedule == "multistep" and not self.milestones:
             raise ValueError(
-                "optimizer.schedule=multistep: without optimizer.milestones the rate never falls; "
-                "give some, e.g. optimizer.milestones=[0.5,0.75], or use constant"
+                "optimizer.schedule=multistep: without optimizer.milestones the rate never drops; "
+                "set e.g. optimizer.milestones=[0.5,0.75], or use constant"
             )
 
     def lr_at(self, step: int, total: int, warmup: int) -> float:
-        return self.lr * learning_rate_factor(
-            step,
-            total,
-            warmup=warmup,
-            schedule=self.schedule,
-            milestones=self.milestones,
-            gamma=self.gamma,
-        )
+        """The learning rate at `step`, a pure function, so resuming cannot reset it."""
+        if step < warmup:
+            return self.lr * ((step + 1) / warmup)  # not 0 at the first step
+        if self.schedule == "constant":
+            return self.lr
+        if self.schedule == "multistep":
+            return self.lr * self.gamma ** sum(step >= part * total for part in self.milestones)
+        rest = (step - warmup) / max(1, total - warmup)
+        factor = (1 + math.cos(math.pi * rest)) / 2 if self.schedule == "cosine" else 1 - rest
+        return self.lr * factor
 
     def build(self, parameters: Iterable[tuple[str, nn.Parameter]], device: torch.device):
-        """The optimizer over named parameters: some regularizers treat weights by their names."""
+        """The optimizer over named parameters; some regularizers need the names."""
         raise NotImplementedError
 
     def _device_options(self, device: torch.device) -> dict:
-        """On CUDA one fused kernel, and a rate that lives on the device: graphs read it anew."""
+        """On CUDA, a fused kernel and a learning rate on the device, which CUDA graphs can read."""
         if device.type != "cuda":
             return {"lr": self.lr}
         return {"lr": torch.tensor(self.lr, device=device), "fused": True}
@@ -64,7 +67,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(OptimizerConfig):
-    """Decoupled weight decay; `decay` says on what: "all" parameters, or "matrices" alone."""
+    """AdamW with weight decay on "all" parameters or only on "matrices"."""
 
     lr: float = 0.002
     weight_decay: float = 0.1
@@ -77,7 +80,7 @@ class AdamW(OptimizerConfig):
         choice("optimizer.decay", self.decay, DECAYS)
         not_negative("optimizer.eps", self.eps)
         if len(each(fraction, "optimizer.betas", self.betas, one=False)) != 2:
-            raise ValueError(f"optimizer.betas={self.betas}: must be two, e.g. [0.9,0.999]")
+            raise ValueError(f"optimizer.betas={self.betas}: must be two numbers, e.g. [0.9,0.999]")
 
     def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
         return ParallelAdamW(
@@ -153,11 +156,10 @@ class SGD(OptimizerConfig):
 
 
 def matrices_first(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict]:
-    """Weight matrices and kernels; then, without decay, all other parameters. No empty groups."""
-    named = list(parameters)
-    matrices = [(name, p) for name, p in named if name.endswith("weight") and p.dim() > 1]
-    chosen = {name for name, _ in matrices}
-    others = [(name, p) for name, p in named if name not in chosen]
+    """Weight matrices and kernels, then all other parameters without decay; no empty groups."""
+    matrices, others = [], []
+    for name, p in parameters:
+        (matrices if name.endswith("weight") and p.dim() > 1 else others).append((name, p))
     groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -171,8 +173,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
-    """A checkpoint may come from a device with another memory format, and fused updates run over
-    weights and their state side by side in memory."""
+    """Gives loaded optimizer state the strides of its weights, which fused updates assume."""
     for weight, state in optimizer.state.items():
         for name, value in state.items():
             if value.shape == weight.shape and value.stride() != weight.stride():

@@ -1,4 +1,4 @@
-"""Overrides that make no config: which one is wrong, and the nearest valid names."""
+"""Finds the wrong override of a command that does not compose, and the nearest valid names."""
 
 import argparse
 import contextlib
@@ -33,12 +33,12 @@ RENAMED = {  # until 0.3
 
 
 class Overrides:
-    """The overrides of a command, as Hydra reads them.
+    """The overrides of a command, as Hydra parses them.
 
     Attributes:
-        folders: of the user's own configs: Hydra's --config-dir, or a table's hydra.searchpath.
-        sweeps: the choices of each group that is swept over.
-        chosen: one choice of every group in the command, of a sweep the first.
+        folders: the user's own configs: Hydra's --config-dir or a table's hydra.searchpath.
+        sweeps: the choices of each swept group.
+        chosen: one choice for every group in the command; for a sweep, the first.
         settings: the overrides of keys.
     """
 
@@ -65,21 +65,20 @@ class Overrides:
         self.chosen += [f"{group}={choices[0]}" for group, choices in self.sweeps.items()]
 
     def choices(self, group: str) -> list[str]:
-        """Ours and the user's; empty for what is no group."""
+        """The choices of a group, the user's included; empty if there is no such group."""
         places = [folder / group for folder in (CONFIGS, *self.folders)]
         return sorted({path.stem for place in places for path in place.glob("*.yaml")})
 
     @functools.cached_property
     def valid(self) -> list[str]:
-        """All keys of the config with the choices of the command."""
         return self.keys()
 
     def keys(self, *choices: str) -> list[str]:
-        """All keys of the config with these choices, which replace those of the command."""
+        """All keys of the config with the command's choices, replaced by `choices`."""
         return flat_keys(compose_config([*self.chosen, *choices], folders=self.folders))
 
     def wrong_key(self) -> str | None:
-        """What is wrong with the first setting that the config does not have."""
+        """What is wrong with the first invalid setting; None if all are valid."""
         return next(filter(None, map(self._wrong, self.settings)), None)
 
     def wrong_choice(self, group: str, choice: str) -> str:
@@ -98,7 +97,7 @@ class Overrides:
         if lacking:
             return f"{given}: {lacking[0]} has no such setting; give it a command of its own"
         if choices and not setting.is_sweep_override():
-            # Hydra applies what is not swept before it chooses, so to the group's default choice
+            # Hydra would apply it to the group's default choice, before the swept one is chosen
             again = f"{key}=choice({given.partition('=')[2]})"
             return f"{given}: in a sweep over {group} write it as one, too: '{again}'"
         return None
@@ -123,11 +122,11 @@ class Overrides:
         return f"unknown key {key!r}; {hint}"
 
     def _owners(self, key: str) -> list[str]:
-        """The choices of the key's group that have the key, of their own or by inheritance."""
+        """The choices of the key's group that have the key, inherited or not."""
         group, owners = key.split(".")[0], []
         for choice in self.choices(group):
             value = f"[{choice}]" if group == "measures" else choice
-            with contextlib.suppress(Exception):  # a broken file that the command does not name
+            with contextlib.suppress(Exception):  # a broken file that the command does not use
                 if key in self.keys(f"{group}={value}"):
                     owners.append(choice)
         return owners

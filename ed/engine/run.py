@@ -17,28 +17,19 @@ from ed.runtime import runs
 from ed.runtime.files import lock, sweep, write_atomic
 from ed.runtime.runs import RunError
 
-MOST_NAMED = 20  # changed files in a run's record
+MOST_NAMED = 20  # changed files to list in meta.json
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
-PACKAGES += ("envpool",)  # its releases draw games differently
+PACKAGES += ("envpool",)  # games differ between its releases
 logger = logging.getLogger("ed")
 
 
 def resolved(cfg: DictConfig) -> dict:
-    """The config as plain values, as `ed.runtime.runs` takes it."""
+    """The config as plain values."""
     return OmegaConf.to_container(cfg, resolve=True)
 
 
-def default_folder(cfg: DictConfig, names: list[str]) -> Path:
-    """Where an ad-hoc run lives: a function of its config, so no two collide."""
-    name = "-".join([*names, runs.digest(resolved(cfg))])
-    return Path(cfg.system.runs) / "adhoc" / name / f"seed{cfg.seed}"
-
-
 class RunFolder:
-    """An open run folder, locked for this process.
-
-    Of several processes the first alone `writes`, and holds the lock for all.
-    """
+    """An open run folder, locked by rank 0, the only process that `writes`."""
 
     def __init__(self, path: Path, cfg: DictConfig, *, writes: bool = True):
         self.path, self.cfg, self.writes = path, cfg, writes
@@ -46,16 +37,16 @@ class RunFolder:
             return
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / runs.LOCK, "w")  # noqa: SIM115, held until the process ends
+            self._lock = open(path / runs.LOCK, "w")  # noqa: SIM115, see close()
             self._folder = os.open(path, os.O_RDONLY)
             self._close_folder = weakref.finalize(self, os.close, self._folder)
             alone = lock(self._lock) and self._lock_folder()
         except OSError as error:
             key = "run_dir" if cfg.system.run_dir else "runs"
             raise RunError(
-                f"system.{key}: there can be no run folder {path} ({error.strerror}: "
-                f"{error.filename or self._lock.name}); give a place where you may write, and lock "
-                "files, in scripts by --runs"
+                f"system.{key}: cannot create or lock {path} ({error.strerror}: "
+                f"{error.filename or self._lock.name}); use a folder that you can write to and "
+                "lock (scripts: --runs)"
             ) from error
         if not alone:
             self.close()
@@ -69,10 +60,10 @@ class RunFolder:
             raise
 
     def _lock_folder(self) -> bool:
-        """Locks the folder itself, too: a lock file can be deleted while it is held."""
+        """Also locks the folder itself: the lock file can be deleted while it is held."""
         try:
             return lock(self._folder)
-        except OSError:  # some network file systems lock files only
+        except OSError:  # some network file systems cannot lock folders
             return True
 
     def close(self) -> None:
@@ -84,55 +75,35 @@ class RunFolder:
         stored = self.path / runs.CONFIG
         if not stored.exists():
             write_atomic(stored, OmegaConf.to_yaml(OmegaConf.create(resolved(self.cfg))))
-            return
-        self.check_same(runs.identity(resolved(read_config(stored))))
-
-    def check_same(self, before: dict) -> None:
-        """Refuses to go on with what another config has begun."""
-        difference = self.difference(before)
-        if difference is not None:
+        elif difference := self.difference(runs.identity(resolved(read_config(stored)))):
             raise RunError(
                 f"{self.path} holds a run with another config: {difference}. "
-                "Give the stored values or another system.run_dir, or move that folder away"
+                "Use the stored values or another system.run_dir, or move that folder away"
             )
 
     def difference(self, before: dict) -> str | None:
-        """How the identity of a run differs from this one's."""
+        """How this run differs from another run's identity; None if it does not."""
         now = runs.identity(resolved(self.cfg))
         return "; ".join(runs.differences(before, now)) or None
 
-    @property
-    def done(self) -> dict | None:
-        """The summary of a completed run."""
-        return runs.read_done(self.path)
-
     def finish(self, summary: dict) -> None:
-        """Writes DONE. Measures may have changed since the run began: config.yaml has the last."""
+        """Writes DONE, and the latest measures to config.yaml."""
         if not self.writes:
             return
-        stored, before = read_config(self.path / runs.CONFIG), self.done
-        earlier = stored.measures if before is not None and "measures" in stored else {}
-        if before is not None:  # measures of an earlier session, should metrics.jsonl be lost
+        stored, before = read_config(self.path / runs.CONFIG), runs.read_done(self.path)
+        measures = OmegaConf.to_container(self.cfg.measures, resolve=True)
+        if before is not None:  # keep earlier measures even if metrics.jsonl was lost
             kept = {key: v for key, v in before["last"].items() if key.startswith("measure/")}
             summary["last"] = kept | summary["last"]
+            measures = {**(stored.get("measures") or {}), **measures}
         runs.write_done(self.path, summary)
-        now = OmegaConf.to_container(self.cfg.measures, resolve=True)
-        stored.measures = {**earlier, **now}
+        stored.measures = measures
         write_atomic(self.path / runs.CONFIG, OmegaConf.to_yaml(stored))
 
-    def open_session(
-        self,
-        device: str,
-        steps: int,
-        *,
-        processes: int,
-        provenance: dict[str, str],
-        threads: int | None = None,
-    ) -> None:
-        """Notes this session in meta.json: what ran, where, with which code, `steps` to its end."""
+    def open_session(self, device: str, steps: int, **details) -> None:
+        """Records this session in meta.json: the command, hardware, versions and `details`."""
         if not self.writes:
             return
-        sessions = _earlier_sessions(self.path)
         changed = changed_files()
         session = {
             "command": " ".join(sys.argv),
@@ -141,24 +112,22 @@ class RunFolder:
             "changed": changed and changed[:MOST_NAMED],
             "device": device,
             "host": platform.machine(),
-            "processes": processes,
             "python": platform.python_version(),
             "start": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "steps": steps,
-            "threads": threads,
             "versions": {name: _version(name) for name in PACKAGES},
-            **provenance,
+            **details,
         }
-        runs.write_sessions(self.path, [*sessions, session])
+        runs.write_sessions(self.path, [*_earlier_sessions(self.path), session])
 
 
 def _earlier_sessions(folder: Path) -> list[dict]:
-    """The sessions so far. They are a record only, so damage to them does not end a run."""
+    """The sessions so far; a damaged meta.json only causes a warning."""
     try:
         meta = runs.read_meta(folder)
         if not runs.has_begun(folder) or "sessions" in meta:
             return meta.get("sessions", [])
-        reason = f"{folder / runs.META} does not hold a list of sessions"
+        reason = f"{folder / runs.META} has no list of sessions"
     except (OSError, ValueError) as error:
         reason = str(error)
     logger.warning("%s: the record of earlier sessions is lost", reason)
@@ -166,14 +135,14 @@ def _earlier_sessions(folder: Path) -> list[dict]:
 
 
 def commit() -> str | None:
-    """The commit of the code that runs; ED_COMMIT says it for a copy without its repository."""
+    """The current commit; set ED_COMMIT for a copy of the code without its repository."""
     return os.environ.get("ED_COMMIT") or _git("rev-parse", "HEAD")
 
 
 def changed_files() -> list[str] | None:
     """Tracked files that differ from `commit()`; None if unknown.
 
-    ED_CHANGED lists them, separated by spaces, for a copy of the code without its repository.
+    For a copy of the code without its repository, set ED_CHANGED to a space-separated list.
     """
     if "ED_CHANGED" in os.environ:
         return os.environ["ED_CHANGED"].split()
@@ -183,7 +152,7 @@ def changed_files() -> list[str] | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Git's answer about the code that runs; None where it is no repository."""
+    """The output of git on ed's own repository; None if there is none."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)

@@ -1,4 +1,4 @@
-"""Words where numbers belong, and keys that nobody reads: found before anything is built."""
+"""Checks the types and names of all settings before anything is built."""
 
 import contextlib
 import math
@@ -10,23 +10,16 @@ from typing import get_args, get_type_hints
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from ed.engine.compose import GROUPS
+from ed.engine.compose import GROUPS, PARTS
 from ed.engine.overrides import RENAMED
 
 KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
-SYSTEM = {"device": str, "log_every": int, "measure_every": int | None, "save_seconds": float}
-SYSTEM |= {"max_minutes": float | None, "workers": int | None, "keep_checkpoint": bool}
-SYSTEM |= {"threads": int | None, "trust": bool}
-SYSTEM |= {
-    "activation_checkpointing": bool,
-    "deterministic": bool,
-    "runs": str,
-    "run_dir": str | None,
-}
+SYSTEM = {"device": str, "runs": str, "run_dir": str | None, "log_every": int, "trust": bool}
+SYSTEM |= {"measure_every": int | None, "workers": int | None, "threads": int | None}
+SYSTEM |= {"save_seconds": float, "max_minutes": float | None, "keep_checkpoint": bool}
+SYSTEM |= {"activation_checkpointing": bool, "deterministic": bool}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-# sizes beyond which a run cannot end, or cannot begin for want of memory
+# larger values would never finish or never fit into memory
 MOST = {"epochs": 10**6, "warmup_epochs": 10**6, "steps": 10**10, "frames": 10**12}
 MOST |= {"degree": 1000, "resolution": 10**5, "pairs": 10**8, "projections": 10**6}
 MOST |= {"batch_size": 10**8, "width": 10**6, "depth": 10**4, "heads": 10**4, "classes": 10**7}
@@ -36,28 +29,26 @@ MOST_WHOLE = 2**62  # any other whole number
 def check_settings(cfg: DictConfig) -> None:
     """Compares settings with the annotations of the constructors that take them.
 
-    Whether a number is a possible one is for the constructors themselves to say.
+    The constructors themselves check the range of a value.
     """
-    for key in GROUPS:
-        check_numbers(key, OmegaConf.to_container(cfg[key], resolve=True))
-    for key in cfg:
-        if key not in KEYS:  # given with a plus sign, which adds what the config does not have
+    for key, value in OmegaConf.to_container(cfg, resolve=True).items():
+        if key not in KEYS:  # added with Hydra's plus sign
             raise ValueError(f"+{key}: no such key; leave it out, or see python train.py --help")
+        check_numbers(key, value)
     if type(cfg.seed) is not int:
         raise ValueError(f"seed={cfg.seed}: must be a whole number")
-    check_numbers("seed", cfg.seed)
-    check_numbers("system", OmegaConf.to_container(cfg.system, resolve=True))
     _check_values("system", cfg.system, SYSTEM)
-    for name in ("task", "model", "regularizer", "sampler", "optimizer"):
+    for name in PARTS:
         check_leaf(name, cfg[name])
     for name, leaf in cfg.measures.items():
         check_leaf(f"measures.{name}", leaf)
 
 
 def check_numbers(key: str, value, name: str | None = None) -> None:
-    """Raises ValueError for nan, inf, and sizes above their limit, at any depth.
+    """Raises ValueError for nan, inf and numbers above their limit, at any depth.
 
-    The limit is that of `name`; None: of the last part of the key.
+    Args:
+        name: whose limit in MOST applies; None: the last part of the key.
     """
     if isinstance(value, dict):
         for name, item in value.items():
@@ -75,25 +66,24 @@ def check_numbers(key: str, value, name: str | None = None) -> None:
 
 
 def check_leaf(name: str, leaf: DictConfig) -> None:
-    """Raises ValueError where a part's constructor would not take these settings."""
+    """Raises ValueError if the constructor in `_target_` does not accept these settings."""
     if "_target_" not in leaf:
         raise ValueError(
-            f"{name}._target_ is missing: the file of a part says what to call, e.g. "
-            "_target_: my_module.MyClass"
+            f"{name}._target_ is missing: name the class to build, e.g. _target_: module.Class"
         )
     try:
         functions = _constructors(get_object(leaf._target_))
     except ImportError as error:
         if not isinstance(error.__cause__, (ModuleNotFoundError, AttributeError)):
-            raise  # the module is there and fails: its traceback says where
+            raise  # the module exists but fails to import
         raise ValueError(
             f"{name}._target_={leaf._target_}: not found ({error.__cause__}); fix the name, or "
-            "put the folder of its module on PYTHONPATH"
+            "add the module's folder to PYTHONPATH"
         ) from error
     _check_names(name, leaf, functions)
     hints = {}
-    for function in reversed(functions):  # the nearest last
-        with contextlib.suppress(NameError):  # a name that is imported for type checkers alone
+    for function in reversed(functions):  # subclasses override their bases
+        with contextlib.suppress(NameError):  # a name imported only for type checking
             hints |= get_type_hints(function)
     _check_values(name, leaf, hints)
 
@@ -115,14 +105,14 @@ def _check_values(name: str, values: DictConfig, hints: dict) -> None:
         hint = hints.get(key)
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         if value == "???" or not set(kinds) <= {*KINDS, NoneType}:
-            continue  # a mandatory value has an error of its own; lists and objects check theirs
+            continue  # checked elsewhere: missing values by Hydra, lists and objects on their own
         if not any(_fits(value, kind) for kind in kinds):
             wanted = " or ".join("null" if k is NoneType else KINDS[k] for k in kinds)
             raise ValueError(f"{name}.{key}={'null' if value is None else value}: must be {wanted}")
 
 
 def _constructors(target) -> list:
-    """The functions that a leaf's settings reach, the nearest first."""
+    """The constructors that receive a leaf's settings, subclasses first."""
     if not isinstance(target, type):
         return [target] if isinstance(target, FunctionType) else []
     functions = []
@@ -135,11 +125,11 @@ def _constructors(target) -> list:
 
 
 def _hands_on(function) -> bool:
-    """Whether it takes **settings, for the next constructor."""
+    """Whether it passes **kwargs on to the next constructor."""
     return any(p.kind is p.VAR_KEYWORD for p in signature(function).parameters.values())
 
 
 def _fits(value, kind: type) -> bool:
-    if isinstance(value, bool):  # to Python also the numbers 0 and 1
+    if isinstance(value, bool):  # which Python also counts as int
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

@@ -1,7 +1,7 @@
-"""One training step: ordinary on a CPU; compiled and captured in a CUDA graph on a GPU.
+"""One training step: eager on a CPU, compiled and captured in a CUDA graph on a GPU.
 
-Nothing in a step reads a tensor back to Python. Learning rate and progress live on the device,
-reports are summed there, and the host looks at them only at log points.
+No step copies a tensor to the host: learning rate, progress and the sums of reports live on the
+device, and the host reads them only at log points.
 """
 
 import contextlib
@@ -22,15 +22,12 @@ from ed.runtime.distributed import average_gradients
 from ed.runtime.streams import reseed
 from ed.tasks.base import Batch, Task
 
-# why a step is not captured; untried there, so left out
-AVERAGED = "several processes average their gradients in it"
-RECOMPUTED = "system.activation_checkpointing=true runs blocks twice"
-EAGER_STEPS = 3  # before capture: compilation, optimizer state and library handles must exist
+EAGER_STEPS = 3  # before capture, to compile and to create optimizer state and library handles
 logger = logging.getLogger("ed")
 
 
 class TrainStep:
-    """Calls move the model by one batch; `means()` gives what they reported."""
+    """Updates the model by one batch per call; `means()` returns the mean reports."""
 
     def __init__(
         self,
@@ -59,17 +56,19 @@ class TrainStep:
         )
         self.sums: dict[str, Tensor] = {}
         self.counts: Counter[str] = Counter()  # steps in each sum
-        self.names: dict[int, set[str]] = {}  # of the objective's reports, by variant
-        self.reported: dict[int, tuple[str, ...]] = {}  # by a whole step
-        twice = RECOMPUTED if recompute else None
+        self.names: dict[int, set[str]] = {}  # reported by the objective, by variant
+        self.reported: dict[int, tuple[str, ...]] = {}  # by the whole step, by variant
+        twice = "system.activation_checkpointing=true runs blocks twice" if recompute else None
         if recompute:
             recompute_blocks(model)
         if kernels and _allowed(regularizer.no_kernels, "run by our own kernels"):
-            use_kernels(model)
+            for part in model.modules():
+                if hasattr(part, "kernels"):
+                    part.kernels = True
         if compile_model and _allowed(twice, "compiled"):
             regularizer.compile(model)
-        together = AVERAGED if processes.world_size() > 1 else None
-        no_capture = regularizer.no_capture or twice or together
+        many = "several processes average their gradients" if processes.world_size() > 1 else None
+        no_capture = regularizer.no_capture or twice or many  # the last two are untested in a graph
         self.capture = capture and _allowed(no_capture, "captured in a CUDA graph")
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by variant; all read `inputs`
         self.inputs: Batch = {}
@@ -88,7 +87,7 @@ class TrainStep:
         if not self.capture:
             self._update(batch)
         elif self.eager_steps[variant] < EAGER_STEPS:
-            self._update_aside(batch)
+            self._update_on_stream(batch)
             self.eager_steps[variant] += 1
         else:
             if variant not in self.graphs:
@@ -99,21 +98,21 @@ class TrainStep:
         self.counts.update(self.reported[variant])
 
     def peek(self) -> dict[str, float]:
-        """Means so far, each over the steps that reported it; names that none did are left out.
+        """Means since the last `means()`, each over the steps that reported it.
 
-        Waits for the device: for log points and saves only.
+        Waits for the device, so call it only to log and save.
         """
         counts = {name: self.counts[name] for name in self.sums if self.counts[name]}
         return {f"train/{name}": self.sums[name].item() / n for name, n in counts.items()}
 
     @torch.no_grad()
     def largest_weight(self) -> dict[str, float]:
-        """Not finite where any weight is not: a loss tells so only one step later."""
+        """The largest absolute weight; shows NaN or infinity one step before the loss does."""
         largest = torch._foreach_norm(list(self.model.parameters()), math.inf)
         return {"largest weight": torch.stack(largest).amax().item()}
 
     def means(self) -> dict[str, float]:
-        """The same, and starts afresh."""
+        """Like `peek`, then resets the sums."""
         values = self.peek()
         for value in self.sums.values():
             value.zero_()
@@ -130,18 +129,14 @@ class TrainStep:
 
     def load_state_dict(self, state: dict) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(
-            state["optimizer"] | {"param_groups": self._own_settings(state["optimizer"])}
-        )
+        stored = state["optimizer"]
+        groups = zip(stored["param_groups"], self.optimizer.param_groups, strict=True)
+        # keep this device's options, e.g. a fused kernel: torch would restore the saved ones
+        own = [own | {"params": saved["params"]} for saved, own in groups]
+        self.optimizer.load_state_dict(stored | {"param_groups": own})
         lay_out_like_weights(self.optimizer)
         self.sums = {name: value.to(self.device) for name, value in state["sums"].items()}
         self.counts = Counter(state["counts"])
-
-    def _own_settings(self, stored: dict) -> list[dict]:
-        """The stored groups with what this device wants, as a fused kernel or a rate that lives on
-        it: torch would take over what the device that saved wanted, and where it counted steps."""
-        groups = zip(stored["param_groups"], self.optimizer.param_groups, strict=True)
-        return [own | {"params": saved["params"]} for saved, own in groups]
 
     def _update(self, batch: Batch) -> None:
         def closure(sync: bool = True, update_statistics: bool = True) -> dict[str, Tensor]:
@@ -149,16 +144,18 @@ class TrainStep:
 
         report = self.regularizer.step(self.optimizer, closure)
         if processes.world_size() > 1:
-            report = self._common(report)
+            report = self._averaged(report)
         for name, value in report.items():
             if name not in self.sums:
                 self.sums[name] = torch.zeros((), device=self.device)
             self.sums[name].add_(value)
         self.reported[self.state.variant] = tuple(report)
 
-    def _common(self, report: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The means over processes of what each saw of its own: the report, and the statistics of
-        batch norm, which stay those of the small batch of one process while training."""
+    def _averaged(self, report: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Averages the report and the batch-norm running statistics over the processes.
+
+        Normalisation itself uses each process's own part of the batch.
+        """
         norms = batch_norms(self.model)
         statistics = [b for norm in norms for b in norm.buffers() if b.is_floating_point()]
         means = processes.mean([*report.values(), *statistics])
@@ -167,13 +164,11 @@ class TrainStep:
         return dict(zip(report, means, strict=False))
 
     def _gradients(self, batch: Batch, sync: bool, update_statistics: bool) -> dict[str, Tensor]:
-        """Leaves the clipped gradients of the objective in place; returns the mean report."""
+        """Computes the clipped gradients of the objective; returns the mean report."""
         self.optimizer.zero_grad(set_to_none=True)
         reports = []
-        statistics = (
-            contextlib.nullcontext() if update_statistics else frozen_statistics(self.model)
-        )
-        with statistics:
+        statistics = contextlib.nullcontext if update_statistics else frozen_statistics
+        with statistics(self.model):
             for part in _split(batch, self.accumulate):
                 with self.autocast:
                     field = self.task.field(self.model, part)
@@ -188,39 +183,31 @@ class TrainStep:
         return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
 
     def _check_names(self, report: dict[str, Tensor]) -> None:
-        """A replayed graph reports what it did when captured, so names cannot come and go."""
+        """Raises if the reported names change: a replayed graph always reports the same ones."""
         names = self.names.setdefault(self.state.variant, set(report))
         if set(report) != names:
             raise ValueError(
                 f"{type(self.regularizer).__name__} reports {', '.join(sorted(report))} after "
-                f"{', '.join(sorted(names))}: report the same names at every step of a variant"
+                f"{', '.join(sorted(names))}; report the same names at every step of a variant"
             )
 
-    def _update_aside(self, batch: Batch) -> None:
-        """An eager step on the stream that will be captured, as autograd remembers streams."""
+    def _update_on_stream(self, batch: Batch) -> None:
+        """An eager step on the stream to be captured, because autograd remembers streams."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             self._update(batch)
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def _record(self, batch: Batch) -> None:
-        """Captures one step. Recording runs nothing, so no update is lost or done twice."""
+        """Captures one step without running it."""
         self.inputs = self.inputs or {name: value.clone() for name, value in batch.items()}
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.state.generator)
         torch.cuda.synchronize()
-        # thread_local: meanwhile the thread that pins the next batches may allocate host memory
-        how = {"stream": self.stream, "capture_error_mode": "thread_local"}
-        with torch.cuda.graph(graph, **how):
+        # thread_local: the thread that pins the next batches may allocate host memory meanwhile
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self._update(self.inputs)
         self.graphs[self.state.variant] = graph
-
-
-def use_kernels(model: nn.Module) -> None:
-    """Switches our own kernels on in every part of a model that has some; results stay."""
-    for part in model.modules():
-        if hasattr(part, "kernels"):
-            part.kernels = True
 
 
 def _split(batch: Batch, parts: int) -> list[Batch]:

@@ -1,9 +1,8 @@
-"""Run folders may come from someone else: their configs build only parts that configs/ names.
+"""Reads stored configs safely: a run folder may come from someone else.
 
-Every entry point that builds something from a stored config reads it with `stored_config`, which
-refuses any other `_target_`: calling it could run code of the folder's author. --trust of the
-scripts and system.trust=true of train.py lift this. Parts that the user's own command names are
-trusted anyway.
+Building any `_target_` could run the author's code, so `stored_config` accepts only those in
+configs/. --trust (scripts) and system.trust=true (train.py) lift this; parts that the user's own
+command names are always trusted.
 """
 
 import functools
@@ -14,21 +13,20 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ed.engine.compose import CONFIGS
+from ed.engine.compose import CONFIGS, PARTS
 from ed.runtime.files import yaml_text
 from ed.runtime.runs import CONFIG
 
-PARTS = ("task", "model", "regularizer", "sampler", "optimizer")
-SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # of Hydra; ours use none of them
+SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's; ed uses none of them
 REMEDY = "if you trust whoever made this folder, add --trust (train.py: system.trust=true)"
 
 
 class UntrustedConfig(ValueError):
-    """A stored config wants to build something that is not a part of ed."""
+    """A stored config names a class or function that is not part of ed."""
 
 
 def stored_config(folder: Path, *, trust: bool = False) -> DictConfig:
-    """The config of a run folder, safe to build; with `trust`, whatever it names."""
+    """The config of a run folder, safe to build unless `trust` skips the check."""
     path = folder / CONFIG
     cfg = read_config(path)
     for key in ("task", "model"):
@@ -40,7 +38,7 @@ def stored_config(folder: Path, *, trust: bool = False) -> DictConfig:
 
 
 def read_config(path: Path) -> DictConfig:
-    """A stored config, to be compared or shown; ValueError where it is not one."""
+    """A stored config, to compare or show but not to build; ValueError if it is damaged."""
     text = yaml_text(path)
     try:
         cfg = OmegaConf.create(text)
@@ -49,11 +47,10 @@ def read_config(path: Path) -> DictConfig:
     if not isinstance(cfg, DictConfig) or not all(isinstance(key, str) for key in cfg):
         raise _damaged(path, "it is not a mapping of settings")
     raw = OmegaConf.to_container(cfg, resolve=False)
-    for key in PARTS:
-        if key in raw and not isinstance(raw[key], dict):
+    groups = {key: raw[key] for key in PARTS if key in raw}
+    for key, group in (groups | {"measures": raw.get("measures") or {}}).items():
+        if not isinstance(group, dict):
             raise _damaged(path, f"{key} is not a mapping")
-    if not isinstance(raw.get("measures") or {}, dict):
-        raise _damaged(path, "measures is not a mapping")
     for key, value in _walk(raw):
         if isinstance(value, str) and "${" in value:  # runs store their configs resolved
             raise _damaged(path, f"{key}={value[:60]} refers to another value")
@@ -66,11 +63,9 @@ def _damaged(path: Path, reason: str) -> ValueError:
 
 @functools.cache
 def shipped_targets() -> frozenset[str]:
-    """Every `_target_` that a file in configs/ names."""
-    found: set[str] = set()
-    for path in CONFIGS.glob("**/*.yaml"):
-        found |= set(targets(yaml.safe_load(path.read_bytes())))
-    return frozenset(found)
+    """Every `_target_` in configs/."""
+    configs = (yaml.safe_load(path.read_bytes()) for path in CONFIGS.glob("**/*.yaml"))
+    return frozenset(name for config in configs for name in targets(config))
 
 
 def targets(config) -> list[str]:
@@ -84,28 +79,24 @@ def check_targets(cfg: DictConfig, path: Path, *, own: Iterable[str] = ()) -> No
     """Raises UntrustedConfig if building `cfg`, stored in `path`, could run foreign code.
 
     Args:
-        own: targets that are trusted as well, as the user's own command names them.
+        own: further trusted targets, from the user's own command.
     """
     allowed = shipped_targets() | set(own)
     for key, value in _walk(OmegaConf.to_container(cfg, resolve=False)):
         name = key.split(".")[-1]
         if name in SPECIAL:
-            raise UntrustedConfig(f"{path}: {key} is not a setting of ed; {REMEDY}")
+            raise UntrustedConfig(f"{path}: {key} is not an ed setting; {REMEDY}")
         if name == "_target_" and (not isinstance(value, str) or value not in allowed):
             raise UntrustedConfig(
-                f"{path}: {key}={value!r} is not a part of ed, and building it could run foreign "
+                f"{path}: {key}={value!r} is not part of ed, and building it could run foreign "
                 f"code; {REMEDY}"
             )
 
 
 def _walk(value, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Dotted key and value of every node below a container, containers included."""
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    else:
+    if not isinstance(value, (dict, list)):
         return
-    for key, item in items:
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield f"{prefix}{key}", item
         yield from _walk(item, f"{prefix}{key}.")

@@ -1,1 +1,1 @@
-"""What runs underneath training: processes, random streams, files, the hub."""
+"""Processes, random streams, files and hub access."""

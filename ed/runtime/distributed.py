@@ -1,14 +1,14 @@
-"""Several processes, one GPU each, for one run: started by torchrun, or by srun on SLURM.
+"""Several processes with one GPU each train one run, started by torchrun or by srun on SLURM.
 
     torchrun --nproc-per-node 4 train.py ...            on one machine
     srun --ntasks-per-node 4 --kill-on-bad-exit=1 python train.py ...     inside a SLURM job
 
-srun hands on every signal and the exit code 75 of a run that has saved; torchrun hands on SIGTERM
-and SIGINT, and its own exit code is 1 whatever that of the run.
+srun forwards every signal and the exit code 75 of an interrupted run; torchrun forwards SIGTERM and
+SIGINT, and turns every exit code but 0 into 1.
 
-Every process builds the same model and the same batches, works on its part of each batch, and
-averages the gradients once. No wrapper is put around the model: penalties that differentiate twice,
-forwards that start from embeddings and SAM's two passes are all ordinary code.
+Every process builds the same model and batches, works on its part of each batch, and averages the
+gradients once. The model is not wrapped, so double differentiation, forward passes that start from
+embeddings and SAM's two passes need no special code.
 """
 
 import atexit
@@ -26,27 +26,27 @@ from ed.runtime import processes
 
 
 def join() -> None:
-    """Joins the other processes of this run, where torchrun or srun has started any."""
+    """Joins the other processes of this run, if torchrun or srun started any."""
     place = _torchrun() or _srun()
     if place is None or processes.world_size() > 1:
         return
     os.environ.update(place)
     try:
         store, rank, world_size = next(dist.rendezvous("env://"))
-        # CPU tensors travel by gloo also beside GPUs: a question among hosts makes no GPU wait
+        # gloo for CPU tensors, so that exchanging flags makes no GPU wait
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         processes.join(store, rank=rank, world_size=world_size, backend=backend)
     except RuntimeError as error:
         where = f"{place['MASTER_ADDR']}:{place['MASTER_PORT']}"
         raise processes.LostProcess(
-            f"rank {place['RANK']} of {place['WORLD_SIZE']} could not meet the others at {where} "
+            f"rank {place['RANK']} of {place['WORLD_SIZE']} could not join the others at {where} "
             f"(MASTER_ADDR, MASTER_PORT): {str(error).splitlines()[0]}"
         ) from error
     atexit.register(dist.destroy_process_group)
 
 
 def _torchrun() -> dict[str, str] | None:
-    """What torchrun tells each of several processes."""
+    """The variables that torchrun sets; None for a single process."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or any(name not in os.environ for name in names):
         return None
@@ -54,11 +54,11 @@ def _torchrun() -> dict[str, str] | None:
 
 
 def _srun() -> dict[str, str] | None:
-    """The same from SLURM's variables. A batch script itself is no step, so it stays alone."""
+    """The same from SLURM's variables; None for a single task or a batch script."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks == "1":
         return None
-    # jobs on one node must not meet each other: the port follows from job and step
+    # the port depends on job and step, so that jobs on one node do not clash
     number = int(os.environ["SLURM_JOB_ID"]) * 16 + int(os.environ["SLURM_STEP_ID"])
     return {
         "RANK": os.environ["SLURM_PROCID"],
@@ -70,31 +70,31 @@ def _srun() -> dict[str, str] | None:
 
 
 def first_host(nodes: str) -> str:
-    """Of SLURM's list of nodes: gpu[07-09,12],cpu1 -> gpu07."""
+    """The first host of SLURM's node list: gpu[07-09,12],cpu1 -> gpu07."""
     return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.match(r"(?:[^,[]|\[[^]]*\])+", nodes).group())
 
 
 def local_device(name: str) -> torch.device:
-    """This process's own GPU, made the current one; `name` is what the config asks for."""
+    """Selects this process's own GPU; `name` is system.device."""
     if name != "cuda":
-        raise ValueError(f"system.device={name}: one GPU for several processes; set it to cuda")
+        raise ValueError(f"system.device={name}: several processes cannot share a GPU; use cuda")
     local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if count == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        local = 0  # by srun each task may be given its GPU, and sees no other
+        local = 0  # srun may show each task only its own GPU
     if local >= count:
         raise ValueError(
-            f"process {local} of this machine finds no GPU of its own, as there are {count}: start "
-            f"{count} processes per machine, or set system.device=cpu"
+            f"process {local} on this machine has no GPU, as there are only {count}; start {count} "
+            "processes per machine, or set system.device=cpu"
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """The mean over all processes in place of each gradient, in one all-reduce.
+    """Replaces each gradient by its mean over all processes, in one all-reduce.
 
-    A weight that some process has not used (a block that is left out at random) has none there: it
-    counts as 0, so that all average the same list. One that nobody used stays without.
+    A missing gradient (e.g. of a block dropped at random) counts as 0 if any other process has one,
+    so that all processes average the same list.
     """
     if processes.world_size() == 1:
         return
@@ -109,7 +109,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process; beside others it skips teardown, which could wait for a lost one."""
+    """Exits; with other processes, skips the process-group teardown, which could hang."""
     if processes.world_size() == 1:
         sys.exit(code)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Files of which a reader never sees half, or notices that they are damaged."""
+"""Files that a kill cannot leave half-written, and readers that notice damage."""
 
 import contextlib
 import fcntl
@@ -10,14 +10,13 @@ from pathlib import Path
 
 import yaml
 
-YAML_DEPTH, YAML_NODES = 50, 100_000  # at most; our own files have 5 levels and some hundred nodes
+YAML_DEPTH, YAML_NODES = 50, 100_000  # limits; our own files have 5 levels, some hundred nodes
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-SEAL = b"sha256 "  # begins the archive comment of a checkpoint; the digest in hex follows
+SEAL = b"sha256 "  # starts the archive comment of a checkpoint, followed by the hex digest
 SEAL_SIZE = len(SEAL) + 64
 PACKAGE = Path(__file__).resolve().parents[1]
-INSTALLED = (PACKAGE / "_app").is_dir()  # from a wheel, not in a clone
-# holds train.py, configs, experiments and scripts
-APP = PACKAGE / "_app" if INSTALLED else PACKAGE.parent
+INSTALLED = (PACKAGE / "_app").is_dir()  # from a wheel, not a clone
+APP = PACKAGE / "_app" if INSTALLED else PACKAGE.parent  # has train.py, configs, scripts, ...
 HOME = Path.cwd() if INSTALLED else APP  # where scripts put runs and reports by default
 LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # seconds
 
@@ -31,21 +30,21 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = str(path)  # not the temporary one, and none at all where the disk is full
+        error.filename = str(path)  # not the temporary file; a full disk names none
         raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def refuse_control(text: str, given: str) -> None:
-    """Raises ValueError for newlines and other control characters, which could end a line."""
+    """Raises ValueError for newlines and other control characters."""
     bad = next((character for character in str(text) if not character.isprintable()), None)
     if bad is not None:
-        raise ValueError(f"{given}: holds the control character {bad!r}; leave it out")
+        raise ValueError(f"{given}: contains the control character {bad!r}; remove it")
 
 
 def csv_text(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: one that begins like it gets an apostrophe."""
+    """Prefixes text that a spreadsheet would run as a formula with an apostrophe."""
     return f"'{text}" if _like_formula(text) else text
 
 
@@ -56,14 +55,14 @@ def from_csv_text(text: str) -> str:
 
 def _like_formula(text: str) -> bool:
     try:
-        float(text)  # -1 is a number
+        float(text)  # -1 is a number, not a formula
     except ValueError:
         return text.lstrip("'").startswith(FORMULA)
     return False
 
 
 def sweep(path: Path) -> None:
-    """Removes what killed writers of a file left beside it; a live one's `write_atomic` fails."""
+    """Removes temporary files left by killed writers; a `write_atomic` in progress would fail."""
     for temporary in path.parent.glob(f"{path.name}.*.tmp"):
         temporary.unlink(missing_ok=True)
 
@@ -73,18 +72,18 @@ def write_json(path: Path, value) -> None:
 
 
 def read_json(path: Path, kind: type = dict):
-    """The JSON value in a file; ValueError, naming the file, where it is none of this kind."""
+    """The JSON value in a file; ValueError names the file if it is not of this kind."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error})") from None
     if not isinstance(value, kind):
-        raise ValueError(f"{path} does not hold a {kind.__name__}")
+        raise ValueError(f"{path} does not contain a {kind.__name__}")
     return value
 
 
 def read_rows(path: Path) -> list[dict]:
-    """One JSON value per line; a last line that a kill cut short is left out."""
+    """One JSON value per line; skips an incomplete last line, as left by a kill."""
     try:
         *lines, cut = path.read_text().split("\n") if path.exists() else [""]
     except UnicodeDecodeError:
@@ -96,15 +95,15 @@ def read_rows(path: Path) -> list[dict]:
         except (ValueError, RecursionError):
             raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from None
     with contextlib.suppress(ValueError, RecursionError):
-        rows.append(json.loads(cut))  # of a whole file it is empty
+        rows.append(json.loads(cut))  # empty if the file is complete
     return rows
 
 
 def yaml_text(path: Path) -> str:
-    """The text of a YAML file, once it is sure that parsing it ends.
+    """The text of a YAML file that is safe to parse.
 
-    ValueError, naming the file: not UTF-8, nested deeper than YAML_DEPTH, or more than YAML_NODES
-    values, where every alias counts as what it repeats (a bomb is a few lines of aliases).
+    ValueError names the file if it is not UTF-8 YAML, is nested deeper than YAML_DEPTH, or has more
+    than YAML_NODES values once aliases are expanded (a "billion laughs" bomb).
     """
     try:
         text = path.read_bytes().decode()
@@ -115,20 +114,20 @@ def yaml_text(path: Path) -> str:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML ({' '.join(str(error).split())})") from None
     if reason is not None:
-        raise ValueError(f"{path} is not a file of ed: {reason}")
+        raise ValueError(f"{path} is not an ed file: {reason}")
     return text
 
 
 def _too_large(text: str) -> str | None:
-    """Why a YAML text must not be parsed; reads its events only, which takes no recursion."""
-    sizes: dict[str, int] = {}  # of anchored nodes
-    open_nodes: list[tuple[str | None, int]] = []  # anchor, and nodes before it
+    """Why a YAML text must not be parsed. Reads only its events, without recursion."""
+    sizes: dict[str, int] = {}  # number of nodes by anchor
+    open_nodes: list[tuple[str | None, int]] = []  # anchor, number of nodes before it
     count = 0
     for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
-            count += sizes.get(event.anchor, 0)  # an alias inside its own anchor: a loop
+            count += sizes.get(event.anchor, 0)
             if event.anchor in (anchor for anchor, _ in open_nodes):
-                return f"*{event.anchor} repeats itself without end"
+                return f"*{event.anchor} contains itself"
         elif isinstance(event, yaml.NodeEvent):
             count += 1
             if isinstance(event, yaml.CollectionStartEvent):
@@ -147,10 +146,10 @@ def _too_large(text: str) -> str | None:
 
 
 def lock(file) -> bool:
-    """Takes the lock on an open file, unless another process keeps it.
+    """Locks an open file; False if another process holds the lock.
 
-    A few tries: `launch.py` holds locks for a moment, to see whether they are free. OSError where
-    the file system knows no locks.
+    Tries a few times, because `launch.py` takes locks briefly to see whether they are free. OSError
+    if the file system has no locks.
     """
     for _ in range(LOCK_TRIES):
         try:
@@ -162,10 +161,10 @@ def lock(file) -> bool:
 
 
 def seal(content: memoryview) -> bytes:
-    """The comment to append to a zip archive, which every torch file is: the digest of the rest.
+    """The digest to append to a torch file, as the comment of its zip archive.
 
-    Changes the last two bytes of `content`, the length of that comment. Zip readers, torch's among
-    them, ignore comments, so a sealed file stays a plain torch file.
+    Sets the last two bytes of `content`, the comment's length. Zip readers, torch included, ignore
+    comments, so a sealed file remains a plain torch file.
     """
     content[-2:] = SEAL_SIZE.to_bytes(2, "little")
     return SEAL + hashlib.sha256(content).hexdigest().encode()
@@ -178,8 +177,8 @@ def is_sealed(content: bytes) -> bool:
 def check_seal(content: bytes) -> None:
     """Raises ValueError unless the contents match the digest at their end."""
     if not is_sealed(content):
-        raise ValueError("no digest at its end: cut short, or from another version of ed")
+        raise ValueError("no digest at its end: truncated, or from another version of ed")
     with memoryview(content) as view:
         digest = hashlib.sha256(view[:-SEAL_SIZE]).hexdigest().encode()
     if not content.endswith(digest):
-        raise ValueError("its contents do not match their digest")
+        raise ValueError("its contents do not match the digest")

@@ -1,7 +1,7 @@
-"""The processes that train one model together: which of them we are, and what they tell each other.
+"""Communication between the processes that train one model together.
 
-`join` is called once, by whoever starts training. Before it, and in a process alone, every function
-here answers at once with what it was given: no caller needs to ask whether there are others.
+Without `join`, or in a single process, every function here returns its input at once, so callers
+need not check whether there are other processes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TIMEOUT = timedelta(minutes=30)  # for one answer; rank 0 may evaluate alone for a while
-_store: dist.Store | None = None  # reaches the others even where a collective no longer does
+TIMEOUT = timedelta(minutes=30)  # per collective; rank 0 may evaluate alone for a while
+_store: dist.Store | None = None  # works even when collectives no longer do
 
 
 class LostProcess(RuntimeError):
-    """Another process has ended, or cannot be reached any more."""
+    """Another process has died or cannot be reached."""
 
 
 def join(store, *, rank: int, world_size: int, backend: str) -> None:
-    """Makes this process one of `world_size`, who find each other through `store`."""
+    """Joins the group of `world_size` processes that share `store`."""
     global _store
     _store = dist.PrefixStore("ed", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
 
 
 def rank() -> int:
-    """Our number, from 0 on. Rank 0 alone writes files."""
+    """The rank of this process. Only rank 0 writes files."""
     return dist.get_rank() if _joined() else 0
 
 
@@ -40,18 +40,18 @@ def world_size() -> int:
 
 
 def available_cores() -> int:
-    """Cores for this process: what a scheduler grants, shared with those torchrun put beside it."""
+    """CPU cores for this process: its affinity divided among torchrun's local processes."""
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def part(count: int) -> range:
-    """Our part of `count` things. The parts of all processes hold each of them exactly once."""
+    """This process's part of range(count); the parts of all processes cover it exactly once."""
     ours, everyone = rank(), world_size()
     return range(count * ours // everyone, count * (ours + 1) // everyone)
 
 
 def share(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our rows of a batch that all processes hold alike."""
+    """This process's rows of a batch that all processes have."""
     if world_size() == 1:
         return batch
     rows = part(len(next(iter(batch.values()))))
@@ -59,7 +59,7 @@ def share(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def own_stream(name: str) -> str:
-    """The name of a random stream that is another one in each process."""
+    """The name of this process's own version of a random stream."""
     return name if rank() == 0 else f"{name} of rank {rank()}"
 
 
@@ -69,7 +69,7 @@ def total(value: Tensor) -> Tensor:
 
 
 def all_rows(rows: Tensor, count: int) -> Tensor:
-    """`count` rows, of which each process brings those of its `part`: exactly these, in order."""
+    """All `count` rows in order, of which each process provides its `part`."""
     if world_size() == 1:
         return rows
     ours = part(count)
@@ -79,7 +79,7 @@ def all_rows(rows: Tensor, count: int) -> Tensor:
 
 
 def mean(values: Sequence[Tensor]) -> list[Tensor]:
-    """The mean over all processes of each tensor; they travel together, once per dtype."""
+    """The mean of each tensor over all processes, with one all-reduce per dtype."""
     if world_size() == 1:
         return list(values)
     result = list(values)
@@ -93,7 +93,7 @@ def mean(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def anyone(*flags: bool) -> list[bool]:
-    """Which flags are set in at least one process. Asks on the CPU: no GPU waits for it."""
+    """Which flags are set in at least one process. Runs on the CPU, so no GPU waits."""
     if world_size() == 1:
         return list(flags)
     seen = torch.tensor(flags, dtype=torch.uint8)
@@ -107,7 +107,7 @@ def wait_for_all() -> None:
 
 
 def gather(value) -> list:
-    """What each process has, by rank; any small object."""
+    """The values of all processes by rank; for any small object."""
     if world_size() == 1:
         return [value]
     values = [None] * world_size()
@@ -125,12 +125,12 @@ def copy_from_first(tensors: Sequence[Tensor]) -> None:
 
 
 def first_to_fail(error: BaseException) -> bool:
-    """True for one process only: of many that fail alike, or by another's failure, one speaks."""
+    """Whether this process should report its error, which is True for one process only."""
     if world_size() == 1:
         return True
     try:
         return _store.add("failures", 1) == 1
-    except RuntimeError:  # rank 0 kept the store and is gone: it failed like us, or it is lost
+    except RuntimeError:  # rank 0, which hosts the store, failed and reported, or was killed
         return isinstance(error, LostProcess)
 
 
@@ -146,11 +146,11 @@ def _add_up(value: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _others() -> Iterator[None]:
-    """Where we depend on other processes: torch raises when one is gone, or after the timeout."""
+    """Turns torch's error about a dead or silent process into LostProcess."""
     try:
         yield
     except RuntimeError as error:
         raise LostProcess(
-            f"rank {rank()} of {world_size()} lost another process: see what that one printed "
-            "last. All end here; the same command resumes from the last checkpoint"
+            f"rank {rank()} of {world_size()} lost another process: see the last output of that "
+            "one; the same command resumes from the last checkpoint"
         ) from error

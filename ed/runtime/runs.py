@@ -1,14 +1,14 @@
-"""What a run is: the files in its folder, what identifies it, and where it stands.
+"""The files of a run folder, the identity of a run, and its status.
 
 runs/adhoc/cifar10-vit_tiny-ed-1a2b3c4d/seed0/
     config.yaml        the resolved config, written before training starts
-    metrics.jsonl      one row per log point      train.log    the same for people
+    metrics.jsonl      one row per log point      train.log    the same as text
     last.pt            newest checkpoint          previous.pt  the one before
     model.safetensors  trained weights, once the run is complete
     meta.json          commit, versions, hardware, command, one entry per session
     DONE               last and best metrics, once the run is complete
     FAILED             exit code and last line of output, if the launcher saw the run fail
-    output.log         what the process printed, if the launcher started it
+    output.log         output of the process, if the launcher started it
 """
 
 import fcntl
@@ -27,36 +27,34 @@ from ed.runtime.files import read_json, read_rows, write_atomic, write_json, yam
 CONFIG, METRICS, META = "config.yaml", "metrics.jsonl", "meta.json"
 DONE, FAILED = "DONE", "FAILED"
 LAST, PREVIOUS = "last.pt", "previous.pt"
-UNNAMED = f"{LAST}.tmp"  # a kill between two renames leaves it; then it is the newest checkpoint
+UNNAMED = f"{LAST}.tmp"  # left by a kill between two renames; then the newest checkpoint
 CHECKPOINTS = (LAST, UNNAMED, PREVIOUS)
 WEIGHTS, WANDB_ID = "model.safetensors", "wandb_id"
 LOG, OUTPUT = "train.log", "output.log"
 SLURM = "slurm.json"  # the array task of a run
-DEVIATIONS = "deviations.json"  # in a folder of reduced runs: what they change
+DEVIATIONS = "deviations.json"  # in a folder of reduced runs: the settings they change
 LOCK = ".lock"  # held while a process trains in the folder
-CLAIM = ".launch"  # held by the launcher, from the start of a run until it has ended
-# files that only the holder of the lock writes; the launcher writes FAILED and SLURM
+CLAIM = ".launch"  # held by the launcher while the run's process exists
+# written only by the holder of the lock; the launcher writes FAILED and SLURM
 OWN = (CONFIG, METRICS, META, DONE, WANDB_ID, WEIGHTS)
 
 DIVERGED = "diverged: "  # starts the error of a run whose numbers became NaN or infinite
 ENVIRONMENT = ("system", "logger")  # groups that can never change a number
-# groups that do not identify a run: measures only read the model, and a regularizer that takes a
-# sampler holds the sampler's settings as its own
+# groups that do not identify a run: measures only read the model, and a regularizer with a sampler
+# contains the sampler's settings
 INCIDENTAL = (*ENVIRONMENT, "measures", "sampler")
 
 
 class RunError(ValueError):
-    """A run folder that cannot be used as requested, or a damaged file in it."""
+    """A run folder that cannot be used as requested."""
 
 
 class Status(StrEnum):
-    """Where a run stands."""
-
     PENDING = "pending"  # nothing has been trained
     RUNNING = "running"  # a process holds the lock
     DONE = "done"
     FAILED = "failed"
-    DIVERGED = "diverged"  # failed with NaN or infinity: another attempt would end the same way
+    DIVERGED = "diverged"  # failed with NaN or infinity, and would again
     STOPPED = "stopped"  # has a checkpoint or metrics, and no process holds the lock
 
 
@@ -66,14 +64,14 @@ BROKEN = (Status.FAILED, Status.DIVERGED)
 
 @dataclass(frozen=True)
 class Record:
-    """Everything a run leaves except its weights.
+    """Everything that a run stores except its weights.
 
     Attributes:
         source: the folder or file it was read from.
-        meta: one entry per session, as in meta.json.
+        meta: the contents of meta.json.
         done: the summary of a finished run.
         failure: why the run failed; empty if it did not.
-        history: reads every logged row, each with its `step`.
+        history: returns the logged rows.
     """
 
     source: str
@@ -89,7 +87,7 @@ class Record:
 
     @property
     def status(self) -> Status:
-        """The status of a run that no process works on."""
+        """The status, assuming that no process is running it."""
         if self.done is not None:
             return Status.DONE
         if self.failure:
@@ -110,7 +108,7 @@ def digest(config: dict) -> str:
 
 
 def _whole(value):
-    """Writes 7.0 as 7 throughout a config: both are the same setting."""
+    """Replaces 7.0 by 7 throughout a config: they are the same setting."""
     if isinstance(value, dict):
         return {key: _whole(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -140,7 +138,7 @@ def flat(config: dict, prefix: str = "") -> dict:
 
 
 def status(folder: Path) -> Status:
-    """Where the run in a folder stands; RunError if the system hides whether it is running."""
+    """The status of the run in a folder; RunError if its lock cannot be read."""
     if is_done(folder):
         return Status.DONE
     if is_busy(folder):
@@ -171,19 +169,18 @@ def has_begun(folder: Path) -> bool:
 
 
 def failed_at_once(folder: Path) -> bool:
-    """Whether the run failed before it trained, e.g. for lack of data: its config means nothing."""
+    """Whether the run failed before training, e.g. because its data is missing."""
     return (folder / FAILED).exists() and not has_begun(folder)
 
 
 def any_begun(folder: Path) -> bool:
-    """Whether a run in the folder or below it has left traces."""
+    """Whether any run in the folder or below it has started."""
     return any(any(folder.glob(f"**/{name}")) for name in (META, METRICS, DONE))
 
 
 def is_busy(folder: Path) -> bool:
-    """Whether a process trains in the folder or a launcher has claimed it."""
-    # the engine also locks the folder, because its lock file can be deleted
-    own = folder / LOCK
+    """Whether a process is training in the folder or a launcher has claimed it."""
+    own = folder / LOCK  # can be deleted while it is held, so the engine also locks the folder
     return _is_locked(folder / CLAIM) or _is_locked(own if own.exists() else folder)
 
 
@@ -199,13 +196,12 @@ def _is_locked(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        reason = f"{path}: {error.strerror}"
-        raise RunError(f"{reason}, so whether this run is running is unknown") from None
+        raise RunError(f"{path}: {error.strerror}; cannot tell whether it is running") from None
     return False
 
 
 def read_record(folder: Path) -> Record:
-    """What a run folder holds; RunError names a damaged file."""
+    """Reads a run folder; ValueError names a damaged file."""
     rows = read_metrics(folder)
     return Record(
         source=str(folder),
@@ -221,15 +217,15 @@ def read_config(folder: Path) -> dict:
     path = folder / CONFIG
     try:
         config = yaml.safe_load(yaml_text(path)) or {}
-    except (yaml.YAMLError, ValueError) as error:
-        raise RunError(" ".join(str(error).split())) from None
+    except yaml.YAMLError:
+        config = None
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
-        raise RunError(f"{path} is not the config of a run; restore or remove it")
+        raise ValueError(f"{path} is not the config of a run; restore or remove it")
     return config
 
 
 def read_done(folder: Path) -> dict | None:
-    """The summary of a finished run; None if it has none."""
+    """The summary of a finished run; None if it has not finished."""
     path = folder / DONE
     if not path.exists():
         return None
@@ -246,12 +242,11 @@ def read_done(folder: Path) -> dict | None:
 
 
 def _is_summary(value: dict) -> bool:
-    """Whether it is what `train` returns: numbers by name, steps and seconds."""
-    numbers = [value.get("steps"), value.get("seconds")]
-    for key in ("last", "best"):
-        if not isinstance(value.get(key), dict):
-            return False
-        numbers += value[key].values()
+    """Whether it has the form of a summary that `train` returns."""
+    last, best = value.get("last"), value.get("best")
+    if not isinstance(last, dict) or not isinstance(best, dict):
+        return False
+    numbers = [value.get("steps"), value.get("seconds"), *last.values(), *best.values()]
     return all(isinstance(number, (int, float)) for number in numbers)
 
 
@@ -260,17 +255,14 @@ def write_done(folder: Path, summary: dict) -> None:
 
 
 def read_meta(folder: Path) -> dict:
-    """The record of each session of a run; empty if it has none."""
+    """The contents of meta.json; empty if the run has not started."""
     path = folder / META
     if not path.exists():
         return {}
-    try:
-        meta = read_json(path)
-    except ValueError as error:
-        raise RunError(str(error)) from None
+    meta = read_json(path)
     sessions = meta.get("sessions", [])
     if not isinstance(sessions, list) or not all(_is_session(session) for session in sessions):
-        raise RunError(f"{path} is not the record of a run: restore or remove it")
+        raise ValueError(f"{path} is not the record of a run; restore or remove it")
     return meta
 
 
@@ -286,7 +278,7 @@ def write_sessions(folder: Path, sessions: list[dict]) -> None:
 
 
 def read_failure(folder: Path) -> str:
-    """Why the run failed, in the launcher's words; empty if it did not."""
+    """Why the run failed, as the launcher recorded it; empty if it did not."""
     path = folder / FAILED
     return path.read_text(errors="replace").strip() if path.exists() else ""
 
@@ -298,29 +290,23 @@ def write_failure(folder: Path, reason: str) -> None:
 def read_metrics(folder: Path) -> list[dict]:
     """The logged rows: numbers by name, with steps that never decrease."""
     path, before = folder / METRICS, 0
-    try:
-        rows = read_rows(path)
-    except ValueError as error:
-        raise RunError(str(error)) from None
+    rows = read_rows(path)
     for number, row in enumerate(rows, start=1):
         step = row.get("step") if isinstance(row, dict) else None
         if not isinstance(step, int) or not all(isinstance(v, (int, float)) for v in row.values()):
             shown = json.dumps(row)[:60]
-            raise RunError(f"{path}, line {number} is not a row of metrics: {shown!r}")
+            raise ValueError(f"{path}, line {number} is not a row of metrics: {shown!r}")
         if step < before:
-            raise RunError(f"{path}, line {number}: step {step} after step {before}")
+            raise ValueError(f"{path}, line {number}: step {step} after step {before}")
         before = step
     return rows
 
 
 def read_deviations(path: Path) -> list[str]:
-    """The settings of a reduced version of a table that was launched."""
-    try:
-        sets = read_json(path, list)
-    except ValueError as error:
-        raise RunError(str(error)) from None
+    """The settings that a reduced version of a table changes."""
+    sets = read_json(path, list)
     if not all(isinstance(text, str) and "=" in text for text in sets):
-        raise RunError(f"{path} does not hold a list of key=value; restore or remove it")
+        raise ValueError(f"{path} is not a list of key=value; restore or remove it")
     return sets
 
 

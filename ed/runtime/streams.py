@@ -1,9 +1,8 @@
-"""Random streams that do not touch each other.
+"""Independent random streams.
 
-Every consumer of randomness (initial weights, batch order, augmentation, regularizer) has a stream
-of its own, derived from the run's seed, the stream's name and a counter. So another regularizer
-changes neither initial weights nor batches, and a resumed run needs no stored generator state: the
-stream of step n is a pure function of n.
+Each consumer of randomness (initial weights, batch order, augmentation, regularizer) has its own
+stream, a pure function of the run's seed, the stream's name and a counter. So a regularizer changes
+neither initial weights nor batches, and resuming needs no generator state.
 """
 
 import hashlib
@@ -21,5 +20,5 @@ def generator(seed: int, name: str, counter: int = 0, device="cpu") -> torch.Gen
 
 
 def reseed(generator: torch.Generator, seed: int, name: str, counter: int) -> None:
-    """Moves an existing generator to the start of a stream (a captured step keeps its own)."""
+    """Moves a generator to the start of a stream; a captured step keeps its generator."""
     generator.manual_seed(stream_seed(seed, name, counter))

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: less is kept, and not a bit of the result changes."""
+"""Activation checkpointing: less memory, bitwise the same result."""
 
 import copy
 from functools import partial
@@ -44,7 +44,7 @@ def test_training_is_bitwise_the_same(name, make):
     assert_same_weights(*models)
 
 
-def test_a_cut_model_recomputes_too():
+def test_split_model_recomputes_too():
     batch, outputs, gradients = first_batch(), [], []
     for recompute in (False, True):
         model = vit(dropout=0.0)
@@ -60,13 +60,13 @@ def test_a_cut_model_recomputes_too():
 
 
 class PathsWithoutDropout(Toy):
-    """Paths run in eval mode; their second run comes when the model trains again."""
+    """Paths run in eval mode, but are recomputed when the model is in training mode again."""
 
     def field(self, model, batch):
         return Field.of(model, batch["x"], aside=partial(evaluating, model))
 
 
-def test_the_second_run_has_the_modes_of_the_first():
+def test_recomputation_restores_the_modes():
     gradients = []
     for recompute in (False, True):
         model = vit()
@@ -80,7 +80,7 @@ def test_the_second_run_has_the_modes_of_the_first():
 
 
 def kept_bytes(model: nn.Module, x: torch.Tensor) -> int:
-    """What a forward pass keeps for the backward pass."""
+    """Bytes that a forward pass stores for the backward pass."""
     sizes = {}
 
     def pack(tensor):
@@ -88,19 +88,19 @@ def kept_bytes(model: nn.Module, x: torch.Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = model(x)  # alive, so that no storage comes twice
+        outputs = model(x)  # kept alive, so that no storage is reused
     assert outputs.requires_grad
     return sum(sizes.values())
 
 
-def test_less_is_kept():
+def test_less_memory_is_used():
     x = torch.randn(64, 3, 8, 8, dtype=torch.float64)
     plain, small = vit(), vit()
     recompute_blocks(small)
     assert kept_bytes(small, x) < 0.2 * kept_bytes(plain, x)
 
 
-def test_a_model_keeps_its_names_and_its_outputs():
+def test_model_keeps_its_names_and_outputs():
     model = vit()
     names = list(model.state_dict())
     recompute_blocks(model)
@@ -110,7 +110,7 @@ def test_a_model_keeps_its_names_and_its_outputs():
     assert torch.equal(outputs, vit().eval()(first_batch()["x"]))
 
 
-def test_a_copy_runs_on_weights_of_its_own():
+def test_copy_uses_its_own_weights():
     model = vit(dropout=0.0)
     recompute_blocks(model)
     twin = copy.deepcopy(model)
@@ -124,8 +124,8 @@ def test_a_copy_runs_on_weights_of_its_own():
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_what_cannot_be_recomputed_is_refused():
-    with pytest.raises(ValueError, match=r"system\.activation_checkpointing=true: Linear has"):
+def test_models_and_regularizers_that_cannot_recompute_raise():
+    with pytest.raises(ValueError, match=r"system\.activation_checkpointing=true: Linear"):
         recompute_blocks(nn.Linear(2, 2))
     cfg = compose_config(["regularizer=jacobian", "system.activation_checkpointing=true"])
     with pytest.raises(ValueError, match=r"system\.activation_checkpointing=true: .*jacobian"):

@@ -1,4 +1,4 @@
-"""Every damaged side file, impossible setting and bad row of data ends in one line."""
+"""Damaged files, impossible settings and bad data end in a one-line error."""
 
 import json
 import os
@@ -48,58 +48,55 @@ def run(finished, tmp_path):
 
 @pytest.mark.parametrize("content", WRONG)
 @pytest.mark.parametrize("name", ["DONE", "config.yaml"])
-def test_a_damaged_side_file_is_named(name, content, run, capsys):
+def test_damaged_file_is_named(name, content, run, capsys):
     (run / name).write_bytes(WRONG[content])
-    with pytest.raises(
-        (ValueError, RunError), match=f"{name}|holds a run with another config"
-    ) as error:
+    with pytest.raises(ValueError, match=f"{name}|another config") as error:
         small_run(run, base=SMALL_GROKKING)
     assert explain(error.value) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", WRONG)
-def test_a_damaged_record_of_sessions_does_not_end_a_run(content, run, capsys):
+def test_damaged_meta_only_warns(content, run, capsys):
     (run / "DONE").unlink()
     (run / "meta.json").write_bytes(WRONG[content])
     small_run(run, base=SMALL_GROKKING)
-    assert "the record of earlier sessions is lost" in capsys.readouterr().out
+    assert "meta.json" in capsys.readouterr().out
     assert len(json.loads((run / "meta.json").read_text())["sessions"]) == 1
 
 
-def test_a_foreign_checkpoint_falls_back_to_the_one_before(run, tmp_path, capsys):
+def test_foreign_checkpoint_falls_back_to_the_previous_one(run, tmp_path, capsys):
     whole = load_checkpoint(run, print)
     (run / "DONE").unlink()
-    save_checkpoint(run, {"weights": torch.zeros(3)})  # sealed, but no state of a run
+    save_checkpoint(run, {"weights": torch.zeros(3)})  # sealed, but not the state of a run
     small_run(run, base=SMALL_GROKKING)
-    printed = capsys.readouterr().out
-    assert "last.pt is not a checkpoint of this run: it lacks" in printed
+    assert "last.pt is not a checkpoint of this run" in capsys.readouterr().out
     small_run(tmp_path / "other", "model.width=16", base=SMALL_GROKKING)
     (run / "DONE").unlink()
     save_checkpoint(run, whole)
     save_checkpoint(run, load_checkpoint(tmp_path / "other", print))
     small_run(run, base=SMALL_GROKKING)
-    assert "another config: model.width is 16 there" in capsys.readouterr().out
+    assert "model.width is 16 there" in capsys.readouterr().out
 
 
-def test_a_foreign_checkpoint_alone_is_not_overwritten(run, tmp_path):
+def test_sole_foreign_checkpoint_is_not_overwritten(run, tmp_path):
     small_run(tmp_path / "other", "model.width=16", base=SMALL_GROKKING)
     (run / "DONE").unlink()
     (run / "previous.pt").unlink(missing_ok=True)
     shutil.copy(tmp_path / "other" / "last.pt", run / "last.pt")
     before = (run / "last.pt").read_bytes()
-    with pytest.raises(RunError, match=r"model\.width is 16 there, 32 here"):
+    with pytest.raises(RunError, match=r"model\.width is 16"):
         small_run(run, base=SMALL_GROKKING)
     assert (run / "last.pt").read_bytes() == before
 
 
-def test_a_folder_removed_during_the_run_is_said_to_be_gone(tmp_path):
-    with pytest.raises(SaveError, match="is gone"):
+def test_folder_removed_during_the_run_is_named(tmp_path):
+    with pytest.raises(SaveError, match="removed is gone"):
         save_checkpoint(tmp_path / "removed", {"step": 1})
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "meta.json", "metrics.jsonl"])
-def test_a_full_disk_is_one_line(name, tmp_path, monkeypatch, capsys):
+def test_full_disk_is_a_one_line_error(name, tmp_path, monkeypatch, capsys):
     import errno
 
     replace = os.replace
@@ -119,12 +116,12 @@ def test_a_full_disk_is_one_line(name, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "hpu", "meta", "tpu", "cpu:x"])
-def test_only_devices_that_are_tested_are_taken(device):
+def test_only_tested_devices_are_accepted(device):
     with pytest.raises(ValueError, match=rf"system\.device={device}"):
         choose_device(device)
 
 
-def test_wandb_without_a_key_names_the_remedy(tmp_path, monkeypatch):
+def test_wandb_without_an_api_key_names_the_remedy(tmp_path, monkeypatch):
     def init(**_):
         raise RuntimeError("api_key not configured (no-tty)")
 
@@ -149,14 +146,14 @@ def test_wandb_without_a_key_names_the_remedy(tmp_path, monkeypatch):
         "task.image_size=[32,nan]",
     ],
 )
-def test_numbers_that_cannot_end_are_refused(setting):
+def test_infinite_and_huge_numbers_are_rejected(setting):
     cfg = compose_config(["regularizer=ed", setting])
     key = setting.split("=")[0]
     with pytest.raises(ValueError, match=key.replace(".", r"\.")):
         check_settings(cfg)
 
 
-def test_measures_are_checked_again_once_the_data_are_known(tmp_path, monkeypatch):
+def test_measures_are_checked_again_once_the_data_is_loaded(tmp_path, monkeypatch):
     from ed.measures.norm import ParameterNorm
 
     def check(self, task):
@@ -164,8 +161,8 @@ def test_measures_are_checked_again_once_the_data_are_known(tmp_path, monkeypatc
             raise ValueError("measures: too few examples")
 
     monkeypatch.setattr(ParameterNorm, "check", check)
-    monkeypatch.setattr("ed.engine.main.train_in", lambda *_: pytest.fail("it trains"))
-    with pytest.raises(ValueError, match="measures: too few"):
+    monkeypatch.setattr("ed.engine.main.train_in", lambda *_: pytest.fail("it trained"))
+    with pytest.raises(ValueError, match="measures"):
         small_run(tmp_path, "measures=norm")
 
 
@@ -193,22 +190,22 @@ def png(side=2):
 def test_labels_are_whole_numbers(labels, shown, tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "data", [png(), png()], labels)
-    with pytest.raises(ValueError, match=rf"task\.data=.*label of row \d is {shown}"):
+    with pytest.raises(ValueError, match=rf"task\.data=.*{shown}"):
         load_images(folder, "train", classes=2, size=(2, 2))
 
 
-def test_missing_and_exploding_images_are_named(tmp_path, monkeypatch):
+def test_missing_and_oversized_images_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "null", [png(), None], [0, 1])
-    with pytest.raises(ValueError, match=r"task\.data=.*row 1 holds no image"):
+    with pytest.raises(ValueError, match=r"task\.data=.*row 1"):
         load_images(folder, "train", classes=2, size=(2, 2))
-    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)  # a bomb is what has twice as many
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)  # twice as many is a bomb
     folder = write_images(tmp_path / "bomb", [png(2), png(8)], [0, 1])
-    with pytest.raises(ValueError, match=r"task\.data=.*picture 1 cannot be read.*bomb"):
+    with pytest.raises(ValueError, match=r"task\.data=.*\b1\b.*bomb"):
         load_images(folder, "train", classes=2, size=(2, 2))
 
 
-def test_a_cache_of_another_shape_is_not_read(tmp_path, monkeypatch):
+def test_cache_of_another_shape_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "data", [png(), png()], [0, 1])
     expected = load_images(folder, "train", classes=2, size=(2, 2))
@@ -220,12 +217,12 @@ def test_a_cache_of_another_shape_is_not_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["010", "0x10", "on", "no", "1e-5", "null", "[1,2]", "a b", "true"]
 )
-def test_overrides_are_read_as_hydra_reads_them(text):
+def test_overrides_are_parsed_as_hydra_does(text):
     assert parse_value(text) == compose_config([f"+own={text}"]).own
 
 
 @pytest.mark.parametrize("value", ["nan", "-inf", "${seed}"])
-def test_values_that_would_block_the_table_are_not_set(value, tmp_path):
+def test_values_that_break_a_table_are_rejected(value, tmp_path):
     own = write_table(tmp_path)
     with pytest.raises(SpecError, match=r"--set optimizer\.lr="):
         expand(own, sets=[f"optimizer.lr={value}"])
@@ -235,7 +232,7 @@ def test_values_that_would_block_the_table_are_not_set(value, tmp_path):
     "name", ["config.yaml", "DONE", "meta.json", "metrics.jsonl", "slurm.json"]
 )
 @pytest.mark.parametrize("content", WRONG)
-def test_one_damaged_folder_stops_no_other(name, content, tmp_path, capsys):
+def test_damaged_folder_does_not_stop_the_others(name, content, tmp_path, capsys):
     own = write_table(tmp_path)
     runs = expand(own, root=tmp_path / "runs")
     for number, each in enumerate(runs):
@@ -248,7 +245,7 @@ def test_one_damaged_folder_stops_no_other(name, content, tmp_path, capsys):
     printed, error = capsys.readouterr()
     assert not error
     harmless = {"meta.json": "empty", "metrics.jsonl": "deep"}
-    if harmless.get(name) != content:  # nothing that matters is missing, or the last line is cut
+    if harmless.get(name) != content:  # nothing relevant missing, or a truncated last line
         assert f"{len(runs)} runs: 1 damaged, {len(runs) - 1} done" in printed
         assert str(damaged) in printed
     assert table.main([str(own.path), "--runs", str(tmp_path / "runs")]) == 0
@@ -257,7 +254,7 @@ def test_one_damaged_folder_stops_no_other(name, content, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", [*WRONG.values(), b"[1, 2]"])
-def test_damaged_deviations_stop_no_table(content, tmp_path, capsys):
+def test_damaged_deviations_do_not_stop_a_table(content, tmp_path, capsys):
     own = write_table(tmp_path)
     for each in expand(own, root=tmp_path / "runs"):
         fabricate(each, 80.0)
@@ -268,7 +265,7 @@ def test_damaged_deviations_stop_no_table(content, tmp_path, capsys):
     assert str(reduced / "deviations.json") in capsys.readouterr().err
 
 
-def test_tables_hold_no_tags_and_no_formulas(tmp_path):
+def test_tables_contain_no_tags_or_formulas(tmp_path):
     own = write_table(tmp_path)
     (first, *_) = expand(own, root=tmp_path)
     error = "=HYPERLINK(1) <script>alert(1)</script>"
@@ -278,7 +275,7 @@ def test_tables_hold_no_tags_and_no_formulas(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+a", "-a", "@x", "-1", "1e-5", "", "'=1", "a=b", "'"])
-def test_csv_text_is_read_as_it_was_written(text):
+def test_csv_text_round_trips(text):
     assert from_csv_text(csv_text(text)) == text
 
 
@@ -294,7 +291,7 @@ time.sleep(60)
 """
 
 
-def test_a_deleted_lock_file_lets_no_second_process_in(tmp_path):
+def test_deleted_lock_file_admits_no_second_process(tmp_path):
     root = str(launch.ROOT)
     code = HOLD.format(root=root, path=str(tmp_path / "run"))
     command = [sys.executable, "-c", code]
@@ -302,19 +299,19 @@ def test_a_deleted_lock_file_lets_no_second_process_in(tmp_path):
         try:
             assert holder.stdout.readline() == "held\n"
             (tmp_path / "run" / ".lock").unlink()
-            with pytest.raises(RunError, match="another process is training"):
+            with pytest.raises(RunError, match="another process"):
                 RunFolder(tmp_path / "run", small_config(tmp_path / "run"))
         finally:
             holder.kill()
 
 
-def test_an_interrupted_run_still_resumes_after_all_this(tmp_path):
+def test_interrupted_run_still_resumes(tmp_path):
     with pytest.raises(Interrupted):
         small_run(tmp_path, "system.max_minutes=0", base=SMALL_GROKKING)
     assert small_run(tmp_path, base=SMALL_GROKKING)["steps"] == 10
 
 
-def test_a_table_that_is_a_bomb_is_refused(tmp_path):
+def test_yaml_bomb_is_rejected(tmp_path):
     (tmp_path / "bomb.yaml").write_text("a: " + "[" * 5000 + "]" * 5000)
     with pytest.raises(SpecError, match=r"bomb\.yaml"):
         load_table(str(tmp_path / "bomb.yaml"))

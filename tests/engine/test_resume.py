@@ -1,4 +1,4 @@
-"""A run may be stopped at any moment; the same command goes on as if nothing had happened."""
+"""A run may be stopped at any moment; the same command resumes it bit for bit."""
 
 import contextlib
 import errno
@@ -50,12 +50,12 @@ def assert_same_run(first: Path, second: Path) -> None:
     assert rows_without_time(first) == rows_without_time(second)
 
 
-# runs of ten steps; with dropout, which draws from the global stream, or measured on their way
+# runs of ten steps, with dropout (global random stream) or with measures during training
 TEN_STEPS = {name: [*SMALL, f"regularizer={name}", "model.dropout=0.1"] for name in REGULARIZERS}
 TEN_STEPS["ed_without_anchors"] = [*TEN_STEPS["ed"], "regularizer.anchored=false"]
 TEN_STEPS["ed_every_3"] = [*TEN_STEPS["ed"], "regularizer.every=3", "system.log_every=2"]
 TEN_STEPS["grokking"] = [*SMALL_GROKKING, "measures=norm", "system.measure_every=2"]
-TEN_STEPS["grokking"] += ["system.log_every=3"]  # a row has the mean over several sessions
+TEN_STEPS["grokking"] += ["system.log_every=3"]  # a row averages over several sessions
 
 
 @pytest.mark.parametrize("kind", TEN_STEPS)
@@ -63,7 +63,7 @@ def test_interrupted_equals_uninterrupted(kind, tmp_path):
     base = TEN_STEPS[kind]
     small_run(tmp_path / "whole", base=base)
     for _ in range(9):  # stops after every single step
-        with pytest.raises(Interrupted, match="stopped and saved at step"):
+        with pytest.raises(Interrupted, match="step"):
             small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
     summary = small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
     assert summary["steps"] == 10
@@ -73,18 +73,18 @@ def test_interrupted_equals_uninterrupted(kind, tmp_path):
     assert steps == rows.get(kind, list(range(1, 11)))  # nothing twice, nothing missing
 
 
-def test_another_regularizer_changes_neither_weights_nor_batches(tmp_path):
-    """Comparisons are paired: with lambda 0 the ED run is the plain run."""
+def test_regularizer_changes_neither_initial_weights_nor_batches(tmp_path):
+    """Comparisons are paired: with weight 0 the ED run equals the plain run."""
     small_run(tmp_path / "none", "regularizer=none")
     small_run(tmp_path / "ed", "regularizer=ed", "regularizer.weight=0")
     ours, theirs = (rows_without_time(tmp_path / name) for name in ("none", "ed"))
     for plain, penalised in zip(ours, theirs, strict=True):
-        # one forward over batch and paths rounds differently from one over the batch alone
+        # a forward pass over batch and paths rounds differently
         for key in plain:
             assert penalised[key] == pytest.approx(plain[key], rel=1e-3), key
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, capsys):
+def test_finished_run_is_not_run_again(tmp_path, capsys):
     first = small_run(tmp_path / "run")
     before = (tmp_path / "run" / "last.pt").stat().st_mtime_ns
     assert small_run(tmp_path / "run") == first
@@ -92,17 +92,17 @@ def test_a_finished_run_is_not_run_again(tmp_path, capsys):
     assert (tmp_path / "run" / "last.pt").stat().st_mtime_ns == before
 
 
-def test_a_run_whose_rows_are_lost_is_evaluated_before_it_counts_as_done(tmp_path):
+def test_finished_run_without_metrics_is_evaluated_again(tmp_path):
     summary = small_run(tmp_path)
     (tmp_path / "DONE").write_text("")
-    with pytest.raises(RunError, match=r"DONE is damaged .*: remove it and run the same command"):
+    with pytest.raises(RunError, match="DONE"):
         small_run(tmp_path)
     for name in ("DONE", "metrics.jsonl"):
         (tmp_path / name).unlink()
     assert small_run(tmp_path)["last"] == summary["last"]
 
 
-def test_a_run_killed_before_it_counts_as_done_does_not_log_its_measures_twice(tmp_path):
+def test_run_killed_before_done_does_not_log_its_measures_twice(tmp_path):
     summary = small_run(tmp_path, "measures=norm")
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert "measure/norm" in rows[-1]
@@ -111,31 +111,31 @@ def test_a_run_killed_before_it_counts_as_done_does_not_log_its_measures_twice(t
     assert read_rows(tmp_path / "metrics.jsonl") == rows
 
 
-def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
-    """Large sweeps want numbers; the run is as done as any other, and is not trained again."""
-    often = "system.save_seconds=0"  # there is a previous one as well
+def test_finished_run_may_drop_its_checkpoint(tmp_path):
+    """The run counts as finished and is not trained again."""
+    often = "system.save_seconds=0"  # creates previous.pt as well
     summary = small_run(tmp_path / "run", "system.keep_checkpoint=false", often)
     assert not [*(tmp_path / "run").glob("*.pt"), *(tmp_path / "run").glob("*.safetensors")]
     assert small_run(tmp_path / "run") == summary
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint: .*system\.keep_checkpoint=true"):
+    with pytest.raises(FileNotFoundError, match=r"system\.keep_checkpoint=true"):
         load_run(tmp_path / "run")
 
 
 def die_at_row_nine() -> None:
-    """Kills this process after its ninth row: another one might be too slow to do it in time."""
+    """Makes this process kill itself after its ninth row, which no other could time."""
     log = Metrics.log
 
-    def last_words(self, *given):
+    def log_and_die(self, *given):
         log(self, *given)
         if len(self.rows) == 9:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Metrics.log = last_words
+    Metrics.log = log_and_die
 
 
 def start_training(folder: Path, *extra: str) -> subprocess.Popen:
     command = [sys.executable, "train.py", *SMALL, f"system.run_dir={folder}", *extra]
-    threads = str(torch.get_num_threads())  # as many as this process: bitwise equal
+    threads = str(torch.get_num_threads())  # as in this process, to be bitwise equal
     environment = os.environ | {"OMP_NUM_THREADS": threads}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
 
@@ -147,12 +147,12 @@ METHODS |= {"ed": ["regularizer=ed"]}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path):
+def test_kill_9_loses_only_the_steps_after_the_last_checkpoint(method, tmp_path):
     folder, extra = tmp_path / "killed", ["task.epochs=4", *METHODS[method]]
     words = ["train.py", *SMALL, f"system.run_dir={folder}", *extra, "system.save_seconds=0"]
     assert finish(start_command(words, prepare=die_at_row_nine)) == -signal.SIGKILL
     assert not (folder / "DONE").exists()
-    assert load_checkpoint(folder, print)["step"] >= 8  # nine rows: only the ninth may be lost
+    assert load_checkpoint(folder, print)["step"] >= 8  # only the ninth row may be lost
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 99')  # as if killed in the middle of a line
     small_run(folder, *extra)
@@ -161,7 +161,7 @@ def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path)
     assert len(json.loads((folder / "meta.json").read_text())["sessions"]) == 2
 
 
-def test_term_signal_saves_and_exits_with_try_again(tmp_path):
+def test_sigterm_saves_and_exits_with_75(tmp_path):
     folder, extra = tmp_path / "stopped", ["task.epochs=200"]
     process = start_training(folder, *extra)
     while process.poll() is None and not _lines(folder / "metrics.jsonl"):
@@ -172,15 +172,15 @@ def test_term_signal_saves_and_exits_with_try_again(tmp_path):
     assert step == rows_without_time(folder)[-1]["step"]
 
 
-def test_a_request_is_granted_after_its_step_and_named(tmp_path, monkeypatch):
-    """Whoever requeues a run needs to know that it was the time limit that stopped it."""
+def test_stop_request_takes_effect_after_the_step_and_names_its_signal(tmp_path, monkeypatch):
+    """To requeue a run, one must know that the time limit stopped it."""
     monkeypatch.setattr(Metrics, "advance", lambda *_: signal.raise_signal(signal.SIGUSR2))
-    with pytest.raises(Interrupted, match="stopped and saved at step 1 of 10") as stopped:
+    with pytest.raises(Interrupted, match="step 1 of 10") as stopped:
         small_run(tmp_path)
     assert stopped.value.signals == (signal.SIGUSR2,)
 
 
-def test_a_second_ctrl_c_stops_at_once():
+def test_second_ctrl_c_stops_at_once():
     before = signal.getsignal(signal.SIGINT)
     with _stop_requests() as stop:
         signal.raise_signal(signal.SIGTERM)
@@ -195,7 +195,7 @@ def _lines(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped bit", "empty", "foreign"])
-def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
+def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, damage):
     for step in (1, 2):
         save_checkpoint(tmp_path, {"step": step, "weights": torch.arange(1000)})
     last = tmp_path / "last.pt"
@@ -209,11 +209,11 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
     last.write_bytes(content)
     warnings = []
     assert load_checkpoint(tmp_path, warnings.append)["step"] == 1
-    assert "last.pt is damaged" in warnings[0]
+    assert "last.pt" in warnings[0]
 
 
-def test_a_kill_between_the_renames_loses_nothing_after_a_damaged_one(tmp_path, monkeypatch):
-    """The damaged last.pt takes the place of the good previous.pt first."""
+def test_kill_between_the_renames_loses_nothing_after_a_damaged_checkpoint(tmp_path, monkeypatch):
+    """The damaged last.pt first replaces the good previous.pt."""
     for step in (1, 2):
         save_checkpoint(tmp_path, {"step": step})
     (tmp_path / "last.pt").write_bytes(b"damaged")
@@ -230,8 +230,8 @@ def test_a_kill_between_the_renames_loses_nothing_after_a_damaged_one(tmp_path, 
     assert load_checkpoint(tmp_path, print) == {"step": 3}
 
 
-def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(tmp_path, monkeypatch):
-    """Going on from an older one, or from the start, would overwrite it."""
+def test_unreadable_checkpoint_does_not_count_as_damaged(tmp_path, monkeypatch):
+    """Resuming from an older one, or starting over, would overwrite it."""
     save_checkpoint(tmp_path, {"step": 1})
 
     def refuse(path):
@@ -251,7 +251,7 @@ def test_checkpoints_are_plain_torch_files(tmp_path):
         assert torch.equal(opened["weights"], state["weights"])
 
 
-def test_a_run_opens_with_torch_with_safetensors_and_with_load_run(tmp_path):
+def test_run_opens_with_torch_safetensors_and_load_run(tmp_path):
     small_run(tmp_path)
     trained = ed.load_run(tmp_path, "cpu")
     assert not trained.model.training
@@ -263,7 +263,7 @@ def test_a_run_opens_with_torch_with_safetensors_and_with_load_run(tmp_path):
     for found in (state, load_file(tmp_path / "model.safetensors")):
         plain.load_state_dict(found)
         assert torch.equal(plain(x), expected)
-    (tmp_path / "last.pt").unlink()  # as in a folder that somebody shares
+    (tmp_path / "last.pt").unlink()  # as in a shared folder
     shared = ed.load_run(tmp_path, "cpu", data=False)
     assert torch.equal(shared.model(x), expected)
     assert not hasattr(shared.task, "train")
@@ -284,22 +284,22 @@ def test_checkpoints_execute_no_foreign_code(tmp_path):
     assert not Path("should_not_exist").exists()
 
 
-def test_what_could_not_be_loaded_again_is_refused_before_it_is_saved(tmp_path):
-    """It would count as damaged, and the run begin anew over the work of days."""
+def test_state_that_could_not_be_loaded_is_not_saved(tmp_path):
+    """It would count as damaged, and the run would start over."""
     save_checkpoint(tmp_path, {"step": 1})
-    with pytest.raises(SaveError, match=r"can hold numpy\S*scalar: .*float\("):
+    with pytest.raises(SaveError, match=r"numpy.*scalar"):
         save_checkpoint(tmp_path, {"step": 2, "task": {"mean": np.float64(0.5)}})
     assert load_checkpoint(tmp_path, print) == {"step": 1}
 
 
-def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+def test_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     save_checkpoint(tmp_path, {"step": 1})
 
     def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(SaveError, match=r"No space left on device.*run the same command again"):
+    with pytest.raises(SaveError, match="No space left"):
         save_checkpoint(tmp_path, {"step": 2})
     with pytest.raises(OSError, match="No space left"):
         write_atomic(tmp_path / "DONE", "{}")
@@ -308,31 +308,31 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.pt"]
 
 
-def test_a_folder_with_another_config_is_refused_untouched(tmp_path):
+def test_folder_with_another_config_is_rejected_unchanged(tmp_path):
     small_run(tmp_path / "run")
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
     with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there, 0\.001 here"):
         small_run(tmp_path / "run", "optimizer.lr=0.001")
-    with pytest.raises(RunError, match="another config: seed is 0 there, 1 here"):
+    with pytest.raises(RunError, match="seed is 0 there, 1 here"):
         small_run(tmp_path / "run", "seed=1")
     after = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
     assert before == after
     for name in ("config.yaml", "DONE"):
         (tmp_path / "run" / name).unlink()
     with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there, 0\.001 here"):
-        small_run(tmp_path / "run", "optimizer.lr=0.001")  # the checkpoint knows it, too
+        small_run(tmp_path / "run", "optimizer.lr=0.001")  # stored in the checkpoint, too
 
 
-def test_what_cannot_change_a_result_may_change_between_sessions(tmp_path):
+def test_incidental_settings_may_change_between_sessions(tmp_path):
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "system.max_minutes=0")
     others = ["system.log_every=4", "logger.project=another"]
     assert small_run(tmp_path / "run", *others)["steps"] == 10
     rows = [row["step"] for row in rows_without_time(tmp_path / "run") if "train/loss" in row]
-    assert rows == [1, 4, 8, 10]  # the last steps too
+    assert rows == [1, 4, 8, 10]  # the last step, too
 
 
-def test_the_time_of_all_sessions_adds_up(tmp_path):
+def test_training_time_of_all_sessions_adds_up(tmp_path):
     with pytest.raises(Interrupted):
         small_run(tmp_path, "system.max_minutes=0")
     state = load_checkpoint(tmp_path, print)
@@ -342,37 +342,37 @@ def test_the_time_of_all_sessions_adds_up(tmp_path):
     assert 5000 < small_run(tmp_path)["seconds"] < 6000
 
 
-def test_checkpoints_and_the_limit_of_time_go_by_the_clock(tmp_path, monkeypatch):
-    """By a clock that goes on by a second whenever it is asked, which each step does once."""
+def test_checkpoints_and_the_time_limit_follow_the_clock(tmp_path, monkeypatch):
+    """The clock here advances by a second per call, and each step calls it once."""
     clock, saved = itertools.count(), []
     loop = "ed.engine.loop"
     monkeypatch.setattr(f"{loop}.time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(f"{loop}.save_checkpoint", lambda _, state: saved.append(state["step"]))
     small_run(tmp_path / "saved", "system.save_seconds=4")
     assert saved == [4, 8, 10]
-    with pytest.raises(Interrupted, match="at step 6 of 10"):
+    with pytest.raises(Interrupted, match="step 6 of 10"):
         small_run(tmp_path / "stopped", "system.max_minutes=0.1")
 
 
-def test_a_place_that_knows_no_locks_is_named(tmp_path, monkeypatch):
+def test_file_system_without_locks_is_named(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(RunError, match=r"\(Operation not supported: .*\.lock\); give"):
+    with pytest.raises(RunError, match=r"system\.run_dir.*Operation not supported: .*\.lock"):
         RunFolder(tmp_path, small_config(tmp_path))
 
 
-def test_a_locked_folder_is_refused(tmp_path):
+def test_locked_folder_is_rejected(tmp_path):
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="another process is training in"):
+        with pytest.raises(RunError, match="another process"):
             small_run(tmp_path / "run")
 
 
-def test_a_folder_that_someone_looks_into_for_a_moment_is_opened(tmp_path, monkeypatch):
-    """As `launch.py --status` does, which tries the lock to see who is at work."""
+def test_briefly_locked_folder_is_opened(tmp_path, monkeypatch):
+    """`launch.py --status` tries the lock to see whether a run is active."""
     with open(tmp_path / ".lock", "w") as look:
         fcntl.flock(look, fcntl.LOCK_EX)
         pause = SimpleNamespace(sleep=lambda _: fcntl.flock(look, fcntl.LOCK_UN))
@@ -389,7 +389,7 @@ files.write_atomic(pathlib.Path(sys.argv[1]), "half")
 """
 
 
-def test_what_killed_writers_left_goes_once_the_folder_is_ours_and_no_others(tmp_path):
+def test_leftovers_of_killed_writers_are_removed_once_the_folder_is_locked(tmp_path):
     ours = ["config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id"]
     for name in (*ours, "FAILED", "slurm.json"):
         subprocess.run([sys.executable, "-c", KILLED_WRITER, tmp_path / name], cwd=ROOT)
@@ -399,22 +399,24 @@ def test_what_killed_writers_left_goes_once_the_folder_is_ours_and_no_others(tmp
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(RunError):
             RunFolder(tmp_path, small_config(tmp_path))
-        assert sorted(tmp_path.glob("*.tmp")) == before  # it may be writing them
+        assert sorted(tmp_path.glob("*.tmp")) == before  # the other process may be writing them
     RunFolder(tmp_path, small_config(tmp_path)).close()
     left = {path.name.split(".")[0] for path in tmp_path.glob("*.tmp")}
-    assert left == {"FAILED", "slurm"}  # the launcher's, which holds no lock
+    assert left == {"FAILED", "slurm"}  # written by the launcher, which holds no lock
 
 
-def test_non_finite_loss_stops_the_run_and_saves_nothing(tmp_path):
+def test_non_finite_loss_stops_the_run_unsaved(tmp_path):
     with pytest.raises(FloatingPointError, match=r"train/loss = nan between steps 1 and \d+"):
         small_run(tmp_path / "run", "optimizer.lr=1e30", "task.epochs=3", "system.log_every=5")
     assert not (tmp_path / "run" / "last.pt").exists()
-    with pytest.raises(FloatingPointError, match="between steps 2 and 2 of"):  # the row before was
+    with pytest.raises(
+        FloatingPointError, match="between steps 2 and 2 of"
+    ):  # the row before was finite
         small_run(tmp_path / "rows", "optimizer.lr=1e30")
 
 
-def test_a_checkpoint_between_two_rows_holds_no_ruined_weights(tmp_path):
-    """Losses since the last row are looked at before they are saved, not at the next row."""
+def test_checkpoint_between_two_rows_holds_only_finite_values(tmp_path):
+    """Losses since the last row are checked before saving, not at the next row."""
     often = ["optimizer.lr=1e30", "system.log_every=5", "system.save_seconds=0"]
     with pytest.raises(FloatingPointError, match=r"loss = nan.* between steps 1 and \d+ of"):
         small_run(tmp_path, *often)
@@ -423,8 +425,8 @@ def test_a_checkpoint_between_two_rows_holds_no_ruined_weights(tmp_path):
     assert all(value.isfinite() for value in state["training"]["sums"].values())
 
 
-def test_weights_that_the_last_step_ruined_are_not_saved_as_done(tmp_path):
-    """No step comes after it whose loss could tell; the evaluation does."""
+def test_weights_that_diverge_at_the_last_step_are_not_saved(tmp_path):
+    """No later loss can show it, but the evaluation does."""
     whole = ["task.batch_size=2000", "optimizer=sgd", "optimizer.lr=1e38"]  # a single step
     with pytest.raises(FloatingPointError, match=r"eval/loss = nan between steps 1 and 1 of .*run"):
         small_run(tmp_path / "run", *whole)
@@ -432,7 +434,7 @@ def test_weights_that_the_last_step_ruined_are_not_saved_as_done(tmp_path):
     assert not (tmp_path / "run" / "DONE").exists()
 
 
-def test_a_run_knows_what_was_changed_since_its_commit(tmp_path, monkeypatch):
+def test_changed_files_since_the_commit(tmp_path, monkeypatch):
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=b"]
         command = ["git", "-C", tmp_path, *who, *arguments]
@@ -449,19 +451,19 @@ def test_a_run_knows_what_was_changed_since_its_commit(tmp_path, monkeypatch):
         git("commit", "-m", text)
     assert changed_files() == []
     monkeypatch.setenv("ED_COMMIT", git("rev-parse", "HEAD~1"))
-    assert changed_files() == ["code.py"]  # it is another commit that was named
-    monkeypatch.setenv("ED_COMMIT", "0123456789abcdef")  # of a history that is not here
+    assert changed_files() == ["code.py"]  # relative to the named commit
+    monkeypatch.setenv("ED_COMMIT", "0123456789abcdef")  # unknown to this repository
     assert changed_files() is None
     for listed, files in (("", []), ("a.py b.py", ["a.py", "b.py"])):
         monkeypatch.setenv("ED_CHANGED", listed)
         assert changed_files() == files
 
 
-def test_every_session_notes_whether_its_code_was_changed(tmp_path, monkeypatch):
+def test_every_session_records_changed_files(tmp_path, monkeypatch):
     with contextlib.closing(RunFolder(tmp_path, small_config(tmp_path))) as folder:
         for changed in ([], ["code.py"], None):  # None: unknown
             monkeypatch.setattr("ed.engine.run.changed_files", lambda changed=changed: changed)
-            folder.open_session("cpu", 10, processes=1, provenance={})
+            folder.open_session("cpu", 10)
     sessions = json.loads((tmp_path / "meta.json").read_text())["sessions"]
     noted = [(session["dirty"], session["changed"]) for session in sessions]
     assert noted == [(False, []), (True, ["code.py"]), (None, None)]

@@ -1,4 +1,4 @@
-"""Metrics survive what weights survive: rows that a resumed run finds damaged are restored."""
+"""A resumed run restores damaged metrics from its checkpoint."""
 
 import json
 
@@ -29,12 +29,12 @@ DAMAGED_ROWS = {
 
 @pytest.mark.parametrize("damage", DAMAGED_ROWS)
 def test_damaged_rows_are_restored_from_the_checkpoint(damage, tmp_path):
-    """A wrong row would be a wrong best."""
+    """A wrong row would give a wrong best value."""
     settings = {"base": [*SMALL_GROKKING, "measures=norm", "task.eval_every=2"]}
     whole = small_run(tmp_path / "whole", **settings)
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "system.max_minutes=0", **settings)
-    with pytest.raises(Interrupted):  # goes on to the third checkpoint
+    with pytest.raises(Interrupted):  # resumes up to the third checkpoint
         small_run(tmp_path / "run", "system.max_minutes=0", **settings)
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.write_text("".join(DAMAGED_ROWS[damage](metrics.read_text().splitlines(True))))
@@ -43,7 +43,7 @@ def test_damaged_rows_are_restored_from_the_checkpoint(damage, tmp_path):
     assert (resumed["last"], resumed["best"]) == (whole["last"], whole["best"])
 
 
-def test_rows_lost_after_the_end_lose_no_measure(tmp_path):
+def test_losing_the_metrics_of_a_finished_run_loses_no_measure(tmp_path):
     small_run(tmp_path, "measures=norm", base=SMALL_GROKKING)
     (tmp_path / "metrics.jsonl").write_text("")
     summary = small_run(tmp_path, "measures=[norm,gap]", base=SMALL_GROKKING)
@@ -51,7 +51,7 @@ def test_rows_lost_after_the_end_lose_no_measure(tmp_path):
     assert json.loads((tmp_path / "DONE").read_text()) == summary
 
 
-def test_another_number_of_threads_is_warned_of(tmp_path, capsys):
+def test_changed_number_of_threads_warns(tmp_path, capsys):
     before = torch.get_num_threads()
     try:
         with pytest.raises(Interrupted):
@@ -59,6 +59,6 @@ def test_another_number_of_threads_is_warned_of(tmp_path, capsys):
         small_run(tmp_path, "system.threads=2", base=SMALL_GROKKING)
     finally:
         torch.set_num_threads(before)
-    assert "set system.threads=1" in capsys.readouterr().out
+    assert "system.threads=1" in capsys.readouterr().out
     sessions = json.loads((tmp_path / "meta.json").read_text())["sessions"]
     assert [session["threads"] for session in sessions] == [1, 2]

@@ -1,4 +1,4 @@
-"""Run folders of others: nothing in them runs as code, and none of their files takes forever."""
+"""Foreign run folders: no code of theirs runs, and no file of theirs takes forever to read."""
 
 import re
 import shutil
@@ -47,7 +47,7 @@ def copy(finished, tmp_path):
 
 @pytest.mark.parametrize("key", ["task", "model"])
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
-def test_no_entry_point_builds_what_a_foreign_folder_names(entry, key, copy, tmp_path, capsys):
+def test_no_entry_point_builds_foreign_targets(entry, key, copy, tmp_path, capsys):
     marker = tmp_path / "marker"
     plant(copy, key, hostile_leaves(tmp_path, marker)["numpy"])
     with pytest.raises(UntrustedConfig, match=rf"config\.yaml: {key}\._target_=") as error:
@@ -58,7 +58,7 @@ def test_no_entry_point_builds_what_a_foreign_folder_names(entry, key, copy, tmp
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_every_way_to_name_foreign_code_is_refused(how, copy, tmp_path):
+def test_every_way_to_name_foreign_code_is_rejected(how, copy, tmp_path):
     marker = tmp_path / "marker"
     plant(copy, "model", hostile_leaves(tmp_path, marker)[how])
     with pytest.raises(ValueError, match=r"config\.yaml"):
@@ -66,15 +66,15 @@ def test_every_way_to_name_foreign_code_is_refused(how, copy, tmp_path):
     assert not marker.exists()
 
 
-def test_with_trust_the_folder_may_build_anything(copy, tmp_path):
+def test_trust_allows_any_target(copy, tmp_path):
     marker = tmp_path / "marker"
     plant(copy, "task", hostile_leaves(tmp_path, marker)["numpy"])
-    with pytest.raises(AttributeError):  # what it built is no task
+    with pytest.raises(AttributeError):  # the target is not a task
         load_run(copy, "cpu", trust=True)
     assert marker.exists()
 
 
-def test_training_on_in_a_finished_folder_builds_no_foreign_measure(copy, tmp_path):
+def test_resuming_builds_no_foreign_measure(copy, tmp_path):
     marker = tmp_path / "marker"
     plant(copy, "measures.norm", hostile_leaves(tmp_path, marker)["numpy"])
     settings = ["measures=[norm]", "system.device=cpu"]
@@ -85,12 +85,12 @@ def test_training_on_in_a_finished_folder_builds_no_foreign_measure(copy, tmp_pa
     assert marker.exists()
 
 
-def test_measures_that_nobody_asks_for_now_are_not_built(copy, tmp_path):
+def test_measures_that_are_not_requested_are_not_built(copy, tmp_path):
     plant(copy, "measures.own", {"_target_": "own_parts.Count"})
     assert small_run(copy, "measures=[norm]", "system.device=cpu")["steps"] == 10
 
 
-def test_shipped_parts_are_all_ours_and_every_committed_run_has_no_others():
+def test_shipped_targets_and_committed_runs_are_all_ours():
     assert all(target.startswith("ed.") for target in shipped_targets())
     paths = sorted((CONFIGS.parent / "experiments").rglob("curves.parquet"))
     assert paths
@@ -125,7 +125,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_config_that_is_none_is_refused_at_once(kind, tmp_path):
+def test_damaged_config_is_rejected_at_once(kind, tmp_path):
     path = tmp_path / "config.yaml"
     text = WRONG[kind]
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -136,7 +136,7 @@ def test_a_config_that_is_none_is_refused_at_once(kind, tmp_path):
     assert time.monotonic() - began < 30  # a bomb takes hours
 
 
-def test_repeating_a_value_is_no_bomb(tmp_path):
+def test_aliases_are_allowed(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("a: &a [1, 2]\nb: *a\n")
     assert yaml_text(path) == path.read_text()

@@ -1,7 +1,7 @@
-"""One fault, one process: a child forked from a warm parent runs a case and is judged from outside.
+"""Fault cases, each run in a child forked from a warm parent.
 
-A case ends in one of two ways: bit-equal to an undisturbed run, or with one line of error. All else
-(a traceback, a marker that foreign code has left, other weights) is a finding.
+A case must end bitwise equal to an undisturbed run or with a one-line error. Anything else (a
+traceback, a marker left by foreign code, other weights) is a bug.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ EQUAL, ONE_LINE = "bit-equal", "one-line error"
 
 @dataclass(frozen=True)
 class Setup:
-    """A small run, by its overrides, and the undisturbed one to compare with."""
+    """The overrides of a small run, and the folder of its undisturbed reference."""
 
     name: str
     overrides: tuple[str, ...]
@@ -53,24 +53,24 @@ class Setup:
 
 @functools.cache
 def composed(overrides: tuple[str, ...]) -> DictConfig:
-    """Their config; what is composed before a fork costs its children nothing."""
+    """Their config, composed once before forking."""
     cfg = compose_config(list(overrides))
     for target in targets(OmegaConf.to_container(cfg)):
-        get_object(target)  # imports it
+        get_object(target)  # imports its module
     return cfg
 
 
 def play_bandit() -> None:
-    """Procgen on a toy game, for the rest of this process."""
+    """Replaces Procgen by a toy game for the rest of this process."""
     procgen.engine_version = "{} 1.0".format
     procgen.ProcgenPPO.make_games = lambda task, side, count, _: Bandit(count, task.levels[side][0])
 
 
 def in_child(work: Callable[[], object], log: Path, limit: int | None = None) -> int:
-    """Forks a child that does `work`; its process id. The child's output and code go to `log`.
+    """Forks a child that does `work` and writes its errors to `log`; returns its process id.
 
     Args:
-        limit: bytes that any file of the child may have, as if the disk were full beyond it.
+        limit: maximal file size in bytes, to simulate a full disk.
     """
     child = os.fork()
     if child:
@@ -78,7 +78,7 @@ def in_child(work: Callable[[], object], log: Path, limit: int | None = None) ->
     code = 1
     try:
         if limit is not None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error of the write instead
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # makes the write fail instead
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         printed = io.StringIO()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
@@ -86,7 +86,7 @@ def in_child(work: Callable[[], object], log: Path, limit: int | None = None) ->
                 work()
                 code = 0
             except Exception as error:
-                code = explain(error, aloud=True)
+                code = explain(error, show=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         log.write_text(printed.getvalue())
     finally:
@@ -108,7 +108,7 @@ def judged(code: int, printed: str, equal: Callable[[], bool]) -> str:
 
 
 def same_run(first: Path, second: Path) -> bool:
-    """Whether two finished runs agree in every bit but the clock's."""
+    """Whether two finished runs agree in every bit except times."""
     ours, theirs = (load_checkpoint(folder, print) for folder in (first, second))
     if ours is None or theirs is None:
         return False
@@ -125,7 +125,7 @@ def _timeless(row: dict) -> dict:
 
 
 def spread(work: dict[str, Callable[[], object]], folder: Path) -> dict[str, object]:
-    """What each piece of work returns; forked workers share it, one per core up to two."""
+    """The results of all work, shared by forked workers, one per core up to two."""
     workers = min(2, os.cpu_count() or 1)
     children = []
     for worker in range(workers):
@@ -147,7 +147,7 @@ def spread(work: dict[str, Callable[[], object]], folder: Path) -> dict[str, obj
 
 
 def undisturbed(setup: Setup) -> float:
-    """Trains a setup to its end; the seconds it takes."""
+    """Trains a setup to the end and returns the seconds it took."""
     began = time.monotonic()
     code, printed = attempt(lambda: setup.train(setup.whole), setup.whole.with_suffix(".log"))
     assert code == 0, f"{setup.name}: {printed}"
@@ -155,7 +155,7 @@ def undisturbed(setup: Setup) -> float:
 
 
 def begun(setup: Setup, folder: Path) -> Path:
-    """A run that was stopped twice on its way, so that it has a previous.pt as well."""
+    """A run that was stopped twice, so that it has a previous.pt as well."""
     for _ in range(2):
         attempt(lambda: setup.train(folder, "system.max_minutes=0"), folder.with_suffix(".log"))
     assert not (folder / "DONE").exists(), f"{setup.name}: too short to be stopped twice"
@@ -163,23 +163,23 @@ def begun(setup: Setup, folder: Path) -> Path:
 
 
 def killed(setup: Setup, folder: Path, number: int, delay: float) -> str:
-    """Signals a run after `delay` seconds, then runs the same command to its end."""
+    """Signals a run after `delay` seconds, then resumes it to the end."""
     child = in_child(lambda: setup.train(folder), folder.with_suffix(".log"))
     time.sleep(delay)
-    os.kill(child, number)  # ours, and not waited for yet, so the id is still its own
+    os.kill(child, number)  # our child, not yet waited for, so its id is still valid
     finish(child)
     return trained_on(setup, folder)
 
 
 def disk_full(setup: Setup, folder: Path, limit: int) -> str:
-    """Runs with files of at most `limit` bytes, which must not end silently; then without."""
+    """Runs with files of at most `limit` bytes, then resumes without the limit."""
     code, printed = attempt(lambda: setup.train(folder), folder.with_suffix(".log"), limit)
     first = judged(code, printed, lambda: same_run(setup.whole, folder))
     return trained_on(setup, folder) if first in (EQUAL, ONE_LINE) else first
 
 
 def damaged(setup: Setup, source: Path, folder: Path, name: str, damage) -> str:
-    """Copies a begun run, damages one of its files and runs the same command to its end."""
+    """Copies a stopped run, damages one of its files and resumes it."""
     shutil.copytree(source, folder)
     path = folder / name
     path.write_bytes(damage(path.read_bytes()))
@@ -187,7 +187,7 @@ def damaged(setup: Setup, source: Path, folder: Path, name: str, damage) -> str:
 
 
 def trained_on(setup: Setup, folder: Path) -> str:
-    """How the same command ends in a folder that a fault has left."""
+    """How the run ends when resumed after a fault."""
     code, printed = attempt(lambda: setup.train(folder), folder.with_suffix(".log"))
     end = judged(code, printed, lambda: same_run(setup.whole, folder))
     if end in (EQUAL, ONE_LINE):

@@ -1,6 +1,7 @@
-"""Faults at random moments and places: `make test-faults`, and a short form in `make test`.
+"""Random faults: kills, full disks, damaged and hostile files.
 
-ED_FAULT_SEED repeats a campaign; ED_FAULTS=full is the long form (10 minutes on two cores).
+`make test` runs a short form. ED_FAULTS=full (`make test-faults`) runs the long one, 10 minutes on
+two cores; ED_FAULT_SEED repeats a campaign.
 """
 
 import os
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases are forke
 
 @pytest.fixture(scope="module", autouse=True)
 def table(request):
-    """Prints the seed and, at the end, how many cases of each kind ended how."""
+    """Prints the seed and how many cases of each kind ended in which way."""
     yield
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
@@ -48,7 +49,7 @@ def table(request):
 
 
 def note(kind: str, ends: dict[str, str]) -> None:
-    """Counts the cases of a campaign and fails where one ended otherwise than it may."""
+    """Records the cases of a campaign and fails if any ended in a forbidden way."""
     TABLE[kind] = Counter(ends.values())
     wrong = {case: end for case, end in ends.items() if end not in (EQUAL, ONE_LINE)}
     assert not wrong, f"seed {SEED}: {wrong}"
@@ -56,11 +57,11 @@ def note(kind: str, ends: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory) -> dict[str, tuple[Setup, float]]:
-    """Every setup, with an undisturbed run of it and the seconds that this took."""
+    """Every setup with an undisturbed run and the seconds it took."""
     root = tmp_path_factory.mktemp("undisturbed")
     data = root / "data"
     chosen = {n: o for n, o in setups(data).items() if FULL or n in SHORT_SETUPS}
-    with pytest.MonkeyPatch.context() as patch:  # leave no trace in the user's own caches
+    with pytest.MonkeyPatch.context() as patch:  # do not write to the user's caches
         patch.setenv("ED_CACHE", str(root / "cache"))
         if FULL:
             data.mkdir()
@@ -77,7 +78,7 @@ def references(tmp_path_factory) -> dict[str, tuple[Setup, float]]:
 
 @pytest.fixture(scope="module")
 def begun(references, tmp_path_factory) -> dict[str, Path]:
-    """One setup of each task, stopped on its way: with ED, where the task takes it."""
+    """One stopped run per task, with ED if the task supports it."""
     root = tmp_path_factory.mktemp("begun")
     last = {name.split()[0]: name for name in references}
     return {name: cases.begun(references[name][0], root / name) for name in last.values()}
@@ -92,7 +93,7 @@ def chance(kind: str) -> random.Random:
 
 
 def test_kills_and_signals_at_random_moments(references, tmp_path):
-    """Full form: every task with every regularizer that it takes, once."""
+    """Full form: every task with every regularizer that it supports."""
     draw, work = chance("kill"), {}
     for index in range(max(60, len(references)) if FULL else 8):
         setup, seconds = list(references.values())[index % len(references)]
@@ -102,7 +103,7 @@ def test_kills_and_signals_at_random_moments(references, tmp_path):
     campaign("kill or signal", work, tmp_path)
 
 
-def test_disks_that_are_full_at_random_levels(references, begun, tmp_path):
+def test_full_disks_at_random_sizes(references, begun, tmp_path):
     draw, work = chance("full"), {}
     for index in range(40 if FULL else 6):
         setup, _ = references[list(begun)[index % len(begun)]]
@@ -127,7 +128,7 @@ def truncated(draw: random.Random):
     return lambda content: content[: draw.randrange(len(content) + 1)]
 
 
-# what of a run folder decides its result, or is read again; logs are for people
+# the files of a run folder that are read again; logs are not
 FILES = ("last.pt", "previous.pt", "metrics.jsonl", "meta.json", "config.yaml")
 
 
@@ -171,7 +172,7 @@ def test_hostile_weights(tmp_path):
         (tmp_path / f"cut{index}.safetensors").write_bytes(draw.randbytes(64))
     for path in sorted({*tmp_path.glob("*.pt"), *tmp_path.glob("*.safetensors")} - {good}):
         work = attempt(lambda p=path: read_weights(p, f"--weights {p}"), tmp_path / "log")
-        # cut nowhere, it is the good file
+        # a truncation at the end leaves the file intact
         end = judged(*work, lambda p=path: p.read_bytes() == good.read_bytes())
         ends[path.name] = "FOREIGN CODE RAN" if marker.exists() else end
     note("hostile weights", ends)

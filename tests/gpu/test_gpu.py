@@ -1,4 +1,4 @@
-"""What only a GPU can show: captured and eager steps agree, and nothing in a step waits for it."""
+"""GPU tests: captured and eager steps agree, and no step waits for the device."""
 
 import io
 import os
@@ -89,17 +89,17 @@ def test_captured_equals_eager(overrides):
     torch.backends.cudnn.deterministic = True
     eager = losses(make_step(overrides), 0, 50)
     captured = losses(make_step(overrides, capture=True), 0, 50)
-    # the same kernels in the same order: only the reductions of atomics may round differently
+    # the same kernels in the same order: only atomic reductions may round differently
     torch.testing.assert_close(captured, eager, rtol=2e-3, atol=1e-4)
     torch.testing.assert_close(captured[:10], eager[:10], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["none", "ed"])
-def test_a_fast_run_learns_what_an_ordinary_one_does(method):
-    """Whole short runs: float32 and eager against bf16, compiled and captured.
+def test_fast_run_learns_as_well_as_an_ordinary_one(method):
+    """Compares short runs: float32 and eager against bf16, compiled and captured.
 
-    The training loss at the end is a mean over 1,600 examples that both saw; 500 test pictures
-    leave two points of noise on an accuracy.
+    The final training loss averages over the same 1,600 examples; with 500 test images an accuracy
+    has two points of noise.
     """
     learnt = []
     for how in ({}, {"bf16": True, "compile_model": True, "capture": True}):
@@ -115,8 +115,8 @@ def test_a_fast_run_learns_what_an_ordinary_one_does(method):
 
 
 @pytest.mark.parametrize("space", ["input", "block1"])
-def test_compiled_jacobian_equals_the_eager_one(space):
-    """The first derivative inside the compiled graph, the second one of it, all of it captured."""
+def test_compiled_jacobian_equals_eager(space):
+    """The first derivative is part of the compiled graph, and the whole step is captured."""
     overrides = ["regularizer=jacobian", "regularizer.weight=0.1", f"task.space={space}"]
     eager = losses(make_step(overrides), 0, 20)
     compiled = losses(make_step(overrides, compile_model=True, capture=True), 0, 20)
@@ -126,7 +126,7 @@ def test_compiled_jacobian_equals_the_eager_one(space):
 @pytest.mark.parametrize("saved_on", ["cuda", "cpu"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_captured_run_resumes_with_its_learning_rate(optimizer, saved_on):
-    """Two warm-ups' worth of changing rates after a resume: a rate baked into the graph shows."""
+    """The rate changes after resuming, which would reveal a constant baked into the graph."""
     overrides = ["regularizer=ed", f"optimizer={optimizer}", "optimizer.lr=0.01"]
     overrides += ["task.warmup_epochs=8", "optimizer.schedule=cosine"]
     whole = make_step(overrides, capture=True)
@@ -138,7 +138,7 @@ def test_captured_run_resumes_with_its_learning_rate(optimizer, saved_on):
     buffer.seek(0)
     second = make_step(overrides, capture=True)
     state = torch.load(buffer, map_location="cpu", weights_only=True)
-    if saved_on == "cpu":  # as an optimizer there has it
+    if saved_on == "cpu":  # the options of an optimizer on a CPU
         for group in state["optimizer"]["param_groups"]:
             group |= {"fused": None, "capturable": False, "lr": 0.01}
     second.load_state_dict(state)
@@ -150,7 +150,7 @@ def test_captured_run_resumes_with_its_learning_rate(optimizer, saved_on):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Overrides of a tiny BERT on made-up sentences, by its dropout."""
+    """Returns the overrides of a tiny BERT with a given dropout on made-up sentences."""
     pytest.importorskip("transformers")
     from tests.tasks.test_glue import write_checkpoint, write_sentences
 
@@ -179,8 +179,8 @@ def test_captured_equals_eager_in_embedding_space(text, compiled, early, late):
 
 
 @pytest.mark.parametrize("how", [{}, {"bf16": True}, {"bf16": True, "compile_model": True}])
-def test_a_captured_step_draws_dropout_anew_and_trains(text, how):
-    """One batch again and again: at a vanishing rate only dropout can move its loss."""
+def test_captured_step_draws_new_dropout_and_trains(text, how):
+    """Repeats one batch: at a vanishing learning rate only dropout can change the loss."""
     still = make_step(text(0.1, *ED, "optimizer.lr=1e-30"), capture=True, **how)
     batch = next(still.task.batches(still.model, 0))
 
@@ -199,8 +199,8 @@ def test_a_captured_step_draws_dropout_anew_and_trains(text, how):
 
 
 @pytest.mark.parametrize("method", ["none", "mixup", "ed"])
-def test_a_step_on_text_never_waits_for_the_device(text, method):
-    """The whole step, data, clipping and optimizer included."""
+def test_text_step_never_waits_for_the_device(text, method):
+    """The whole step, including data, clipping and optimizer."""
     step = make_step(text(0.1, f"regularizer={method}"))
     batches = step.task.batches(step.model, 0)
     for number in range(2):
@@ -212,7 +212,7 @@ def test_a_step_on_text_never_waits_for_the_device(text, method):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_step_never_waits_for_the_device():
+def test_penalty_never_waits_for_the_device():
     field = Field.of(torch.nn.Linear(8, 5, device="cuda"), torch.randn(16, 8, device="cuda"))
     labels = torch.randint(5, (16,), device="cuda")
     for settings in (
@@ -237,7 +237,7 @@ def test_a_step_never_waits_for_the_device():
 
 
 def test_captured_steps_and_their_batches_never_wait_for_the_device():
-    """Steps are short here, and an epoch is five of them: a wait in each would be felt."""
+    """An epoch has only five short steps, so waiting once per epoch would cost time."""
     step = make_step(GROKKING, capture=True)
     losses(step, 0, 5)
     torch.cuda.set_sync_debug_mode("error")
@@ -296,7 +296,7 @@ def test_eigen_decomposition_matches_lapack(resolution):
 
 
 @pytest.mark.parametrize(("resolution", "degree"), [(4, 3), (15, 14)])
-def test_fit_of_nodes_that_lie_badly_equals_that_of_a_cpu(resolution, degree):
+def test_fit_of_badly_placed_nodes_on_cuda_equals_cpu(resolution, degree):
     nodes = UniformNodes()(torch.rand(20_000, resolution), True)
     ours, theirs = fit_matrix(nodes.cuda(), degree).cpu(), fit_matrix(nodes, degree)
     error = (ours - theirs).abs().amax((1, 2)) / theirs.abs().amax((1, 2))
@@ -317,7 +317,7 @@ def test_scores_on_cuda_equal_cpu(compiled):
 
 
 def test_clip_stand_in_compiled_and_captured(tmp_path):
-    """Both stages as launched: bf16, compiled, one graph; the ensemble's ends are the models."""
+    """Both stages in bf16, compiled and captured; the ensemble's ends equal the two models."""
     from ed.engine.main import run
 
     stand_in = [*STAND_IN, "task.epochs=2", "task.warmup_epochs=0", "optimizer.max_grad_norm=1"]
@@ -332,7 +332,7 @@ def test_clip_stand_in_compiled_and_captured(tmp_path):
     assert done["last"]["measure/ensembling/alpha0/acc"] == zero_shot
 
 
-def test_clip_on_the_cpu_leaves_the_gpu_alone(tmp_path):
+def test_clip_on_the_cpu_does_not_use_the_gpu(tmp_path):
     from ed.engine.main import build_model, run
 
     first = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "system.device=cpu"]
@@ -350,7 +350,7 @@ def test_clip_on_the_cpu_leaves_the_gpu_alone(tmp_path):
 
 
 def test_loaded_batches_arrive_whole_while_the_device_is_busy():
-    """Copied aside, read at once by slow work: a copy that comes late or is overwritten shows."""
+    """Slow work on the device would reveal a late or overwritten copy."""
     task = instantiate(compose_config([*IMAGENET, "task.epochs=1", "task.warmup_epochs=0"]).task)
     task.prepare(torch.device("cpu"), seed=0)
     expected = [batch["x"].double().mean((1, 2, 3)) for batch in task.batches(None, 0)]
@@ -366,7 +366,7 @@ def test_loaded_batches_arrive_whole_while_the_device_is_busy():
 
 
 def test_the_host_does_not_run_far_ahead_of_the_device():
-    """Else batches that wait for a slow device would fill its memory."""
+    """Otherwise queued batches would fill the memory of a slow device."""
     task = instantiate(compose_config([*IMAGENET, "task.epochs=10"]).task)
     task.prepare(torch.device("cuda"), seed=0)
     batches = task.batches(None, 0)
@@ -374,15 +374,15 @@ def test_the_host_does_not_run_far_ahead_of_the_device():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     for _, batch in zip(range(40), batches, strict=False):
-        torch.cuda._sleep(10**8)  # cycles: some 50 ms, in which several batches are decoded
+        torch.cuda._sleep(10**8)  # cycles, some 50 ms: several batches are decoded meanwhile
         batch["x"].sum()
-    # the bound on batches in flight, the one in hand, each in pieces and joined; and their labels
+    # batches in flight and the current one, each in pieces and joined, with their labels
     assert torch.cuda.max_memory_allocated() - before < 2.1 * (IN_FLIGHT + 2) * size
 
 
 @pytest.fixture
 def alone_in_a_group(monkeypatch):
-    """A group of one with the backends of several GPUs, in which nothing is cut short."""
+    """A group of one process that uses the backends of several GPUs."""
     processes.join(
         torch.distributed.HashStore(), rank=0, world_size=1, backend="cpu:gloo,cuda:nccl"
     )
@@ -392,9 +392,9 @@ def alone_in_a_group(monkeypatch):
 
 
 def test_processes_exchange_without_a_host_sync(alone_in_a_group):
-    """GPU tensors by NCCL, flags by gloo: the stop request of a step does not wait for the GPU."""
+    """GPU tensors use NCCL and flags gloo, so a stop request does not wait for the GPU."""
     x, y = torch.randn(5, 3, device="cuda"), torch.randn(2, device="cuda", dtype=torch.float64)
-    processes.mean([x])  # makes the communicator
+    processes.mean([x])  # creates the communicator
     torch.cuda.set_sync_debug_mode("error")
     try:
         halves = processes.mean([x, y, x[0, 0]])
@@ -442,8 +442,8 @@ print("not rejected")
 
 @pytest.mark.parametrize("how", ["eager", "compiled", "captured"])
 @pytest.mark.parametrize("kind", ["labels", "context"])
-def test_wrong_values_fail_a_device_assertion(how, kind):
-    """In a process of its own, as it cannot use the GPU afterwards."""
+def test_wrong_values_trigger_a_device_assertion(how, kind):
+    """In a separate process, which cannot use the GPU afterwards."""
     root = Path(__file__).parents[2]
     run = subprocess.run(
         [sys.executable, "-c", WRONG, how, kind], cwd=root, capture_output=True, text=True
@@ -454,7 +454,7 @@ def test_wrong_values_fail_a_device_assertion(how, kind):
     assert "device-side assert" in run.stderr
 
 
-def test_estimate_rejects_contexts_on_the_gpu_by_one_line():
+def test_estimate_rejects_float_contexts_on_the_gpu():
     x, number = torch.randn(9, 4, device="cuda"), torch.rand(9, 1, device="cuda")
     field = Field(lambda p, c: p, x, {"number": number})
     with pytest.raises(ValueError, match="context 'number'"):
@@ -464,7 +464,7 @@ def test_estimate_rejects_contexts_on_the_gpu_by_one_line():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("method", ["none", "sam", "ed"])
 def test_two_gpus_train_like_one(method, tmp_path):
-    """Plain steps, to rounding; the others to the end, as their draws differ."""
+    """Losses agree up to rounding without a regularizer; otherwise draws differ."""
     root = Path(__file__).parents[2]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     overrides = ["task.epochs=2", "task.warmup_epochs=0", "optimizer=sgd", "precision=float32"]

@@ -1,4 +1,4 @@
-"""What only a GPU can show of the correlation pool: channels last, measures that do not wait."""
+"""GPU tests of the correlation pool: channels last, measures that do not wait."""
 
 import warnings
 from dataclasses import replace
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_channels_last_equals_contiguous_in_a_captured_step():
-    """Fused momentum runs over weights, gradients and state side by side in memory."""
+    """Fused momentum assumes that weights, gradients and state have the same layout."""
     overrides = ["model=resnet18", "optimizer=sgd", "optimizer.lr=0.01"]
     plain, last = (make_step(overrides, capture=True) for _ in range(2))
     last.model.to(memory_format=torch.channels_last)
@@ -25,7 +25,7 @@ def test_channels_last_equals_contiguous_in_a_captured_step():
 
 
 @pytest.mark.parametrize("name", ["gap", "sharpness", "adaptive_sharpness"])
-def test_measures_wait_for_the_device_as_often_for_many_batches_as_for_few(name):
+def test_number_of_device_syncs_in_a_measure_does_not_grow_with_batches(name):
     step = make_step(["model=vit_micro", f"measures={name}"])
     measure = instantiate(compose_config([f"measures={name}"]).measures[name], _convert_="all")
 
@@ -35,7 +35,7 @@ def test_measures_wait_for_the_device_as_often_for_many_batches_as_for_few(name)
             replace(measure, batch_size=batch_size)(step.model, step.task)
         return sum("synchroniz" in str(warning.message) for warning in seen)
 
-    waits(1000)  # pinned memory and library handles exist from here on
+    waits(1000)  # creates pinned memory and library handles
     torch.set_warn_always(True)
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -45,13 +45,13 @@ def test_measures_wait_for_the_device_as_often_for_many_batches_as_for_few(name)
         torch.set_warn_always(False)
 
 
-def test_the_papers_protocol_keeps_to_its_memory_budget_on_a_thousand_classes():
-    """400 paths of 200 nodes are 80,000 pictures: 45 GiB at once, their activations aside."""
+def test_paper_protocol_stays_within_its_memory_budget_on_a_thousand_classes():
+    """400 paths of 200 nodes are 80,000 images: 45 GiB at once, not counting activations."""
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224").cuda()
     x = torch.randn(800, 3, 224, 224, device="cuda")
-    model(x[:2])  # what libraries allocate once
+    model(x[:2])  # one-off allocations of libraries
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     result = ed.estimate(model, x, memory_gib=1.0)

@@ -1,4 +1,4 @@
-"""What only a GPU can show of PPO: captured decisions and updates are the eager ones."""
+"""GPU tests of PPO: captured decisions and updates equal the eager ones."""
 
 from itertools import islice
 
@@ -23,7 +23,7 @@ CUDA = torch.device("cuda")
 def impala() -> Impala:
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[16, 32, 32], hidden=256, image_size=[64, 64])
-    torch.nn.init.orthogonal_(model.actor.weight, 1.0)  # actions that depend on what is seen
+    torch.nn.init.orthogonal_(model.actor.weight, 1.0)  # actions that depend on the observation
     return model.to(CUDA)
 
 
@@ -44,15 +44,15 @@ def assert_same(first: list[dict], second: list[dict], tolerance: float = 0.0) -
             torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance)
 
 
-def test_captured_decisions_are_the_eager_ones():
+def test_captured_decisions_equal_eager():
     halves = [[Bandit(24, 0), Bandit(40, 0)] for _ in range(2)]
     eager = rollouts(halves[0], capture=False, bf16=False)
     captured = rollouts(halves[1], capture=True, bf16=False)
-    assert_same(eager, captured, tolerance=1e-4)  # whole numbers, actions among them, exactly
-    assert not eager[0]["actions"].equal(eager[1]["actions"])  # another rollout, other draws
+    assert_same(eager, captured, tolerance=1e-4)  # integers such as actions exactly
+    assert not eager[0]["actions"].equal(eager[1]["actions"])  # each rollout has its own draws
 
 
-def test_frames_and_log_probabilities_are_those_of_the_step():
+def test_frames_and_log_probabilities_belong_to_the_same_step():
     played = rollouts([Bandit(32, 0)], capture=True, bf16=True)[1]
     outputs = Policy(impala(), device=CUDA, bf16=True)(played["frames"][9]).detach()
     close = {"rtol": 0.02, "atol": 0.02}
@@ -62,7 +62,7 @@ def test_frames_and_log_probabilities_are_those_of_the_step():
 
 
 @needs_envpool
-def test_rollouts_of_lanes_in_threads_are_a_function_of_the_seed():
+def test_threaded_rollouts_depend_only_on_the_seed():
     def games():
         settings = {"mode": "hard", "count": 32, "levels": range(500)}
         return [make_games("starpilot", **settings, seed=seed) for seed in (0, 1)]
@@ -71,7 +71,7 @@ def test_rollouts_of_lanes_in_threads_are_a_function_of_the_seed():
     assert_same(first, again)
 
 
-def test_weights_of_the_model_reach_the_policy():
+def test_refresh_copies_the_weights_to_the_policy():
     model = impala()
     policy = Policy(model, device=CUDA, bf16=True)
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_captured_update_equals_eager(extra, bandit):
             seen.append(step.means()["train/loss"])
         return seen
 
-    batches = losses(None)  # the same for both: rollouts would follow the weights
+    batches = losses(None)  # shared, because rollouts depend on the weights
     eager, captured = losses(batches), losses(batches, capture=True)
     torch.testing.assert_close(captured, eager, rtol=2e-3, atol=1e-4)
     torch.testing.assert_close(captured[:8], eager[:8], rtol=1e-4, atol=1e-5)
@@ -124,8 +124,8 @@ def test_advantages_and_minibatches_never_wait_for_the_device(bandit):
 
 
 @pytest.mark.parametrize("extra", [[], ED], ids=["none", "ed"])
-def test_a_run_that_is_cut_goes_on(extra, bandit, tmp_path):
-    """Compiled, captured and with copies in lanes: two sessions log every step once."""
+def test_interrupted_run_resumes(extra, bandit, tmp_path):
+    """Compiled and captured, two sessions log every step once."""
     overrides = [o for o in SMALL if not o.startswith("system.device")]
     overrides += [*extra, "task.frames=320", f"system.run_dir={tmp_path}"]
     with pytest.raises(Interrupted):

@@ -79,8 +79,8 @@ def trained_fingerprints(folder: Path) -> dict[str, str]:
     """Of every method after a whole run, and of a model with batch norm after a few steps."""
     original, seen = main.train_in, {}
 
-    def remember(run_folder, cfg, task, model, step, measures=None):
-        summary = original(run_folder, cfg, task, model, step, measures)
+    def remember(run_folder, task, model, step, measures):
+        summary = original(run_folder, task, model, step, measures)
         seen[run_folder.path.name] = fingerprint(step)
         return summary
 

@@ -524,7 +524,7 @@ def test_a_finished_run_without_checkpoint_reports_missing_measures(tmp_path, ca
     assert small_run(tmp_path / "run", "measures=norm") == summary
     printed = capsys.readouterr().out
     assert "already done" in printed
-    assert "finished without these measures, or with other settings of them: norm;" in printed
+    assert "not measured: norm;" in printed
 
 
 def test_the_stored_config_lists_the_computed_measures(tmp_path):

@@ -1,4 +1,4 @@
-"""Two processes train like one; they stay alike bit for bit, end together, and go on together."""
+"""Two processes train like one, stay bitwise equal, and stop and resume together."""
 
 import fcntl
 import json
@@ -36,7 +36,7 @@ def start(*arguments: str) -> subprocess.Popen:
 
 
 def begin(folder: Path, rows: int) -> subprocess.Popen:
-    """The long run of `together`, once it has logged so many rows."""
+    """Starts the long run of `together` and waits until it has logged `rows` rows."""
     overrides = [*SMALL, *together.LONG, f"system.run_dir={folder}", "system.save_seconds=0"]
     process = start("train.py", *overrides)
     metrics = folder / "metrics.jsonl"
@@ -69,7 +69,7 @@ def killed_in_the_middle(folder: Path) -> tuple[int, str]:
 
 
 def seen_together(folder: Path) -> list[dict]:
-    """By rank, what the processes saw in `together`, which also ends the run that was killed."""
+    """The records of `together` by rank; it also finishes the run that was killed."""
     process = start("-m", "tests.helpers.together", str(folder))
     output = process.communicate(timeout=400)[0]
     assert process.returncode == 0, output
@@ -78,7 +78,7 @@ def seen_together(folder: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """One for all workers of pytest-xdist."""
+    """A folder shared by all workers of pytest-xdist."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "together" / "runs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,14 +87,14 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def story(folder) -> dict:
-    """What two processes did: told once, by the worker that comes first."""
-    told = folder.parent / "story.json"
+    """The records of two processes, produced once by the first worker."""
+    stored = folder.parent / "story.json"
     with open(folder.parent / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not told.exists():
+        if not stored.exists():
             killed = killed_in_the_middle(folder)
-            told.write_text(json.dumps({"killed": killed, "seen": seen_together(folder)}))
-    return json.loads(told.read_text())
+            stored.write_text(json.dumps({"killed": killed, "seen": seen_together(folder)}))
+    return json.loads(stored.read_text())
 
 
 @pytest.fixture
@@ -102,27 +102,26 @@ def seen(story) -> list[dict]:
     return story["seen"]
 
 
-def test_one_dead_process_ends_all_with_one_clear_line(story):
+def test_dead_process_stops_all_with_one_error_line(story):
     code, output = story["killed"]
     assert code != 0
     (line,) = errors(output)
     assert line.startswith("error: rank 0 of 2 ")
 
 
-def test_a_signal_to_one_stops_all_after_the_same_step_once_saved(seen):
+def test_signal_to_one_process_stops_all_after_the_same_step(seen):
     for rank in seen:
         assert rank["stopped"] == "Interrupted: stopped and saved at step 36 of 40"
 
 
-def test_killed_and_stopped_equals_undisturbed(folder, seen):
+def test_killed_and_stopped_equals_uninterrupted(folder, seen):
     assert_same_run(folder / "whole", folder / "killed")
     sessions = json.loads((folder / "killed" / "meta.json").read_text())["sessions"]
     assert [session["processes"] for session in sessions] == [2, 2, 2]
 
 
-def test_the_penalty_goes_through_torchs_own_wrapper(seen):
-    """Loss and penalty are two passes of one model in DistributedDataParallel: gradients are the
-    mean of what each half gives alone."""
+def test_penalty_works_with_distributed_data_parallel(seen):
+    """Loss and penalty are two passes of one model; gradients are the mean over both halves."""
     halves = [together.gradients_in_a_loop_of_ones_own(rank) for rank in (0, 1)]
     expected = [(first + second) / 2 for first, second in zip(*halves, strict=True)]
     for rank in seen:
@@ -134,7 +133,7 @@ def test_two_processes_equal_one_with_the_whole_batch(folder, seen, tmp_path):
     small_run(tmp_path / "one", *together.PLAIN)
     ours = weights(tmp_path / "one")
     for name, theirs in weights(folder / "plain").items():
-        # ten float32 steps, whose sums over the batch were added in another order
+        # ten float32 steps, with sums over the batch in another order
         torch.testing.assert_close(theirs, ours[name], rtol=1e-4, atol=1e-6)
     runs = (tmp_path / "one", folder / "plain")
     for one, two in zip(*(read_rows(run / "metrics.jsonl") for run in runs), strict=True):
@@ -147,17 +146,17 @@ def test_two_processes_equal_one_in_float64(folder, seen):
     theirs = torch.load(folder / "float64.pt", weights_only=True)
     for name, ours in together.float64_weights().items():
         torch.testing.assert_close(theirs[name], ours, rtol=1e-10, atol=1e-13)
-    assert seen[0]["shares"]  # and where the task itself makes the rows of its process only
+    assert seen[0]["shares"]  # also if the task yields only the rows of its process
 
 
 @pytest.mark.parametrize("method", together.METHODS)
-def test_processes_stay_alike_bit_for_bit(method, seen):
+def test_processes_stay_bitwise_equal(method, seen):
     for name in (method, f"{method} with batch norm"):
         first, second = (rank["fingerprints"][name] for rank in seen)
         assert first == second, name
 
 
-def test_each_process_drops_out_for_itself(seen):
+def test_each_process_draws_its_own_dropout(seen):
     assert seen[0]["draw"] != seen[1]["draw"]
 
 
@@ -165,37 +164,36 @@ def test_methods_differ(seen):
     assert len(set(seen[0]["fingerprints"].values())) == 2 * len(together.METHODS)
 
 
-def test_shared_evaluation_counts_every_picture_once(folder, seen):
+def test_shared_evaluation_counts_every_image_once(folder, seen):
     first, second = (rank["scores"] for rank in seen)
     assert (first.pop("rows"), second.pop("rows")) == (249, 250)
     assert first == second
     trained = load_run(folder / "plain", "cpu")
     task, model = trained.task, trained.model
     count = together.UNEVEN
-    pictures = Images(task.test.pixels[:count], task.test.labels[:count])
+    images = Images(task.test.pixels[:count], task.test.labels[:count])
     with torch.no_grad():
-        accuracy, loss = task.score(model, pictures)
-        logits = model(task.normalise(pictures.pixels))
+        accuracy, loss = task.score(model, images)
+        logits = model(task.normalise(images.pixels))
     assert first["acc"] == accuracy
     assert first["logits"] == pytest.approx(logits.double().sum().item(), rel=1e-5)
     assert first["loss"] == pytest.approx(loss, rel=1e-6)  # float32 sums in another order
 
 
-def test_only_the_first_process_writes(seen):
+def test_only_rank_0_writes(seen):
     assert seen[0]["written"]
     assert seen[1]["written"] == []
 
 
-def test_all_stop_together_out_of_time_and_on_a_wild_loss(seen):
+def test_all_stop_together_at_the_time_limit_and_on_divergence(seen):
     for rank in seen:
         assert rank["late"] == "Interrupted: stopped and saved at step 1 of 40"
-        assert rank["wild"].startswith("FloatingPointError: diverged: train/loss = nan between")
+        assert rank["wild"].startswith("FloatingPointError: diverged: train/loss = nan")
     assert seen[0]["wild"] == seen[1]["wild"]
 
 
-def test_another_number_of_processes_cannot_go_on(folder, seen):
-    message = r"late was begun with 2 processes and cannot go on with 1: start 2, or begin anew"
-    with pytest.raises(ValueError, match=message):
+def test_resuming_needs_the_same_number_of_processes(folder, seen):
+    with pytest.raises(ValueError, match=r"2 processes .*system\.run_dir"):
         small_run(folder / "late", *together.LONG)
 
 
@@ -204,35 +202,29 @@ def test_another_number_of_processes_cannot_go_on(folder, seen):
 
 @pytest.fixture
 def two(monkeypatch):
-    """As if there were two processes, for what is checked before they meet."""
+    """Pretends that there are two processes, for checks before they join."""
     monkeypatch.setattr(checks, "world_size", lambda: 2)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "named"),
     [
         (["task.batch_size=25"], r"task\.batch_size=25"),
-        (
-            ["task.batch_size=75", "accumulate=5"],
-            r"task\.batch_size=75",
-        ),
-        (
-            ["regularizer=ed", "regularizer.pairs=33"],
-            r"regularizer\.pairs=33",
-        ),
-        (["regularizer=ed", "task.batch_size=2"], r"cut into 2 parts .*at least 2 examples"),
-        (["task=procgen", "model=impala"], r"2 processes cannot train ProcgenPPO together"),
-        (["task=clip_standin_pretrain"], r"2 processes cannot train StandInPretraining together"),
+        (["task.batch_size=75", "accumulate=5"], r"task\.batch_size=75.*accumulate=5"),
+        (["regularizer=ed", "regularizer.pairs=33"], r"regularizer\.pairs=33"),
+        (["regularizer=ed", "task.batch_size=2"], "2 parts"),
+        (["task=procgen", "model=impala"], "ProcgenPPO"),
+        (["task=clip_standin_pretrain"], "StandInPretraining"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(overrides, message, two):
+def test_settings_that_two_processes_cannot_share_are_rejected(overrides, named, two):
     cfg = compose_config(overrides)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         check(cfg, instantiate(cfg.task), instantiate(cfg.regularizer))
 
 
 @pytest.mark.parametrize(("count", "everyone"), [(10, 3), (2, 4), (0, 2), (1000, 7), (5, 1)])
-def test_parts_hold_everything_once(count, everyone, monkeypatch):
+def test_parts_cover_the_range_exactly_once(count, everyone, monkeypatch):
     monkeypatch.setattr(processes, "world_size", lambda: everyone)
     rows = []
     for rank in range(everyone):
@@ -259,41 +251,43 @@ def test_ranks_draw_differently_and_rank_0_as_if_alone(monkeypatch):
         ("rack1,rack2", "rack1"),
     ],
 )
-def test_the_first_of_slurms_nodes(nodes, first):
+def test_first_host_of_a_slurm_node_list(nodes, first):
     assert first_host(nodes) == first
 
 
-def test_srun_tells_a_task_its_place(monkeypatch):
-    """The last of four on two nodes; a batch script, which is no step, stays alone."""
-    told = {"STEP_NUM_TASKS": "4", "JOB_ID": "1234", "STEP_ID": "2", "PROCID": "3", "LOCALID": "1"}
-    for name, value in (told | {"STEP_NODELIST": "gpu[07-08]"}).items():
+def test_srun_variables_give_rank_and_address(monkeypatch):
+    """The last of four tasks on two nodes; a batch script is a single process."""
+    slurm = {"STEP_NUM_TASKS": "4", "JOB_ID": "1234", "STEP_ID": "2", "PROCID": "3", "LOCALID": "1"}
+    for name, value in (slurm | {"STEP_NODELIST": "gpu[07-08]"}).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.delenv("MASTER_PORT", raising=False)
     place = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu07"}
-    assert distributed._srun() == place | {"MASTER_PORT": "29746"}  # 1234 x 16 + 2, from 20000 on
+    assert distributed._srun() == place | {
+        "MASTER_PORT": "29746"
+    }  # 20000 + (1234 x 16 + 2) % 10000
     monkeypatch.setenv("MASTER_PORT", "4444")
     assert distributed._srun() == place | {"MASTER_PORT": "4444"}
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
     assert distributed._srun() is None
 
 
-def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
+def test_each_local_process_takes_its_own_gpu(monkeypatch):
     taken = []
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    for count, local in ((4, "3"), (2, "0"), (1, "3")):  # by srun each may see one GPU, its own
+    for count, local in ((4, "3"), (2, "0"), (1, "3")):  # srun may show each task only its own GPU
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         monkeypatch.setenv("LOCAL_RANK", local)
         assert distributed.local_device("cuda").index == taken[-1]
     assert taken == [3, 0, 0]
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun shows all of them to everyone")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun shows all GPUs to all processes")
     for count in (1, 3):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
-        with pytest.raises(ValueError, match=f"process 3 .* no GPU .* there are {count}: start"):
+        with pytest.raises(ValueError, match=rf"process 3 .*{count}.*system\.device=cpu"):
             distributed.local_device("cuda")
 
 
-def test_a_gpu_that_is_named_is_made_the_current_one(monkeypatch):
+def test_named_gpu_becomes_the_current_device(monkeypatch):
     taken = []
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -301,23 +295,23 @@ def test_a_gpu_that_is_named_is_made_the_current_one(monkeypatch):
     for name in ("cpu", "cuda", "auto", "cuda:1"):
         choose_device(name)
     assert taken == [torch.device("cuda:1")]
-    with pytest.raises(ValueError, match=r"^system.device=cuda:2: torch sees 2 GPUs"):
+    with pytest.raises(ValueError, match=r"^system\.device=cuda:2"):
         choose_device("cuda:2")
 
 
 def test_means_keep_shapes_and_dtypes(monkeypatch):
-    """Of two processes, the other of which has 2 more everywhere."""
+    """With two processes, whose values differ by 2."""
     monkeypatch.setattr(processes, "world_size", lambda: 2)
     monkeypatch.setattr(processes, "_add_up", lambda value: value.mul_(2).add_(2))  # in place
     values = [torch.rand(2, 3), torch.rand((), dtype=torch.float64), torch.rand(4)]
     before = [value.clone() for value in values]
     torch.testing.assert_close(processes.mean(values), [value + 1 for value in before])
     torch.testing.assert_close(processes.total(values[0]), 2 * before[0] + 2)
-    assert all(map(torch.equal, values, before))  # which are whoever asked's own
+    assert all(map(torch.equal, values, before))  # the inputs are unchanged
 
 
-def test_processes_of_one_machine_share_its_cores(monkeypatch):
-    """Eight of them; a scheduler has counted those of each process already."""
+def test_local_processes_share_the_cores(monkeypatch):
+    """Eight cores; without torchrun the affinity already belongs to one process."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert processes.available_cores() == 8
@@ -326,13 +320,13 @@ def test_processes_of_one_machine_share_its_cores(monkeypatch):
         assert processes.available_cores() == cores
 
 
-def test_of_processes_that_fail_alike_one_speaks(monkeypatch):
+def test_only_one_of_several_failing_processes_reports(monkeypatch):
     monkeypatch.setattr(processes, "world_size", lambda: 2)
     monkeypatch.setattr(processes, "_store", torch.distributed.HashStore())
     assert [processes.first_to_fail(ValueError()) for _ in range(2)] == [True, False]
 
 
-def test_without_rank_0_only_those_speak_who_lost_it(monkeypatch):
+def test_without_rank_0_only_lost_processes_report(monkeypatch):
     class GoneStore:
         def add(self, *_):
             raise RuntimeError("broken pipe")
@@ -343,7 +337,7 @@ def test_without_rank_0_only_those_speak_who_lost_it(monkeypatch):
     assert processes.first_to_fail(processes.LostProcess())
 
 
-def test_alone_nothing_is_asked():
+def test_single_process_exchanges_nothing():
     x = torch.ones(3)
     assert processes.total(x) is x
     assert processes.mean([x])[0] is x

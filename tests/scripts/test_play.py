@@ -174,7 +174,7 @@ def test_evaluate_sends_to_play(capsys):
 
 
 def test_a_folder_that_is_no_run_of_procgen_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no run folder"):
+    with pytest.raises(FileNotFoundError, match="run folder"):
         script.main([str(tmp_path)])
     small_run(tmp_path / "pictures")
     with pytest.raises(ValueError, match="is a run of Cifar10, not of task=procgen"):

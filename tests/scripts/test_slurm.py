@@ -254,7 +254,7 @@ def test_the_tasks_of_a_step_are_one_run_and_are_requeued_together(cluster, tmp_
     os.kill(held, signal.SIGCONT)
     wait_for(lambda: (run.folder / "DONE").exists(), "the requeued run", 240)
     log = (run.folder / "output.log").read_text()
-    assert log.count("the same command goes on") == 1, log
+    assert log.count("the same command resumes it") == 1, log
     assert logged(run.folder) == list(range(1, STEPS + 1))
     history = json.loads((run.folder / "meta.json").read_text())["sessions"]
     assert [session["processes"] for session in history] == [2, 2]
