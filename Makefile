@@ -1,4 +1,4 @@
-# make demo          effective degree at work on real pictures, in three minutes on two CPU cores
+# make demo          effective degree at work on real images, in three minutes on two CPU cores
 # make test          all checks: lint, format, tests
 # make test-smoke    the quick part of the tests, in two minutes
 # make test-faults   kills, full disks, damaged and hostile files at random; 10 minutes on two cores

@@ -112,7 +112,7 @@ def impala(channels: list[int]) -> Callable[[], nn.Module]:
     return partial(Impala, actions=15, channels=channels, hidden=256, image_size=[64, 64])
 
 
-def pictures(size: int) -> Callable[[int], Tensor]:
+def images(size: int) -> Callable[[int], Tensor]:
     return lambda count: torch.randn(count, 3, size, size, device=DEVICE)
 
 
@@ -123,15 +123,15 @@ def tokens(length: int) -> Callable[[int], Tensor]:
 ALL_RIVALS = ("mixup", "sam", "asam", "jacobian")
 GPU_CASES = {
     "vit_tiny": Case(
-        "ViT-Tiny, 32x32", partial(vit, 32, 4, 192, 12, 10), pictures(32), 10, 256, 128,
+        "ViT-Tiny, 32x32", partial(vit, 32, 4, 192, 12, 10), images(32), 10, 256, 128,
         epoch=50000, rivals=ALL_RIVALS,
     ),
     "resnet18": Case(
-        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), pictures(32), 10, 256, 128,
+        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), images(32), 10, 256, 128,
         epoch=50000,
     ),
     "vit_b32": Case(
-        "ViT-B/32, 224x224, 1000 classes", partial(vit, 224, 32, 768, 12, 1000), pictures(224),
+        "ViT-B/32, 224x224, 1000 classes", partial(vit, 224, 32, 768, 12, 1000), images(224),
         1000, 512, 256, components=3,
     ),
     "bert": Case(
@@ -139,27 +139,27 @@ GPU_CASES = {
         2, 32, 16,
     ),
     "procgen": Case(
-        "Procgen update, IMPALA", impala([16, 32, 32]), pictures(64), 15, 4096, 2048,
+        "Procgen update, IMPALA", impala([16, 32, 32]), images(64), 15, 4096, 2048,
         components=3, anchored=False, value_head=True,
     ),
 }  # fmt: skip
 CPU_CASES = {
     "vit_tiny": Case(
-        "micro ViT, 32x32", partial(vit, 32, 8, 64, 4, 10), pictures(32), 10, 100, 50,
+        "micro ViT, 32x32", partial(vit, 32, 8, 64, 4, 10), images(32), 10, 100, 50,
         epoch=2000, rivals=ALL_RIVALS,
     ),
     "resnet18": Case(
-        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), pictures(32), 10, 8, 4
+        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), images(32), 10, 8, 4
     ),
     "vit_b32": Case(
-        "small ViT, 64x64, 1000 classes", partial(vit, 64, 32, 192, 2, 1000), pictures(64),
+        "small ViT, 64x64, 1000 classes", partial(vit, 64, 32, 192, 2, 1000), images(64),
         1000, 32, 16, components=3,
     ),
     "bert": Case(
         "small BERT, length 32", partial(Bert, layers=2, width=128), tokens(32), 2, 8, 4
     ),
     "procgen": Case(
-        "Procgen update, small IMPALA", impala([4, 8, 8]), pictures(64), 15, 32, 16,
+        "Procgen update, small IMPALA", impala([4, 8, 8]), images(64), 15, 32, 16,
         components=3, anchored=False, value_head=True,
     ),
 }  # fmt: skip

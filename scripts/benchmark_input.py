@@ -67,19 +67,19 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def one_process(task, seconds: float) -> Iterator[str]:
-    """What a picture costs one core: reading, decoding, augmenting."""
+    """What an image costs one core: reading, decoding, augmenting."""
     source, size = task.train, task.views.size
     order = torch.randperm(len(source), generator=generator(0, "benchmark")).tolist()
-    sizes = torch.tensor([source.picture(index).size for index in order[:100]]).float().mean(0)
-    yield "one process, pictures of {:.0f} x {:.0f} on average:".format(*sizes.tolist())
+    sizes = torch.tensor([source.image(index).size for index in order[:100]]).float().mean(0)
+    yield "one process, images of {:.0f} x {:.0f} on average:".format(*sizes.tolist())
     for name, work in {
         "read": source.read,
-        "read, decode": source.picture,
+        "read, decode": source.image,
         f"read, decode, augment to {size} x {size} bytes": lambda index: task.views.train(
-            source.picture(index), generator(0, "benchmark", index)
+            source.image(index), generator(0, "benchmark", index)
         ),
     }.items():
-        yield f"{_rate(work, order, seconds):10.0f} pictures/s  {name}"
+        yield f"{_rate(work, order, seconds):10.0f} images/s  {name}"
 
 
 def _rate(work: Callable[[int], object], order: list[int], seconds: float) -> float:
@@ -100,7 +100,7 @@ def all_workers(task, model, seconds: float) -> str:
         done += 1
     rate = done * task.batch_size / (time.perf_counter() - began)
     count = available_cores() if task.workers is None else task.workers
-    return f"{rate:10.0f} pictures/s  {count} workers on {available_cores()} cores, to the device"
+    return f"{rate:10.0f} images/s  {count} workers on {available_cores()} cores, to the device"
 
 
 def training(cfg, task, model, device: torch.device, count: int) -> Iterator[str]:
@@ -125,7 +125,7 @@ def training(cfg, task, model, device: torch.device, count: int) -> Iterator[str
         _wait(device)
         seconds = (time.perf_counter() - began) / count
         rate = task.batch_size / seconds
-        yield f"{rate:10.0f} pictures/s  {label}, {name}: {1000 * seconds:.1f} ms"
+        yield f"{rate:10.0f} images/s  {label}, {name}: {1000 * seconds:.1f} ms"
     if device.type == "cuda":
         yield f"{torch.cuda.max_memory_allocated() / 2**30:10.1f} GiB         most memory held"
 

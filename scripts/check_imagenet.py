@@ -19,8 +19,8 @@ from ed.datasets.imagenet.classes import NUM_CLASSES, synsets
 from ed.datasets.imagenet.evaluation import locate
 from ed.datasets.imagenet.sources import (
     FOLDER_OF,
-    TRAINING_PICTURES,
-    VALIDATION_PICTURES,
+    TRAINING_IMAGES,
+    VALIDATION_IMAGES,
     Folders,
     Listing,
     has_class_folders,
@@ -29,17 +29,17 @@ from ed.datasets.imagenet.sources import (
 from ed.engine.errors import or_explain
 from ed.runtime.streams import generator
 
-SPLITS = {"train": TRAINING_PICTURES, "validation": VALIDATION_PICTURES}
+SPLITS = {"train": TRAINING_IMAGES, "validation": VALIDATION_IMAGES}
 
 
 @dataclass
 class Report:
-    """What one set should have and has; `source` where its pictures can be read."""
+    """What one set should have and has; `source` where its images can be read."""
 
     name: str
-    pictures: int
+    images: int
     classes: int
-    found_pictures: int = 0
+    found_images: int = 0
     found_classes: int = 0
     place: str = "-"
     problems: list[str] = field(default_factory=list)
@@ -47,11 +47,11 @@ class Report:
 
     def take(self, source: Source) -> None:
         self.source, self.place = source, source.place
-        self.found_pictures, self.found_classes = len(source), len(np.unique(source.labels))
+        self.found_images, self.found_classes = len(source), len(np.unique(source.labels))
 
     def conclude(self) -> "Report":
-        if not self.problems and self.found_pictures != self.pictures:
-            self.problems.append(f"{self.found_pictures - self.pictures:+,} pictures")
+        if not self.problems and self.found_images != self.images:
+            self.problems.append(f"{self.found_images - self.images:+,} images")
         return self
 
 
@@ -71,7 +71,7 @@ def check_split(data: str, split: str) -> Report:
 
 def check_shift(name: str, root: Path) -> Report:
     shift = shifts()[name]
-    report = Report(shift.title, shift.pictures, len(shift.labels))
+    report = Report(shift.title, shift.images, len(shift.labels))
     return check_folders(
         report, lambda: locate(root, name), shift.labels, shift.ignored, shift.border
     )
@@ -89,27 +89,27 @@ def check_folders(
     report.take(Folders(folder, listing, border))
     report.problems += listing.problems()
     if listing.others:
-        report.problems.append(f"{listing.others} files are no pictures")
+        report.problems.append(f"{listing.others} files are no images")
     return report.conclude()
 
 
 def damaged(source: Source, count: int) -> list[str]:
-    """What is wrong with `count` random pictures (all, where there are fewer), one line each."""
+    """What is wrong with `count` random images (all, where there are fewer), one line each."""
     chosen = torch.randperm(len(source), generator=generator(0, "check"))[:count].tolist()
     found = []
     for index in tqdm(chosen, desc=f"decoding {source.place}", disable=None, leave=False):
         try:
-            source.picture(index)
+            source.image(index)
         except ImageError as error:
             found.append(str(error))
     return found
 
 
 def table(reports: list[Report]) -> str:
-    rows = [("set", "classes", "of", "pictures", "of", "", "where")]
+    rows = [("set", "classes", "of", "images", "of", "", "where")]
     for report in reports:
         verdict = "incomplete" if report.problems else "ok"
-        counts = (report.found_classes, report.classes, report.found_pictures, report.pictures)
+        counts = (report.found_classes, report.classes, report.found_images, report.images)
         rows.append((report.name, *(f"{count:,}" for count in counts), verdict, report.place))
     return aligned(rows, "<>>>><<")
 
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--data", help="as task.data: folder with train/ and val/, or hub id")
     parser.add_argument("--shifts", type=Path, help="folder with the unpacked shifted sets")
-    parser.add_argument("--decode", type=int, default=0, help="random pictures to try in each set")
+    parser.add_argument("--decode", type=int, default=0, help="random images to try in each set")
     options = parser.parse_args(arguments)
     if options.decode < 0:
         parser.error(f"--decode {options.decode}: at least 0")

@@ -1,7 +1,7 @@
-"""Effective degree of a model you have: python scripts/measure.py --timm resnet50 --data PICTURES
+"""Effective degree of a model you have: python scripts/measure.py --timm resnet50 --data IMAGES
 
 The model: a finished run (--run), a timm or transformers model by name, each with --weights FILE
-for a state dict of your own. The pictures: a folder of them, a data set (hub id, or folder with
+for a state dict of your own. The images: a folder of them, a data set (hub id, or folder with
 parquet files), or `embedded`, the CIFAR-10 subset that ships with ed; a run brings its own.
 Prints ED with its 95 % confidence interval and its coefficients, and draws a few of the paths.
 The defaults are the paper's protocol: 400 paths, r = 200, K = 40.
@@ -46,13 +46,13 @@ class Subject:
 
     Attributes:
         field: the model, in eval mode, at the examples between which paths run.
-        picture: of an example, (3, H, W) in [0, 1]; None where they are no pictures.
+        image: of an example, (3, H, W) in [0, 1]; None where they are no images.
         titles: one per example.
     """
 
     name: str
     field: Field
-    picture: Callable[[int], Tensor] | None
+    image: Callable[[int], Tensor] | None
     titles: list[str]
 
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     report(subject, result)
     draw(subject, result, options.out, softmax=softmax, memory_gib=measure.memory_gib)
-    print(f"picture: {options.out}")
+    print(f"image: {options.out}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -101,7 +101,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--weights", type=Path, metavar="FILE", help="a state dict instead of the model's own")
     add("--classes", type=int, metavar="N", help="of your --weights, where the model has others")
     add("--random-weights", action="store_true", help="measure the untrained model")
-    add("--data", metavar="WHERE", help="pictures: folder, hub id, or embedded")
+    add("--data", metavar="WHERE", help="images: folder, hub id, or embedded")
     add("--split", help="of a data set (default: train)")
     protocol = parser.add_argument_group("protocol")
     add = protocol.add_argument
@@ -156,20 +156,20 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     kind, numbers = ("class", batch["label"]) if task.has_labels else ("example", chosen)
     titles = [f"{kind} {number}" for number in numbers.tolist()]
 
-    def picture(index: int) -> Tensor:
+    def image(index: int) -> Tensor:
         x = batch["x"][index]  # ImageNet's are normalised by the field, the others are already
         x = x / 255 if x.dtype == torch.uint8 else x * task.scale + task.shift
         return x.clamp(0, 1).cpu()
 
-    shown = picture if hasattr(task, "scale") else None
+    shown = image if hasattr(task, "scale") else None
     return Subject(str(options.run), field, shown, titles)
 
 
 def of_name(options: argparse.Namespace, device) -> Subject:
-    """A model by its name on pictures in the form it was made for."""
+    """A model by its name on images in the form it was made for."""
     if not options.data:
-        raise ValueError("--data: give pictures (a folder, a hub id, or embedded)")
-    files = list_pictures(options.data, options.split or "train")  # before weights are fetched
+        raise ValueError("--data: give images (a folder, a hub id, or embedded)")
+    files = list_images(options.data, options.split or "train")  # before weights are fetched
     build = timm_model if options.timm else transformers_model
     model, transform, (mean, std) = build(options)
     if options.weights:
@@ -182,17 +182,17 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     own = options.weights.name if options.weights else "its own weights"
     kind = "random weights" if options.random_weights else own
     name = f"{options.timm or options.transformers} ({kind})"
-    titles = [f"picture {i}" for i in chosen]
+    titles = [f"image {i}" for i in chosen]
     field = Field.of(model, inputs.to(device))
 
-    def picture(index: int) -> Tensor:
+    def image(index: int) -> Tensor:
         return (inputs[index] * scale + shift).clamp(0, 1)
 
-    return Subject(name, field, picture, titles)
+    return Subject(name, field, image, titles)
 
 
-def list_pictures(source: str, split: str) -> list[partial]:
-    """Functions that open the pictures of a folder or of a data set."""
+def list_images(source: str, split: str) -> list[partial]:
+    """Functions that open the images of a folder or of a data set."""
     from PIL import Image
 
     folder = Path(source).expanduser()
@@ -200,7 +200,7 @@ def list_pictures(source: str, split: str) -> list[partial]:
         files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
         if len(files) < 2:
             raise ValueError(
-                f"--data {source}: {len(files)} pictures there ({' '.join(SUFFIXES)}); paths run "
+                f"--data {source}: {len(files)} images there ({' '.join(SUFFIXES)}); paths run "
                 "between at least 2"
             )
         return [partial(Image.open, path) for path in files]
@@ -217,7 +217,7 @@ def list_pictures(source: str, split: str) -> list[partial]:
 
 
 def opened(file: partial):
-    """The picture in colour; a file that is none is an error that names it."""
+    """The image in colour; a file that is none is an error that names it."""
     from PIL.Image import DecompressionBombError
 
     try:
@@ -229,7 +229,7 @@ def opened(file: partial):
 
 
 def timm_model(options: argparse.Namespace):
-    """The model, its transform of pictures, and the mean and std of that transform."""
+    """The model, its transform of images, and the mean and std of that transform."""
     import timm
 
     name, given = options.timm, f"--timm {options.timm}"
@@ -260,8 +260,8 @@ def transformers_model(options: argparse.Namespace):
             "image classifier yet; give the fine-tuned one, or --random-weights"
         )
 
-    def transform(picture) -> Tensor:
-        return processor(picture, return_tensors="pt")["pixel_values"][0]
+    def transform(image) -> Tensor:
+        return processor(image, return_tensors="pt")["pixel_values"][0]
 
     return model, transform, (processor.image_mean, processor.image_std)
 
@@ -316,9 +316,9 @@ def draw(
         title, subject.field, pairs, result, softmax=softmax, memory_gib=memory_gib
     )
     ends = None
-    if subject.picture is not None:
+    if subject.image is not None:
         order = [index for first, second in pairs for index in (second, first)]
-        ends = [(subject.picture(i), subject.titles[i]) for i in order]
+        ends = [(subject.image(i), subject.titles[i]) for i in order]
     reduced = result.representation.components is not None
     label = "component {}" if reduced else "class {}" if softmax else "output {}"
     draw_portraits(path, [portrait], name=label.format, ends=ends)

@@ -66,9 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
     print(describe(results))
     if options.per_level:
         print(per_level(results))
-    for kind, picture in (("gif", gif), ("png", strip)):
-        write_atomic(stem.with_name(f"{stem.name}.{kind}"), picture(recorded))
-    print(f"pictures of level {recorded.level}: {stem}.gif and .png")
+    for kind, image in (("gif", gif), ("png", strip)):
+        write_atomic(stem.with_name(f"{stem.name}.{kind}"), image(recorded))
+    print(f"images of level {recorded.level}: {stem}.gif and .png")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -1,8 +1,8 @@
 """Random crops and horizontal flips for batches of small images, on the device.
 
 `resized` is torchvision's RandomResizedCrop: a box of random area and aspect ratio, resized to the
-full image. `reflect` and `pad` move the image by up to four pixels and fill the border with its
-mirror image or with black. ED without label anchors can exploit black borders: only unblended crops
+full image. `reflect` and `pad` shift the image by up to four pixels and fill the border with its
+reflection or with black. ED without label anchors can exploit black borders: only unblended crops
 have them, so a network that is confident only next to a black border makes every path flat.
 """
 
@@ -18,18 +18,18 @@ from ed.core.validate import choice, each, fraction
 CROPS = ("resized", "reflect", "pad")
 PADDING = 4
 ASPECT = (3 / 4, 4 / 3)  # width / height; torchvision's default
-ATTEMPTS = 10  # boxes to draw before falling back to the whole image, as torchvision does
+ATTEMPTS = 10  # boxes to draw before falling back to the whole image, as in torchvision
 
 
 def check_crop(crop: str, area: Sequence[float]) -> None:
     choice("task.crop", crop, CROPS)
     each(fraction, "task.crop_area", area, zero=False)
     if len(area) != 2 or area[0] > area[1]:
-        raise ValueError(f"task.crop_area={area}: must be two fractions of the image, least first")
+        raise ValueError(f"task.crop_area={area}: must be two fractions of the image, in order")
 
 
 def croppable(pixels: Tensor, crop: str) -> Tensor:
-    """Images (N, C, H, W) in the form that `random_crops` reads: padded once, or as they are."""
+    """Pads images (N, C, H, W) for `random_crops`, where the crop needs it."""
     if crop == "pad":
         return F.pad(pixels, [PADDING] * 4)
     if crop == "reflect":
@@ -41,7 +41,7 @@ def croppable(pixels: Tensor, crop: str) -> Tensor:
 def random_crops(
     images: Tensor, index: Tensor, crop: str, area: Sequence[float], generator: torch.Generator
 ) -> Tensor:
-    """Crops and flips of `images[index]`, prepared by `croppable`: (B, C, H, W), grey levels."""
+    """Randomly crops and flips `images[index]`, padded by `croppable`: (B, C, H, W)."""
     if crop != "resized":
         return crop_and_flip(images, index, PADDING, generator)
     boxes = draw_boxes(len(index), images.shape[-2:], area, generator)
@@ -79,8 +79,8 @@ def draw_boxes(
 ) -> Tensor:
     """Boxes (4, count) as top, left, height, width, drawn like torchvision's RandomResizedCrop.
 
-    Area is uniform in `area` x H x W, the logarithm of the aspect ratio uniform; a box that does
-    not fit is drawn again, at most ten times.
+    The area is uniform in `area` x H x W, the aspect ratio log-uniform; a box that does not fit is
+    redrawn up to ten times.
     """
     device, (rows, columns) = generator.device, size
     draws = torch.rand(2, ATTEMPTS, count, generator=generator, device=device)
@@ -90,7 +90,7 @@ def draw_boxes(
     stretch = draws[1].mul_(high - low).add_(low).exp_()  # square root of the aspect ratio
     heights, widths = (side / stretch).round_(), (side * stretch).round_()
     fits = (heights <= rows) & (widths <= columns) & (heights > 0) & (widths > 0)
-    # numbers, not tensors, from the host: a copy to the device would make the host wait
+    # pad with Python numbers: copying a tensor to the device would block
     last = (0, 0, 0, 1)  # one more attempt, which always fits
     first = F.pad(fits, last, value=True).byte().argmax(0, keepdim=True)
     box = [
@@ -117,14 +117,14 @@ def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     top, left, rows, columns = boxes[:, :, None]
     y, x = _centres(top, rows, height), _centres(left, columns, width)
     x = torch.where(flip[:, None], x.flip(-1), x)
-    # as grid_sample counts with align_corners=True: pixel 0 at -1, the last pixel at 1
+    # grid_sample with align_corners=True: pixel 0 at -1, the last pixel at 1
     y, x = (2 * place / (side - 1) - 1 for place, side in ((y, height), (x, width)))
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), -1)
     return F.grid_sample(pixels, grid, padding_mode="border", align_corners=True)
 
 
 def _centres(start: Tensor, side: Tensor, length: int) -> Tensor:
-    """Where `length` pixel centres fall inside a box: (B, length), not beyond its outer pixels."""
+    """Positions (B, length) of pixel centres within a box, clamped to its outer pixels."""
     steps = torch.arange(length, device=side.device) + 0.5
     inside = (steps * (side / length) - 0.5).clamp_(min=0)
     return start + torch.minimum(inside, side - 1)
@@ -138,6 +138,6 @@ def _whole(size: Sequence[int]) -> tuple[int, int]:
 
 
 def _mirrored(side: int, device) -> Tensor:
-    """Indices of an axis with PADDING mirrored pixels at both ends, the edge not repeated."""
+    """Indices that reflect-pad an axis by PADDING; the edge pixel is not repeated."""
     last = side - 1
     return last - (last - torch.arange(-PADDING, side + PADDING, device=device).abs()).abs()

@@ -1,4 +1,4 @@
-"""Classifying a user's own images: a folder of class folders, or any image data set."""
+"""Classification of your own images: a folder of class folders, or any image data set."""
 
 from functools import partial
 from pathlib import Path
@@ -17,18 +17,18 @@ REMEDY = (
     "a folder with one folder of images per class (or with train/ and val/ of such), a folder with "
     "parquet files, or a hub id"
 )
-LEAST_STD = 1 / 255  # of a channel that does not vary
+LEAST_STD = 1 / 255  # for constant channels
 
 
 class ImageFolder(ImageTask):
-    """Images resized to `image_size` and kept on the device as bytes.
+    """Classifies images, resized to `image_size` and kept on the device as bytes.
 
-    `data` has class folders, or train/ and val/ (or test/) with class folders, as torchvision's
-    ImageFolder; or it names a data set with columns `image` and `label`. Without a split to
-    evaluate on, `holdout` of the training images is set aside, the same for every seed.
+    `data` has class folders, or train/ and val/ (or test/) with class folders, as in torchvision's
+    ImageFolder; or it names a data set with columns `image` and `label`. Without an evaluation
+    split, `holdout` of the training images is set aside, the same for every seed.
 
     Attributes:
-        class_names: of a folder, in the order of the labels.
+        class_names: the class folders in label order; None for a data set.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class ImageFolder(ImageTask):
         found = classes if self.class_names is None else len(self.class_names)
         if classes is not None and found != classes:
             raise ValueError(
-                f"task.classes={classes}: task.data={data} has {found} class folders; set "
-                f"task.classes={found}, or leave it out"
+                f"task.classes={classes}: task.data={data} has {found} class folders; use "
+                f"task.classes={found}"
             )
         super().__init__(data, classes=found or _count_classes(data), **settings)
         if (mean is None) != (std is None):
-            raise ValueError("task.mean, task.std: give both, or neither to compute them")
+            raise ValueError("task.mean, task.std: set both, or neither to compute them")
         for key, values in {"mean": mean, "std": std}.items():
             if values is not None and len(values) != 3:
                 raise ValueError(f"task.{key}={values}: must be three numbers, one per channel")
@@ -100,10 +100,10 @@ class ImageFolder(ImageTask):
 
 
 def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of bytes (N, 3, H, W), in units of 255."""
+    """Mean and standard deviation per channel of uint8 (N, 3, H, W), divided by 255."""
     count = pixels.numel() // pixels.shape[1]
     total = torch.zeros(2, pixels.shape[1], dtype=torch.float64, device=pixels.device)
-    for part in pixels.split(256):  # float64 copies of all would be eight times the data
+    for part in pixels.split(256):  # bounds the memory of the float64 copies
         values = part.double() / 255
         total += torch.stack([values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
     mean, square = total / count
@@ -112,7 +112,7 @@ def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def _class_folder_root(data: str) -> Path | None:
-    """The folder whose folders are the classes to train on; None: `data` is a data set."""
+    """Returns the folder of the training class folders; None if `data` is a data set."""
     folder = Path(data).expanduser()
     if not folder.is_dir() or any(folder.rglob("*.parquet")):
         return None
@@ -122,10 +122,7 @@ def _class_folder_root(data: str) -> Path | None:
 def _class_names(root: Path, data: str) -> list[str]:
     names = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
     if len(names) < 2:
-        raise ValueError(
-            f"task.data={data}: {root} has {len(names)} folders, and two classes are the least. "
-            f"Give {REMEDY}"
-        )
+        raise ValueError(f"task.data={data}: {root} has {len(names)} class folders; use {REMEDY}")
     return names
 
 
@@ -133,14 +130,14 @@ def _count_classes(data: str) -> int:
     table = load_table(data, "train", "task.data", REMEDY)
     feature = table.features.get("label")
     if feature is None:
-        raise ValueError(f"task.data={data}: no column label, only {', '.join(table.column_names)}")
+        raise ValueError(f"task.data={data}: no column label in {', '.join(table.column_names)}")
     return getattr(feature, "num_classes", None) or 1 + max(table["label"])
 
 
 def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str) -> Images:
     unknown = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name not in names)
     if unknown:
-        raise ValueError(f"{what}: {root} has class {unknown[0]}, which the training images lack")
+        raise ValueError(f"{what}: {root} has class {unknown[0]}, which is not in training")
     files = [
         (path, label)
         for label, name in enumerate(names)
@@ -156,7 +153,7 @@ def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str
 
 
 def _decode_files(files: list, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scaled to cover `size` (height, width), the middle kept."""
+    """Decodes files, scaled and centre-cropped to `size` (height, width)."""
     from PIL import Image, ImageOps
     from tqdm import tqdm
 

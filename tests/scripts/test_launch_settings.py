@@ -20,7 +20,7 @@ from tests.helpers.tables import fabricate
 ROOT = Path(__file__).parents[2]
 
 
-def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, capsys, monkeypatch):
+def test_configs_are_frozen_at_launch_and_disagreement_is_rejected(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = ["--runs", str(tmp_path / "runs")]
     launch.main([write_table(tmp_path), *arguments])
@@ -72,7 +72,7 @@ def test_seeds_that_would_differ_are_told_before_they_run(tmp_path, capsys, monk
 
 
 @pytest.mark.parametrize("more", [[], ["--status"], ["--where", "print"]])
-def test_a_file_in_place_of_the_runs_is_refused(tmp_path, capsys, more):
+def test_a_file_in_place_of_the_runs_is_rejected(tmp_path, capsys, more):
     (tmp_path / "file").touch()
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "file"), *more]
     assert launch.main(arguments) == 1

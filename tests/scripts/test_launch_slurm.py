@@ -98,7 +98,7 @@ def test_a_task_that_crashes_is_marked_and_not_requeued(tmp_path, monkeypatch, s
     assert (tmp_path / "requeued").exists() == (mark is None)
 
 
-def test_an_unknown_partition_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
+def test_an_unknown_partition_is_rejected_before_anything_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fake(tmp_path, "sinfo", "printf 'ci\\nlong\\n'")
     fake(tmp_path, "sbatch", f"touch {tmp_path}/submitted")
@@ -144,7 +144,7 @@ def test_several_gpus_are_a_process_each(tmp_path, capsys, monkeypatch, gres):
         "--cpus 8",
     ],
 )
-def test_what_only_slurm_heeds_is_refused_elsewhere(setting, where, capsys):
+def test_what_only_slurm_heeds_is_rejected_elsewhere(setting, where, capsys):
     with pytest.raises(SystemExit) as ended:
         launch.main(["table1", *where, *setting.split()])
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""scripts/play.py: a saved agent on chosen levels, in numbers and pictures."""
+"""scripts/play.py: a saved agent on chosen levels, in numbers and images."""
 
 import importlib.util
 import io
@@ -107,7 +107,7 @@ def make_episode(length: int) -> Episode:
 
 
 @pytest.mark.parametrize("length", [1, 5, 25])
-def test_pictures_of_short_and_long_episodes(length, monkeypatch):
+def test_images_of_short_and_long_episodes(length, monkeypatch):
     monkeypatch.setattr("ed.figures.episode.MOST_FRAMES", 10)
     episode = make_episode(length)
     moving = Image.open(io.BytesIO(gif(episode)))
@@ -147,7 +147,7 @@ def test_a_saved_agent_is_played(tmp_path, capsys):
     assert f"agent of {tmp_path / 'run'}, trained for 32 frames" in printed
     assert "starpilot, hard, levels 7:1 (training levels), sampled actions" in printed
     assert "of 3 episodes on 1 levels" in printed
-    assert "pictures of level 7" in printed
+    assert "images of level 7" in printed
     assert Image.open(tmp_path / "new" / "seen-0.01.gif").n_frames > 1
     assert Image.open(tmp_path / "new" / "seen-0.01.png").width > 64
     (tmp_path / "run" / "DONE").unlink()
@@ -173,9 +173,9 @@ def test_evaluate_sends_to_play(capsys):
     assert "evaluated by python scripts/play.py RUN" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_run_of_procgen_is_refused(tmp_path):
+def test_a_folder_that_is_no_run_of_procgen_is_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match="is no run folder"):
         script.main([str(tmp_path)])
-    small_run(tmp_path / "pictures")
+    small_run(tmp_path / "images")
     with pytest.raises(ValueError, match="is a run of Cifar10, not of task=procgen"):
-        script.main([str(tmp_path / "pictures")])
+        script.main([str(tmp_path / "images")])

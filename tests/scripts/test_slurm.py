@@ -186,7 +186,7 @@ def test_an_unknown_partition_is_one_line_and_leaves_nothing(cluster, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_sbatch_refuses_is_one_line(cluster, tmp_path):
+def test_what_sbatch_rejects_is_one_line(cluster, tmp_path):
     arguments = ["--runs", str(tmp_path / "runs"), "--where", "slurm", "--gres", "gpu:1"]
     result = launch(write_table(tmp_path), *arguments)
     assert result.returncode == 1
@@ -261,7 +261,7 @@ def test_the_tasks_of_a_step_are_one_run_and_are_requeued_together(cluster, tmp_
 
 
 def test_a_run_gets_the_cores_that_were_asked_for(cluster, tmp_path):
-    """Without --cpus SLURM grants a process one core, which decodes too few pictures."""
+    """Without --cpus SLURM grants a process one core, which decodes too few images."""
     path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0]), tmp_path / "runs"
     launch(path, "--runs", str(root), "--cells", "ed", "--where", "slurm", "--cpus", "2")
     (run,) = expand(load_table(path), cells=["ed"], root=root)

@@ -321,12 +321,12 @@ def test_runs_under_way_are_drawn_when_asked_where_none_is_done(drawn, tmp_path)
     """A mean over a finished run and one that has just begun would end with the latter."""
     import little_figure
 
-    picture = tmp_path / "results" / "mini" / "figure.png"
+    image = tmp_path / "results" / "mini" / "figure.png"
     here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
     for run in expand(drawn, cells=["baseline", "ed"], root=tmp_path / "runs"):
         fabricate(run, done=False)
     assert main(here) == 0
-    assert not picture.exists()
+    assert not image.exists()
     assert main([*here, "--available"]) == 0
     assert little_figure.latest.get_suptitle() == "4 of these 4 runs are not finished"
     fabricate(run)  # one seed of ed

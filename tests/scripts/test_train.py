@@ -484,7 +484,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("override", MISTAKES)
-def test_impossible_settings_are_refused_before_anything_is_written(override, tmp_path):
+def test_invalid_settings_are_rejected_before_anything_is_written(override, tmp_path):
     with pytest.raises((*EXPECTED, InstantiationException)) as caught:
         small_run(tmp_path / "run", "regularizer=ed", *override.split())
     cause = caught.value.__cause__ if isinstance(caught.value, InstantiationException) else None
@@ -498,7 +498,7 @@ def test_impossible_settings_are_refused_before_anything_is_written(override, tm
 @pytest.mark.parametrize(
     "override", ["+sed=3", "seed=first", "optimizer.lr=fast", "precision=fp16", "task.epochs=ten"]
 )
-def test_evaluate_refuses_what_train_does(override, capsys):
+def test_evaluate_rejects_what_train_does(override, capsys):
     assert evaluate.main([*SMALL, override]) == 1
     printed = capsys.readouterr().err
     assert re.match(f"error: {MISTAKES[override]}", printed), printed
@@ -545,7 +545,7 @@ def test_a_wrong_place_is_explained_in_one_line(kind, capsys):
     assert printed.count("\n") == 1
 
 
-def test_a_metric_that_no_table_would_show_is_refused(tmp_path, monkeypatch):
+def test_a_metric_that_no_table_would_show_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr("ed.tasks.image_task.ImageTask.metric", "acc")
     with pytest.raises(ValueError, match="metric is 'acc': call it eval/acc, here and in `evalua"):
         small_run(tmp_path / "run")
@@ -584,7 +584,7 @@ def test_a_defect_is_explained_by_its_traceback(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_too_few_nodes_without_damping_are_refused(tmp_path):
+def test_too_few_nodes_without_damping_are_rejected(tmp_path):
     result = train(
         *SMALL, "regularizer=ed", "regularizer.degree=4", "regularizer.damping=0",
         f"system.runs={tmp_path}",
@@ -706,7 +706,7 @@ def test_a_missing_setting_without_a_default_is_named(capsys):
     assert printed.count("\n") == 1
 
 
-def test_hydras_own_run_folder_is_refused(tmp_path):
+def test_hydras_own_run_folder_is_rejected(tmp_path):
     result = train(*SMALL, f"hydra.run.dir={tmp_path}/mine")
     assert result.returncode == 1
     assert f"use system.run_dir={tmp_path}/mine" in result.stderr
