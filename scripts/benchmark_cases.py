@@ -1,4 +1,4 @@
-"""The networks, inputs and regularizers that the benchmarks time, at full size and for a CPU."""
+"""Networks, inputs and regularizers of the benchmarks, at full size and for a CPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """A network at a batch size, and what is timed on it.
+    """A network at a batch size, and the methods to time.
 
     Attributes:
-        build: makes the model. inputs: makes a batch of n inputs.
+        build: builds the model; inputs: builds a batch of n inputs.
         extra: inputs that ED adds to a batch.
-        epoch: examples in an epoch, where seconds per epoch mean something.
+        epoch: examples in an epoch, to report seconds per epoch.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Case:
 
 
 class Synthetic(Task):
-    """Random inputs and labels: only the time of a step is of interest."""
+    """Random inputs and labels, to time a step."""
 
     total_steps = 10**6
 
     def __init__(self, case: Case, batch_size: int):
         self.case, self.batch_size = case, batch_size
-        self.has_labels = case.anchored  # Procgen's stand for actions
+        self.has_labels = case.anchored  # Procgen's labels are actions
         self.penalised = slice(case.classes)
         labels = torch.randint(case.classes, (batch_size,), device=DEVICE)
         self.batch = {"x": case.inputs(batch_size), "label": labels}
@@ -76,7 +76,7 @@ class Synthetic(Task):
 
 
 class Bert(nn.Module):
-    """BERT with random weights, from word embeddings (N, L, D) to class logits."""
+    """BERT with random weights, from embeddings (N, L, D) to class logits."""
 
     def __init__(self, *, layers: int, width: int):
         super().__init__()

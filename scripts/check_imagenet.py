@@ -1,4 +1,4 @@
-"""Are ImageNet and its shifts complete? Look before a long run: exit code 1 where something lacks.
+"""Checks that ImageNet and its shifts are complete; exits with 1 if not.
 
 python scripts/check_imagenet.py --data /data/imagenet --shifts /data/shifts --decode 500
 """
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ed.analysis.sweeps import aligned
 from ed.datasets.imagenet import ImageError, Source, open_split, shifts
-from ed.datasets.imagenet.classes import NUM_CLASSES, synsets
+from ed.datasets.imagenet.classes import NUM_CLASSES, folder_labels
 from ed.datasets.imagenet.evaluation import locate
 from ed.datasets.imagenet.sources import (
     FOLDER_OF,
@@ -34,7 +34,7 @@ SPLITS = {"train": TRAINING_IMAGES, "validation": VALIDATION_IMAGES}
 
 @dataclass
 class Report:
-    """What one set should have and has; `source` where its images can be read."""
+    """Expected and found contents of one set; `source` is None if it cannot be read."""
 
     name: str
     images: int
@@ -59,9 +59,7 @@ def check_split(data: str, split: str) -> Report:
     report = Report(split, SPLITS[split], NUM_CLASSES)
     root = Path(data).expanduser()
     if has_class_folders(root):
-        labels = {synset: index for index, synset in enumerate(synsets())}
-        folder = root / FOLDER_OF[split]
-        return check_folders(report, lambda: folder, labels)
+        return check_folders(report, lambda: root / FOLDER_OF[split], folder_labels())
     try:
         report.take(open_split(data, split, key="--data"))
     except (ValueError, FileNotFoundError) as error:
@@ -89,12 +87,12 @@ def check_folders(
     report.take(Folders(folder, listing, border))
     report.problems += listing.problems()
     if listing.others:
-        report.problems.append(f"{listing.others} files are no images")
+        report.problems.append(f"{listing.others} files are not images")
     return report.conclude()
 
 
 def damaged(source: Source, count: int) -> list[str]:
-    """What is wrong with `count` random images (all, where there are fewer), one line each."""
+    """Decodes up to `count` random images and returns their errors, one line each."""
     chosen = torch.randperm(len(source), generator=generator(0, "check"))[:count].tolist()
     found = []
     for index in tqdm(chosen, desc=f"decoding {source.place}", disable=None, leave=False):

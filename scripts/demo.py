@@ -1,4 +1,4 @@
-"""Effective degree at work: a micro ViT on real pictures, trained without and with the penalty.
+"""Effective degree at work: a micro ViT on real images, trained without and with the penalty.
 
 Prints a table and draws, like Figure 1 of the paper, outputs along a few paths with their fitted
 polynomials, and the coefficients of both models. Run it again: finished runs are not repeated.
@@ -18,7 +18,7 @@ from ed.models.prompts import CIFAR10
 FOLDER = Path("demo")
 MODELS = {"none": "plain training", "ed": "with effective degree"}
 MEASURE = ed.Representation(resolution=64, degree=20, sampler=ed.ChebyshevNodes())
-PATHS = ((3, 17), (8, 40), (25, 61))  # test pictures between which the drawn paths run
+PATHS = ((3, 17), (8, 40), (25, 61))  # test images at the ends of the drawn paths
 
 
 def main() -> None:
@@ -27,9 +27,9 @@ def main() -> None:
     ).parse_args()
     results = {name: train_and_measure(name) for name in MODELS}
     print(table(results))
-    picture = FOLDER / "effective_degree.png"
-    draw(results, picture)
-    print(f"\npicture: {picture}")
+    figure = FOLDER / "effective_degree.png"
+    draw(results, figure)
+    print(f"\nfigure: {figure}")
 
 
 def train_and_measure(name: str) -> dict:

@@ -1,18 +1,16 @@
-"""The theory, to look at: ED against the number of paths, degrees on paths, nodes, damping.
+"""Illustrates the theory: ED against the number of paths, degrees on paths, nodes, damping.
 
-For the exact maps of the paper's study on polynomial networks (inputs uniform in [-2, 2]^3, no
-network, no training) it draws
+For the exact polynomial maps of the paper (inputs uniform in [-2, 2]^3, no training):
 
-    top      ED against the number of paths with its standard error, and that error, which falls as
-             one over the square root of their number
-    middle   the lemma of degree preservation: on random paths nothing is left above the degree of
-             the map, and the leading coefficient is 2 P_D(x1 - x2) / 4^D, zero with probability 0
+    row 1   ED against the number of paths, and its standard error, which falls as 1 / sqrt(paths)
+    row 2   degree preservation: on random paths no coefficient exceeds the degree of the map, and
+            the leading one is 2 P_D(x1 - x2) / 4^D, nonzero almost surely
 
-and, of no map at all,
+Without a map:
 
-    third    which nodes make a fit shaky: the most by which ED moves when the output at one inner
-             node moves by 1, with labels at both ends
-    bottom   how damping calms a shaky fit, and what ED it then reads from a straight line
+    row 3   stability of the fit: the largest change of ED when the output at one inner node
+            changes by 1, with labels at both ends
+    row 4   how damping stabilises the fit, and how it biases the ED of a straight line
 """
 
 import argparse
@@ -64,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         error = values.std() / len(values) ** 0.5
         print(f"{MAPS[number]}: ED {values.mean():.4f} +- {error:.4f} ({len(values)} paths)")
     draw(coefficients, leading_parts(inputs), options.out)
-    print(f"picture: {options.out}")
+    print(f"figure: {options.out}")
 
 
 def on_paths(number: int, inputs: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def test_the_command_on_the_embedded_images(tmp_path):
     assert Image.open(out).size[0] > 1000
 
 
-def test_a_folder_of_images_and_weights_of_ones_own(tmp_path, images, capsys):
+def test_a_folder_of_images_and_your_own_weights(tmp_path, images, capsys):
     import timm
 
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
     base += ["measures.ed.degree=6", "measures.ed.outputs=raw", "model.width=4"]
     last = small_run(tmp_path / "run", "system.device=cpu", base=base)["last"]
     words = ["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")]
-    with pytest.raises(ValueError, match=r"PolynomialMaps learns values, not logits; add --raw-ou"):
+    with pytest.raises(ValueError, match=r"--run .*--raw-outputs"):
         measure.main(words)
     capsys.readouterr()
     measure.main([*words, "--raw-outputs"])
@@ -123,7 +123,7 @@ def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
     assert printed(capsys)[0] > 2 * last["measure/ed"]
 
 
-def test_what_is_asked_for_is_what_is_estimated(images, monkeypatch):
+def test_options_reach_the_estimator(images, monkeypatch):
     asked = []
 
     def note(field, **how):
@@ -150,7 +150,7 @@ def test_what_is_asked_for_is_what_is_estimated(images, monkeypatch):
     assert weightings == ["raw", "raw", "normalised"]
 
 
-def test_images_that_are_shown_are_those_between_which_paths_run(tmp_path, images):
+def test_the_figure_shows_the_ends_of_the_paths(tmp_path, images):
     """Of a run, whose inputs are standardised, and of a model by its name."""
     small_run(tmp_path / "run")
     protocol = measure.EffectiveDegree(pairs=6, resolution=20, degree=6, seed=5)
@@ -183,7 +183,7 @@ def save_transformer(kind: str, folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
-def test_the_image_shows_paths_that_were_measured(tmp_path, images, monkeypatch):
+def test_the_figure_shows_measured_paths(tmp_path, images, monkeypatch):
     """Not the first images of the folder, which may all be of one class."""
     drawn = []
     monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append((given, how)))
@@ -199,7 +199,7 @@ def test_the_image_shows_paths_that_were_measured(tmp_path, images, monkeypatch)
     assert [how["name"](2) for _, how in drawn] == ["class 2", "component 2", "output 2"]
 
 
-def test_a_run_on_imagenets_images_shows_them(tmp_path, monkeypatch):
+def test_a_run_on_imagenet_shows_its_images(tmp_path, monkeypatch):
     settings = ["task=imagenet", "task.data=embedded", "task.classes=10", "task.image_size=[32,32]"]
     settings += [
         "task.batch_size=500",
@@ -217,7 +217,7 @@ def test_a_run_on_imagenets_images_shows_them(tmp_path, monkeypatch):
         assert 0 <= image.min() < image.max() <= 1
 
 
-def test_images_without_classes_are_shown_by_their_numbers(tmp_path, monkeypatch):
+def test_images_without_classes_are_titled_by_number(tmp_path, monkeypatch):
     pytest.importorskip("open_clip")
     settings = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "debug=tiny"]
     settings += ["task.batch_size=200", "task.part=0.1", "model.architecture.embed_dim=16"]
@@ -244,24 +244,24 @@ def test_a_transformers_classifier(tmp_path, images, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--timm", "resnet5o", "--data", "embedded"], "no such model; did you mean resnet50"),
-        (["--timm", "resnet50"], "--data: give images"),
-        (["--timm", "resnet50", "--data", "/no/folder"], "--data /no/folder: no such folder"),
-        (["--timm", "resnet50", "--data", "EMPTY"], "0 images there"),
-        (["--timm", "resnet50", "--data", "embedded", "--split", "dev"], "split 'dev' could not"),
-        (["--run", "EMPTY"], "no run folder"),
-        (["--run", "RUN", "--data", "embedded"], "^--data: a run is measured on its own training"),
-        (["--run", "RUN", "--split", "train"], "^--split: a run is measured on its own training"),
-        (["--timm", "vit_tiny_patch16_224_none", "--data", "embedded"], "no such model"),
-        (["--timm", "vovnet39a", "--data", "embedded"], "timm has no weights for it; give --we"),
-        (["--timm", "test_vit", "--weights", "w.pt", "--data", "embedded"], "no such file"),
+        (["--timm", "resnet5o", "--data", "embedded"], "--timm resnet5o.*resnet50"),
+        (["--timm", "resnet50"], "--data"),
+        (["--timm", "resnet50", "--data", "/no/folder"], "--data /no/folder"),
+        (["--timm", "resnet50", "--data", "EMPTY"], "--data .*empty: 0 images"),
+        (["--timm", "resnet50", "--data", "embedded", "--split", "dev"], "split 'dev'"),
+        (["--run", "EMPTY"], "--run .*empty"),
+        (["--run", "RUN", "--data", "embedded"], "^--data: "),
+        (["--run", "RUN", "--split", "train"], "^--split: "),
+        (["--timm", "vit_tiny_patch16_224_none", "--data", "embedded"], "--timm "),
+        (["--timm", "vovnet39a", "--data", "embedded"], "--timm vovnet39a.*--weights"),
+        (["--timm", "test_vit", "--weights", "w.pt", "--data", "embedded"], "--weights w.pt"),
         (
             ["--timm", "test_vit", "--device", "gpu", "--data", "embedded"],
-            "^--device gpu: use",
+            "^--device gpu",
         ),
     ],
 )
-def test_mistakes_end_in_one_line(arguments, message, tmp_path):
+def test_mistakes_raise_one_line(arguments, message, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
     places = {"EMPTY": str(tmp_path / "empty"), "RUN": str(tmp_path / "run")}
@@ -275,8 +275,8 @@ def test_mistakes_end_in_one_line(arguments, message, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--random-weights", "--weights", "w.pt"], "--random-weights: not with --weights"),
-        (["--classes", "4"], "--classes: for a model by name with --weights or --random-weights"),
+        (["--random-weights", "--weights", "w.pt"], "--random-weights: "),
+        (["--classes", "4"], "--classes: "),
     ],
 )
 def test_options_that_would_be_ignored_are_rejected(more, message, capsys):
@@ -286,7 +286,7 @@ def test_options_that_would_be_ignored_are_rejected(more, message, capsys):
 
 
 def test_weights_in_half_precision_are_measured_in_single(tmp_path, images, capsys):
-    """As hubs keep them; transformers loads them as they are, and rounding would be roughness."""
+    """Hubs often store half precision, and transformers keeps it."""
     save_transformer("ViTForImageClassification", tmp_path / "model")
     transformers = pytest.importorskip("transformers")
     model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "model").bfloat16()
@@ -311,7 +311,7 @@ def test_weights_of_a_compiled_model_that_several_gpus_shared(tmp_path):
 
 def test_a_whole_model_in_a_file_is_rejected_with_the_remedy(tmp_path):
     torch.save(torch.nn.Linear(2, 3), tmp_path / "own.pt")
-    with pytest.raises(ValueError, match=r"holds a torch\.nn.*Linear, .*\bmodel\.state_dict\(\)"):
+    with pytest.raises(ValueError, match=r"Linear.*model\.state_dict\(\)"):
         measure.read_into(torch.nn.Linear(2, 3), tmp_path / "own.pt")
 
 
@@ -319,7 +319,7 @@ def test_a_model_without_a_head_is_rejected(tmp_path, images):
     """transformers would give it a random one, and ED would be said to be of its own weights."""
     save_transformer("ViTModel", tmp_path / "model")
     shared = ["--data", str(images), *QUICK, "--out", str(tmp_path / "a.png")]
-    with pytest.raises(ValueError, match=r"lack classifier\.bias, classifier\.weight, so it is no"):
+    with pytest.raises(ValueError, match=r"--transformers .*classifier\.bias"):
         measure.main(["--transformers", str(tmp_path / "model"), *shared])
 
 
@@ -330,13 +330,13 @@ def test_weights_with_another_number_of_classes(tmp_path, images, capsys):
     torch.save(model.state_dict(), tmp_path / "four.pt")
     words = ["--timm", "test_vit", "--weights", str(tmp_path / "four.pt"), "--data", str(images)]
     words += [*QUICK, "--out", str(tmp_path / "a.png")]
-    with pytest.raises(ValueError, match="--classes N for another number of classes"):
+    with pytest.raises(ValueError, match="--classes N"):
         measure.main(words)
     measure.main([*words, "--classes", "4"])
     assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path, images):
+def test_a_closed_pipe_is_not_an_error(tmp_path, images):
     """As `measure.py | head -1` does: no traceback."""
     words = ["--timm", "test_vit", "--random-weights", "--data", str(images), *QUICK]
     words = [sys.executable, ROOT / "scripts/measure.py", *words, "--out", tmp_path / "a.png"]
@@ -351,7 +351,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path, images):
 @pytest.mark.parametrize(
     ("out", "message"), [("nowhere/a.png", "nowhere; make it first"), ("a.txt", "ends in .png")]
 )
-def test_an_image_that_cannot_be_written_is_noticed_at_once(out, message, tmp_path, capsys):
+def test_an_unwritable_figure_is_rejected_at_once(out, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
         measure.main(["--timm", "test_vit", "--data", "embedded", "--out", str(tmp_path / out)])
     assert message in capsys.readouterr().err
@@ -365,7 +365,7 @@ def test_a_broken_image_is_named(images, tmp_path, keep):
     whole = (images / "0.png").read_bytes()
     (images / "broken.png").write_bytes(whole[:keep])
     arguments = ["--timm", "test_vit", "--random-weights", "--data", str(images), *QUICK]
-    with pytest.raises(ValueError, match=r"--data: .*broken\.png.*; take it out"):
+    with pytest.raises(ValueError, match=r"--data: .*broken\.png"):
         measure.main([*arguments, "--out", str(tmp_path / "a.png")])
 
 
@@ -379,11 +379,11 @@ def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the hub is not asked
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(ValueError, match=r"no route to the hub.*--random-weights"):
+    with pytest.raises(ValueError, match="--random-weights"):
         measure.main(["--timm", "test_vit", "--data", "embedded", *QUICK])
 
 
-def test_theory_draws_its_image(tmp_path, capsys):
+def test_theory_draws_its_figure(tmp_path, capsys):
     theory.main(["--paths", "1000", "--out", str(tmp_path / "theory.png")])
     printed = capsys.readouterr().out
     degrees = [float(value) for value in re.findall(r"ED ([\d.]+)", printed)]

@@ -172,8 +172,8 @@ def test_accuracies_show_which_block_a_model_uses(task, looks_at, other):
     assert report["eval/acc"] == 100
     assert report[f"eval/acc_{other}_randomized"] == 100
     shuffled, labels = identities(task.randomized[looks_at].pixels), task.test.labels
-    labels = shuffled[0] % 10 if looks_at == "mnist" else (shuffled[1] % 10 == 9).long()
-    expected = 100 * float((labels == labels).double().mean())
+    predicted = shuffled[0] % 10 if looks_at == "mnist" else (shuffled[1] % 10 == 9).long()
+    expected = 100 * float((predicted == labels).double().mean())
     assert report[f"eval/acc_{looks_at}_randomized"] == pytest.approx(expected)
     assert expected < 100
 
