@@ -170,12 +170,12 @@ def test_only_models_with_inner_spaces_can_be_cut():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model=resnet18", "model.classes=20"], "task.classes=10: ResNet has 20 outputs, needed"),
-        (["model=impala"], "Impala takes no inputs of 3 x 32 x 32 .mat1 and mat2 shapes"),
-        (["model=pnn"], "PolynomialNetwork takes no inputs of 3 x 32 x 32"),
+        (["model=resnet18", "model.classes=20"], "task.classes=10: ResNet has 20 outputs"),
+        (["model=impala"], "Impala .* 3 x 32 x 32"),
+        (["model=pnn"], "PolynomialNetwork .* 3 x 32 x 32"),
         (["task=pnn", "model=pnn", "model.outputs=1"], "task=pnn: PolynomialNetwork has 1 outputs"),
-        (["task=pnn", "model=pnn", "model.inputs=4"], r"takes no inputs of 3 \(mat1 .*; model=pnn"),
-        (["task=grokking", "model=grokking", "model.length=9"], "needs .*model.length=4"),
+        (["task=pnn", "model=pnn", "model.inputs=4"], "inputs of 3 .*model=pnn"),
+        (["task=grokking", "model=grokking", "model.length=9"], "model.length=4"),
     ],
 )
 def test_a_model_that_does_not_fit_its_task_is_refused(overrides, message):
