@@ -61,11 +61,13 @@ def optional(check: Callable, key: str, value, **limits):
         raise ValueError(f"{error}; or null") from None
 
 
-def each(check: Callable, key: str, values, *, empty: bool = False, **limits):
-    """A list in which `check` accepts every item; `empty`: whether it may have none."""
+def each(check: Callable, key: str, values, *, empty: bool = False, length: int = 0, **limits):
+    """A list of items that `check` accepts; `empty`: it may have none; `length`: its length."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not listed or not (values or empty):
         raise ValueError(f"{key}={values}: must be a list in brackets, with at least one item")
+    if length and len(values) != length:
+        raise ValueError(f"{key}={values}: must have {length} items")
     for index, value in enumerate(values):
         check(f"{key}[{index}]", value, **limits)
     return values

@@ -23,9 +23,9 @@ ATTEMPTS = 10  # boxes to draw before falling back to the whole image, as in tor
 
 def check_crop(crop: str, area: Sequence[float]) -> None:
     choice("task.crop", crop, CROPS)
-    each(fraction, "task.crop_area", area, zero=False)
-    if len(area) != 2 or area[0] > area[1]:
-        raise ValueError(f"task.crop_area={area}: must be two fractions of the image, in order")
+    low, high = each(fraction, "task.crop_area", area, zero=False, length=2)
+    if low > high:
+        raise ValueError(f"task.crop_area={area}: must be in ascending order")
 
 
 def croppable(pixels: Tensor, crop: str) -> Tensor:

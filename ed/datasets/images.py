@@ -5,7 +5,7 @@ import hashlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,8 +59,8 @@ def load_images(
         )
     identity = f"{table._fingerprint}/{source}/{split}/{len(table)}/{size}"
     identity += "/resized" if resize else ""
-    decode = partial(_decode, table, image, size, f"{key}={source}", resize)
-    pixels, labels = decoded_once(identity, decode, (len(table), 3, *size))
+    decode_table = partial(_decode_table, table, image, size, f"{key}={source}", resize)
+    pixels, labels = decoded_once(identity, decode_table, (len(table), 3, *size))
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(
             f"{key}={source}: labels of split {split!r} range from {labels.min()} to "
@@ -138,33 +138,42 @@ def _local(source: str, key: str, remedy: str) -> Path | None:
     return None
 
 
-def _decode(
-    table, image: str, size: tuple[int, int], what: str, resize: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    from datasets import Image
+def decode(
+    images: Iterator, names: Sequence, size: tuple[int, int], *, what: str, resize: bool
+) -> np.ndarray:
+    """Decodes images to uint8 RGB (N, 3, H, W); `resize` scales and centre-crops them to `size`."""
     from PIL import ImageOps
     from PIL.Image import DecompressionBombError
     from tqdm import tqdm
 
-    table = table.cast_column(image, Image())  # files written without the hub's metadata
-    pixels = np.empty((len(table), 3, *size), dtype=np.uint8)
-    rows = tqdm(table, desc=f"decoding {what}", unit="image", disable=None, leave=False)
-    rows = iter(rows)
-    for index in range(len(table)):
+    pixels = np.empty((len(names), 3, *size), dtype=np.uint8)
+    progress = tqdm(names, desc=f"decoding {what}", unit="image", disable=None, leave=False)
+    for index, name in enumerate(progress):
         try:
-            decoded = next(rows)[image].convert("RGB")
-            decoded = np.asarray(ImageOps.fit(decoded, size[::-1]) if resize else decoded)
+            image = next(images).convert("RGB")
+            image = np.asarray(ImageOps.fit(image, size[::-1]) if resize else image)
         except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
-            raise ValueError(f"{what}: image {index} cannot be read: {error}") from error
+            raise ValueError(f"{what}: {name} cannot be read: {error}") from error
         except (AttributeError, TypeError):  # null
-            raise ValueError(f"{what}: row {index} has no image; remove it") from None
-        if decoded.shape[:2] != tuple(size):
+            raise ValueError(f"{what}: {name} is missing; remove its row") from None
+        if image.shape[:2] != tuple(size):
             raise ValueError(
-                f"{what}: image {index} is {decoded.shape[0]}x{decoded.shape[1]}, but "
-                f"{size[0]}x{size[1]} is expected; change the data or task.image_size"
+                f"{what}: {name} is {image.shape[0]}x{image.shape[1]}, but {size[0]}x{size[1]} is "
+                "expected; change the data or task.image_size"
             )
-        pixels[index] = decoded.transpose(2, 0, 1)
-    return pixels, _labels(table, what)
+        pixels[index] = image.transpose(2, 0, 1)
+    return pixels
+
+
+def _decode_table(
+    table, column: str, size: tuple[int, int], what: str, resize: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    from datasets import Image
+
+    table = table.cast_column(column, Image())  # for files without the hub's metadata
+    names = [f"image {index}" for index in range(len(table))]
+    images = (row[column] for row in table)
+    return decode(images, names, size, what=what, resize=resize), _labels(table, what)
 
 
 def _labels(table, what: str) -> np.ndarray:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ed.core.validate import each, fraction, positive
-from ed.datasets.images import Images, decoded_once, load_images, load_table, split_names
+from ed.core.validate import each, fraction, not_negative, positive
+from ed.datasets.images import Images, decode, decoded_once, load_images, load_table, split_names
 from ed.datasets.splits import EVALUATION, evaluation_split, held_out
 from ed.tasks.image_task import ImageTask
 
@@ -56,14 +56,10 @@ class ImageFolder(ImageTask):
         super().__init__(data, classes=found or _count_classes(data), **settings)
         if (mean is None) != (std is None):
             raise ValueError("task.mean, task.std: set both, or neither to compute them")
-        for key, values in {"mean": mean, "std": std}.items():
-            if values is not None and len(values) != 3:
-                raise ValueError(f"task.{key}={values}: must be three numbers, one per channel")
-        if std is not None:
-            each(positive, "task.std", std)
         self.computed = mean is None
         if not self.computed:
-            self.mean, self.std = tuple(mean), tuple(std)
+            self.mean = tuple(each(not_negative, "task.mean", mean, length=3))
+            self.std = tuple(each(positive, "task.std", std, length=3))
 
     def load(self, split: str) -> Images:
         name = evaluation_split(self._splits(), self.split, self.data)
@@ -153,17 +149,8 @@ def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str
 
 
 def _decode_files(files: list, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Decodes files, scaled and centre-cropped to `size` (height, width)."""
-    from PIL import Image, ImageOps
-    from tqdm import tqdm
+    from PIL import Image
 
-    pixels = np.empty((len(files), 3, *size), dtype=np.uint8)
-    rows = tqdm(files, desc=f"decoding {what}", unit="image", disable=None, leave=False)
-    for index, (path, _) in enumerate(rows):
-        try:
-            with Image.open(path) as image:
-                fitted = ImageOps.fit(image.convert("RGB"), size[::-1])
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ValueError(f"{what}: {path} cannot be read: {error}") from error
-        pixels[index] = np.asarray(fitted).transpose(2, 0, 1)
-    return pixels, np.array([label for _, label in files], dtype=np.int64)
+    paths, labels = zip(*files, strict=True)
+    pixels = decode(map(Image.open, paths), paths, size, what=what, resize=True)
+    return pixels, np.array(labels, dtype=np.int64)

@@ -48,7 +48,7 @@ class ImageTask(EpochTask):
     ):
         counts("task", epochs=epochs, batch_size=batch_size, eval_every=eval_every, classes=classes)
         check_warmup("epochs", warmup_epochs, epochs)
-        _check_size(image_size)
+        each(count, "task.image_size", image_size, length=2)
         check_crop(crop, crop_area)
         self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
         self.batch_size, self.augment, self.space = batch_size, augment, space
@@ -145,8 +145,3 @@ class ImageTask(EpochTask):
         """Returns uniform pixels in [0, 1], normalised: the paper's random-pixel ablation."""
         pixels = torch.rand(x.shape, generator=generator, device=x.device)
         return (pixels - self.shift) / self.scale
-
-
-def _check_size(image_size: Sequence[int]) -> None:
-    if len(each(count, "task.image_size", image_size)) != 2:
-        raise ValueError(f"task.image_size={image_size}: must be height and width, e.g. [32,32]")

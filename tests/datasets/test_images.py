@@ -66,7 +66,7 @@ def test_complete_training_set_has_the_known_statistics(full_data):
 
 def test_images_are_decoded_once(tmp_path, monkeypatch):
     first = load_images("embedded", "test", **SIZE)
-    monkeypatch.setattr("ed.datasets.images._decode", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr("ed.datasets.images.decode", lambda *_, **__: pytest.fail("decoded again"))
     second = load_images("embedded", "test", **SIZE)
     assert torch.equal(first.pixels, second.pixels)
 

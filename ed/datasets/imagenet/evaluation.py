@@ -92,9 +92,6 @@ class EvaluationSet:
     images: Source
     groups: Groups | None = None
 
-    def restrict(self, logits: Tensor) -> Tensor:
-        return logits if self.groups is None else restrict(logits, self.groups)
-
 
 def locate(root: Path, name: str) -> Path:
     """Finds the class folders of shift `name` in `root` or its known subfolders."""
@@ -126,15 +123,17 @@ def open_shift(name: str, root: str | Path) -> EvaluationSet:
     return EvaluationSet(name, source, shift.groups)
 
 
-def restrict(logits: Tensor, groups: Groups) -> Tensor:
+def restrict(logits: Tensor, groups: Groups | None) -> Tensor:
     """Reduces ImageNet logits to a set's own classes: the maximum over each group.
 
     Args:
         logits: (N, C).
-        groups: G tuples of indices below C.
+        groups: G tuples of indices below C; None keeps all classes.
     Returns:
         (N, G).
     """
+    if groups is None:
+        return logits
     longest = max(map(len, groups))
     # short groups repeat their first index, which does not change the maximum
     padded = [[*group, *[group[0]] * (longest - len(group))] for group in groups]
@@ -167,7 +166,7 @@ def accuracy(
     how = {"desc": images.name, "total": total, "disable": None, "leave": False}
     with contextlib.closing(batches):
         for batch in tqdm(batches, **how):
-            logits = images.restrict(model(normalise(batch["x"]))).float()
+            logits = restrict(model(normalise(batch["x"])), images.groups).float()
             correct = correct + (logits.argmax(-1) == batch["label"]).sum()
             loss = loss + F.cross_entropy(logits, batch["label"], reduction="sum")
     correct, loss = (float(processes.total(value)) for value in (correct, loss))
