@@ -190,7 +190,7 @@ def first_mistake(error: ValidationError) -> str:
 
 
 def _keys_beside(where: list[str]) -> list[str]:
-    """Returns the known keys of the mapping with an unknown one."""
+    """Returns the valid keys of the mapping that has an unknown one."""
     inner = {"cells": CellKeys, "tuning": TuningKeys, "correlation": StudyKeys}
     model = PaperNumber if "paper" in where[:-1] else inner.get(where[0], TableKeys)
     return list((model if len(where) > 1 else TableKeys).model_fields)

@@ -1,6 +1,6 @@
 """The results store: experiments/results/<table>/, one folder per table.
 
-    README.md        the table for people, its figure and notes; generated, never edited
+    README.md        the table, its figure and notes; generated, never edited
     runs.csv         one line per run: final numbers, device, versions, commit
     curves.parquet   every logged value of every run, with its config (see ed.analysis.curves)
     figure.png/.pdf  if the experiment file names a figure

@@ -1,4 +1,4 @@
-"""MNIST-CIFAR (Shah et al., 2020): the paper's failure case of the simplest rule.
+"""MNIST-CIFAR (Shah et al., 2020): the paper's failure case, where simple rules mislead.
 
 Each image is a digit above a CIFAR-10 image of the same label: 0 with automobile (label 0), 1
 with truck (label 1). Either block alone predicts the label. At test time one block is shuffled

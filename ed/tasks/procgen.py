@@ -123,7 +123,11 @@ class ProcgenPPO(Task):
         if device.type == "cuda":
             self.lanes = GPU_LANES
         self.model, self.latest = None, None  # the policy; the last rollout
-        self.clock, self.played, self.noted = time.monotonic(), 0, 0  # frames; at last evaluation
+        self.clock, self.played, self.noted = (
+            time.monotonic(),
+            0,
+            0,
+        )  # noted: at the last evaluation
 
     def provenance(self) -> dict[str, str]:
         return {"engine": engine_version(self.engine)}

@@ -24,7 +24,7 @@ def test_rows_distinguish_done_stopped_failed_diverged_and_pending_runs(table, t
     runs = expand(table, root=tmp_path)
     fabricate(runs[0])
     (runs[0].folder / "FAILED").write_text("exit 1: error: before that\n")  # finished by hand
-    tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'  # cut short by a kill
+    tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'  # truncated by a kill
     fabricate(runs[1], done=False, tail=tail)
     for run, error in ((runs[2], "too bad"), (runs[3], "diverged: train/loss = nan")):
         fabricate(run, done=False)
@@ -36,10 +36,10 @@ def test_rows_distinguish_done_stopped_failed_diverged_and_pending_runs(table, t
     session = {"device": "cpu", "commit": "abcdef0123", "dirty": None}  # a copy without history
     (runs[0].folder / "meta.json").write_text(json.dumps({"sessions": [session]}))
     copied = collect_run(runs[0], table)
-    assert (copied.dirty, copied.total_steps) == (None, 20)  # as many as its summary says
+    assert (copied.dirty, copied.total_steps) == (None, 20)  # from its summary
     assert copied.torch == ""
     (runs[0].folder / "meta.json").unlink()
-    assert collect_run(runs[0], table).dirty is None  # nobody knows
+    assert collect_run(runs[0], table).dirty is None  # unknown
     assert (stopped.status, stopped.steps, stopped.total_steps) == ("stopped", 12, 20)
     assert stopped.last == {"eval/acc": 80.0}  # a results file could not be read with a nan in it
     assert (failed.status, failed.error) == ("failed", "exit 1: error: too bad")
@@ -80,7 +80,7 @@ def test_only_a_last_line_without_newline_counts_as_truncated(tmp_path):
     path = tmp_path / METRICS
     path.write_text('{"step": 5}\n{"step": 1')
     assert read_metrics(tmp_path) == [{"step": 5}]
-    path.write_text('{"step": 5}\n{"step": 5}')  # all of it but the end of the line
+    path.write_text('{"step": 5}\n{"step": 5}')  # complete except for the newline
     assert read_metrics(tmp_path) == [{"step": 5}, {"step": 5}]
     path.write_text('{"step": 5}\n{"step": 1\n')
     with pytest.raises(ValueError, match="line 2"):
@@ -127,7 +127,7 @@ def test_incidental_settings_do_not_make_another_run(table, tmp_path):
 
 
 def test_seeds_measured_differently_are_reported(table, tmp_path):
-    """Where the measure is a number of the table; bounds on memory change nothing."""
+    """Only if the table shows the measure; memory limits change nothing."""
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run, pairs, bound in zip(runs, (400, 2), (1, 4), strict=True):
         fabricate(run)

@@ -1,4 +1,4 @@
-"""Correlations over a pool of cells: against numpy and slow loops, and what the files show."""
+"""Correlations over a pool of cells, compared with numpy and slow loops, and their files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +61,7 @@ def table(tmp_path) -> Table:
 
 
 def rows_of(table: Table, values: dict[str, np.ndarray]) -> list[Row]:
-    """Two seeds of every cell, which lie symmetrically about the given mean."""
+    """Two seeds of every cell, symmetric about the given mean."""
     return [
         Row(
             *cell.home,
@@ -143,7 +143,7 @@ def controlled(folder: Path, **changes) -> Table:
 
 
 def residuals(values, given):
-    """What a least-squares line on `given` leaves."""
+    """Residuals of a least-squares line on `given`."""
     return values - np.polyval(np.polyfit(given, values, 1), given)
 
 
@@ -176,7 +176,7 @@ def test_a_measure_that_only_follows_the_training_accuracy_has_no_partial_correl
 
 
 def test_fitted_networks_are_correlated_separately(tmp_path, values):
-    """Two networks that have not fitted turn the sign of r."""
+    """Two under-fitted networks change the sign of r."""
     table = controlled(tmp_path)
     accuracy = np.array([60.0, 98.0, 99.4, 99.5, 99.6, 99.7, 99.8, 99.9])
     measure = -values["measure/gap"].copy()
@@ -206,7 +206,7 @@ def test_too_few_fitted_networks_have_no_correlation(tmp_path, values):
 def test_incomplete_cells_are_not_points(table, values):
     rows = rows_of(table, values)
     rows = rows[1:]  # the first cell lacks a seed
-    del rows[2].last["measure/a"]  # a radius too large: not finite, so not there
+    del rows[2].last["measure/a"]  # not finite, so missing
     del rows[-1].last["measure/gap"]
     first, second, _ = correlations(table, rows)
     assert len(first.cells) == 5
@@ -214,7 +214,9 @@ def test_incomplete_cells_are_not_points(table, values):
     few = correlations(table, rows[:7])
     assert [c.whole.r for c in few] == [None, None, None]
     assert not any(c.selected for c in few)
-    least = correlations(table, rows[:9])[1]  # four: some draws are of one point and have no r
+    least = correlations(table, rows[:9])[
+        1
+    ]  # four points: some resamples have a single point and no r
     assert least.whole.low < least.whole.r < least.whole.high < 0
 
 
@@ -227,7 +229,7 @@ def test_the_line_is_least_squares_with_a_bootstrap_band(monkeypatch):
     np.testing.assert_allclose(line, np.polyval(np.polyfit(x, y, 1), at), atol=1e-12)
     lines = [np.polyval(np.polyfit(x[draw], y[draw], 1), at) for draw in _resamples(30)]
     np.testing.assert_allclose([low, high], np.quantile(lines, (0.025, 0.975), axis=0), atol=1e-9)
-    assert np.isfinite(line_and_band(x[:4], y[:4], at)).all()  # also where a draw has no line
+    assert np.isfinite(line_and_band(x[:4], y[:4], at)).all()  # even if a resample has no line
 
 
 def test_markdown_lists_every_variant_and_the_points(table, values):
@@ -303,7 +305,7 @@ def test_a_table_may_borrow_a_whole_grid(table, tmp_path):
 def test_the_random_pixel_figure_reads_the_runs_of_the_pool():
     pixels, pool = (load_table(f"correlation_{name}") for name in ("random_pixels", "resnet18"))
     assert expand(pixels) == expand(pool)
-    assert set(pixels.metrics) <= set(pool.metrics)  # else its CSV file could not give them
+    assert set(pixels.metrics) <= set(pool.metrics)  # otherwise its CSV file would lack them
 
 
 @pytest.mark.parametrize(

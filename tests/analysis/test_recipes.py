@@ -1,4 +1,4 @@
-"""`experiment=` in a table: the settings that readers see are those that Hydra composes."""
+"""`experiment=` in a table expands to the settings that Hydra composes."""
 
 import pytest
 
@@ -12,7 +12,7 @@ NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
 
 def own_configs(folder, **files: str) -> list[str]:
-    """Overrides that let a table choose experiments of a folder."""
+    """Overrides that add a folder of experiments."""
     (folder / "experiment").mkdir()
     for name, text in files.items():
         (folder / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")

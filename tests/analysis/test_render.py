@@ -31,7 +31,7 @@ def test_verdict_uses_two_standard_errors_and_needs_the_papers_std():
     assert both == pytest.approx(2 * np.sqrt(9 / 9 + 4 / 4))
     assert tolerance(Ours(0.0, None, 1), Paper(0.0, 2.0), 4) == 4.0
     done = {"paper_count": 4, "done": 9, "planned": 9}
-    for side in (1, -1):  # far better differs, too, and so does far worse
+    for side in (1, -1):  # far better differs, and so does far worse
         near, far = (Paper(10.0 + side * both * part, 2.0) for part in (0.999, 1.001))
         assert verdict(Ours(10.0, 3.0, 9), near, **done) == "match"
         assert verdict(Ours(10.0, 3.0, 9), far, **done) == "differs"
@@ -67,7 +67,7 @@ def test_the_footer_counts_runs_whose_code_is_unknown(table):
     text = to_markdown(table, rows)
     assert "commit abcdef01, unknown." in text
     assert "not recorded for 2 runs." in text
-    rows[1] = replace(rows[1], dirty=True)  # known to differ, from what is not
+    rows[1] = replace(rows[1], dirty=True)  # known to differ from an unknown commit
     assert "not recorded for 1 run." in to_markdown(table, rows)
 
 
@@ -98,7 +98,7 @@ def test_several_metrics_start_with_an_overview(tmp_path):
     assert "| plain | 79.50 ± 0.71 [80.00] | 8.50 ± 0.00 |\n| ed | - | - |" in grid
     assert table.cells["sam"].paper == {"eval/acc": Paper(70.0)}
     assert "| plain, accuracy | 80.00 | 79.50 ± 0.71 (2) |" in line_by_line
-    assert "Number by number" not in to_markdown(table, [])  # nothing to look at yet
+    assert "Number by number" not in to_markdown(table, [])  # no numbers yet
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_the_best_by_a_loss_is_the_lowest(tmp_path):
 
 def test_a_grid_is_pending_until_all_its_points_are_done(table):
     *rows, last = full_rows(table)
-    for under_way in ([], [replace(last, status=Status.STOPPED)]):  # whatever that has shown so far
+    for under_way in ([], [replace(last, status=Status.STOPPED)]):  # whatever its values so far
         line = table_lines(table, [*rows, *under_way])[-1]
         assert line.verdict == "pending 3 of 4"
         assert line.ours.mean == 2.0

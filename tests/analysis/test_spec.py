@@ -1,4 +1,4 @@
-"""Experiment files: which runs a table has, and what is wrong with a file."""
+"""Experiment files: the runs of a table, and errors in files."""
 
 import json
 import os

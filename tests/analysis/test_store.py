@@ -1,4 +1,4 @@
-"""The results store: what is written is read back, exactly and in few files."""
+"""The results store: files round-trip exactly."""
 
 import fcntl
 import json
@@ -71,7 +71,7 @@ def test_writing_again_does_not_change_the_file(tmp_path):
     path = tmp_path / CURVES
     write_curves(path, {("a", 0): record()})
     first = path.read_bytes()
-    write_curves(path, read_curves(path))  # the file is left alone
+    write_curves(path, read_curves(path))  # the file is unchanged
     assert path.read_bytes() == first
     path.rename(tmp_path / "other")
     write_curves(path, read_curves(tmp_path / "other"))  # the same bytes

@@ -1,4 +1,4 @@
-"""scripts/runs.py: what differs between runs of a sweep, and their numbers over seeds."""
+"""scripts/runs.py: differing settings of a sweep, and results over seeds."""
 
 import csv
 import io
@@ -39,7 +39,7 @@ def runs(tmp_path) -> Path:
 
 
 def test_a_line_per_setting_with_what_differs(runs, capsys):
-    """The weight differs, the degree that all share does not; nor do seeds and devices."""
+    """The weight differs; the shared degree, seeds and devices are not listed."""
     assert main([str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [
@@ -67,7 +67,7 @@ def test_no_mean_over_runs_that_were_measured_differently(runs, capsys):
 
 
 def test_runs_of_the_working_folder_are_the_default(runs, tmp_path, capsys, monkeypatch):
-    """As `train.py` leaves them in runs/adhoc where it is started, wherever the code lies."""
+    """train.py writes runs/adhoc in the working folder."""
     (tmp_path / "runs").mkdir()
     (runs / "none").rename(tmp_path / "runs/adhoc")
     monkeypatch.chdir(tmp_path)
@@ -114,7 +114,7 @@ def test_wandbs_config_is_not_a_run(runs, capsys):
     own = runs / "ed/seed0/wandb/offline-run-1/files"
     own.mkdir(parents=True)
     (own / "config.yaml").write_text("wandb_version: 1\n")
-    (runs / "none").rename(runs / "wandb")  # a folder of runs may be called so
+    (runs / "none").rename(runs / "wandb")  # a folder of runs may have this name
     assert sorted(counts(capsys, runs)) == ["1", "1 of 2", "3"]
 
 

@@ -140,7 +140,7 @@ def test_invalid_crops_are_rejected(settings, key):
 
 
 def test_a_table_ignores_runs_with_another_crop(tmp_path, capsys):
-    """Not even those from before there was a choice."""
+    """Including runs from before the setting existed."""
     found = read_curves(ROOT / "experiments" / "results" / "crop_300" / "curves.parquet")
     for seed in (1, 2):
         record, folder = found["pad_baseline", seed], tmp_path / f"table1/baseline/seed{seed}"

@@ -1,4 +1,4 @@
-"""ImageNet: where images come from, their classes, and how sets are scored."""
+"""ImageNet: sources of images, classes, and scores."""
 
 import multiprocessing
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_logits_of_other_classes_never_win(name):
 
 @pytest.mark.parametrize("name", ["r", "a", "objectnet"])
 def test_a_perfect_model_scores_100_percent(name):
-    """Each label is answered by each of its indices in turn, below a louder wrong class."""
+    """Each index of a label wins within the set, even below a larger logit outside it."""
     groups = shifts()[name].groups
     mapped = {index for group in groups for index in group}
     wrong = max(set(range(1000)) - mapped)  # beyond all labels of the set
@@ -85,7 +85,7 @@ def test_a_perfect_model_scores_100_percent(name):
         lambda x: next(place), EvaluationSet(name, source, groups), batch_size=64, **how
     )
     assert score == 100.0
-    place = iter(logits.split(64))  # without the restriction the loud class wins every time
+    place = iter(logits.split(64))  # without the restriction the class outside always wins
     unrestricted, _ = accuracy(
         lambda x: next(place), EvaluationSet(name, source), batch_size=64, **how
     )

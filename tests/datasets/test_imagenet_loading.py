@@ -1,4 +1,4 @@
-"""ImageNet: batches from worker processes, in an order that a run can enter anywhere."""
+"""ImageNet: batches from worker processes, in a resumable order."""
 
 import multiprocessing
 import os

@@ -81,7 +81,7 @@ def test_flips_mirror_half_of_the_images_and_clip_has_none():
 
 
 def test_randaugment_operations():
-    """Closed forms of what each of the sixteen does to an image, in their order."""
+    """Closed forms of the sixteen operations, in order."""
     image = make_image(size=(56, 56))
     pixels = np.array(image).astype(int)
     results = [np.array(operation(image, [0.1, 0.1])).astype(int) for operation in OPERATIONS]
@@ -103,7 +103,7 @@ def test_randaugment_operations():
     assert grey[:15, :15].all()  # a square of 20 around (5, 5)
     assert (results[15][15:] == pixels[15:]).all()
     for result in (results[10], results[11], results[12]):
-        assert (result == 128).all(-1).any()  # grey where nothing is known
+        assert (result == 128).all(-1).any()  # grey fill
     assert (results[11][50, :41] == pixels[50, 15:]).all()  # row 50.5 is moved by 0.3 of it
     assert (results[12][:41, 50] == pixels[15:, 50]).all()
     turned = image.rotate(30, fillcolor=(128, 128, 128))
@@ -111,7 +111,7 @@ def test_randaugment_operations():
 
 
 def test_colours_of_randaugment():
-    """All enhanced to 1.9: away from grey, from the mean, from black and from the smoothed."""
+    """Factor 1.9 away from grey, from the mean, from black and from the smoothed image."""
     image = make_image(size=(56, 56))
     pixels, grey = np.array(image) / 1.0, np.array(image.convert("L"))[..., None] / 1.0
     mean = np.round(grey.mean())

@@ -134,7 +134,7 @@ def test_missing_folders_and_splits_are_named(tmp_path):
         load_images(folder, "validation", **SIZE)
 
 
-MEAN, STD = (  # of CIFAR-10's pixels, as the literature has them
+MEAN, STD = (  # of CIFAR-10's pixels, from the literature
     torch.tensor(values)[:, None, None]
     for values in ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 )
@@ -158,15 +158,15 @@ def test_images_are_standardised_by_channel_and_lengths_count_whole_batches(task
     lengths = task.total_steps, task.warmup_steps, task.eval_steps, task.num_examples
     assert lengths == (24, 9, 12, 2000)  # six batches an epoch
     noise = task.noise_like(found["x"], torch.Generator().manual_seed(0))
-    pixels = noise * STD + MEAN  # uniform: neither end is missed, nor passed
+    pixels = noise * STD + MEAN  # uniform, including both ends
     assert 0 <= pixels.min() < 0.01
     assert 0.99 < pixels.max() <= 1
     inner = instantiate(compose_config(["task=cifar10", "task.space=block1"]).task)
-    assert (task.has_noise, inner.has_noise) == (True, False)  # none is known in an inner space
+    assert (task.has_noise, inner.has_noise) == (True, False)  # not defined in an inner space
 
 
 def test_training_images_are_windows_of_images_with_a_black_border_of_four(task):
-    """Which window, and whether flipped, found by trying all; other ones in every epoch."""
+    """Windows and flips, found by trying all, differ between epochs."""
     padded = torch.nn.functional.pad(task.train.pixels, [4] * 4)
     orders, places = [], []
     for start in (0, task.steps_per_epoch):  # the first batch of two epochs

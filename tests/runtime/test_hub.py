@@ -68,7 +68,7 @@ def test_a_model_out_of_reach_is_said_at_once(unreachable, model, tmp_path, monk
     remedy = "--random-weights to measure" if model[0] == "--timm" else "a folder with config.json"
     waits = []
     monkeypatch.setattr(time, "sleep", waits.append)
-    with pytest.raises(ValueError, match=rf"{' '.join(model[:2])}: .*{NOBODY}.*; give .*{remedy}"):
+    with pytest.raises(ValueError, match=rf"{' '.join(model[:2])}: .*{NOBODY}.*{remedy}"):
         measure.main([*model, "--data", "embedded", *QUICK, "--out", str(tmp_path / "a.png")])
     assert sum(waits) == 0  # the libraries wait 23 s between their repetitions of one request
 
@@ -84,7 +84,7 @@ def test_a_model_out_of_reach_is_said_at_once(unreachable, model, tmp_path, monk
     ids=["weights", "tokenizer", "sentences", "pictures"],
 )
 def test_a_run_out_of_reach_names_its_key(unreachable, key, load):
-    with pytest.raises(ValueError, match=rf"{key}: .*{NOBODY}.*\. Give "):
+    with pytest.raises(ValueError, match=rf"{key}: .*{NOBODY}"):
         load()
     assert not constants.HF_HUB_OFFLINE  # whoever imports ed keeps the hub they had
     assert not datasets.config.HF_HUB_OFFLINE

@@ -118,7 +118,7 @@ def test_data_may_move_between_launches(tmp_path, capsys, monkeypatch):
 
 
 def test_a_mistake_in_the_table_can_be_fixed_there(tmp_path, capsys, monkeypatch):
-    """What such a run was to be before it failed at once is nobody's concern."""
+    """A run that failed at once does not keep its settings."""
     arguments = ["--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
     wrong, right = (
         {"ed": {"overrides": ["regularizer=ed", f"regularizer.weight={weight}"], "paper": None}}

@@ -105,7 +105,7 @@ def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
 
 
 def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
-    """As train.py has it: a softmax of what a regression says would be a number without meaning."""
+    """As in train.py: the softmax of a regression output is meaningless."""
     base = ["task=pnn", "task.steps=2", "task.warmup_steps=0", "task.examples=20", "model=pnn"]
     base += ["measures=ed", "measures.ed.pairs=6", "measures.ed.resolution=20", "seed=1"]
     base += ["measures.ed.degree=6", "measures.ed.outputs=raw", "model.width=4"]
@@ -124,10 +124,10 @@ def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
 
 
 def test_options_reach_the_estimator(images, monkeypatch):
-    asked = []
+    calls = []
 
     def note(field, **how):
-        asked.append((field, how))
+        calls.append((field, how))
         raise InterruptedError
 
     monkeypatch.setattr(measure, "estimate", note)
@@ -137,7 +137,7 @@ def test_options_reach_the_estimator(images, monkeypatch):
     for more in (own, [*own, "--raw-outputs"], [*own, "--normalised"]):
         with pytest.raises(InterruptedError):
             measure.main([*words, *more])
-        field, how = asked[-1]
+        field, how = calls[-1]
         assert len(field.x) == 4  # as many examples as two paths have ends
         assert (how["pairs"], how["seed"], how["memory_gib"]) == (2, 3, 0.25)
         found = how["representation"]
@@ -145,8 +145,8 @@ def test_options_reach_the_estimator(images, monkeypatch):
             *(20, 6),
             *("legendre", 2),
         )
-    assert [how["softmax"] for _, how in asked] == [True, False, False]
-    weightings = [how["representation"].weighting for _, how in asked]
+    assert [how["softmax"] for _, how in calls] == [True, False, False]
+    weightings = [how["representation"].weighting for _, how in calls]
     assert weightings == ["raw", "raw", "normalised"]
 
 
@@ -192,7 +192,7 @@ def test_the_figure_shows_measured_paths(tmp_path, images, monkeypatch):
     ((_, (portrait,)), how) = drawn[0]
     own = portrait.estimate.representation.degrees(portrait.coefficients)
     torch.testing.assert_close(own, portrait.estimate.values[: len(own)])
-    left, right = portrait.estimate.ends.T[0].flip(0).tolist()  # x2 stands on the left
+    left, right = portrait.estimate.ends.T[0].flip(0).tolist()  # x2 is on the left
     assert [title for _, title in how["ends"]][:2] == [f"image {left}", f"image {right}"]
     for more in (["--components", "2"], ["--raw-outputs"]):
         measure.main([*named, *QUICK, *more, "--out", str(tmp_path / "a.png")])
@@ -316,7 +316,7 @@ def test_a_whole_model_in_a_file_is_rejected_with_the_remedy(tmp_path):
 
 
 def test_a_model_without_a_head_is_rejected(tmp_path, images):
-    """transformers would give it a random one, and ED would be said to be of its own weights."""
+    """transformers would use a random head, and report ED as that of the model's weights."""
     save_transformer("ViTModel", tmp_path / "model")
     shared = ["--data", str(images), *QUICK, "--out", str(tmp_path / "a.png")]
     with pytest.raises(ValueError, match=r"--transformers .*classifier\.bias"):
@@ -370,14 +370,14 @@ def test_a_broken_image_is_named(images, tmp_path, keep):
 
 
 def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
-    """Random weights come only when asked for, whatever goes wrong on the way to the others."""
+    """Random weights are used only on request."""
     import timm
 
     def offline(name, pretrained, num_classes):
         assert pretrained
         raise OSError("no route to the hub")
 
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the hub is not asked
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(ValueError, match="--random-weights"):
         measure.main(["--timm", "test_vit", "--data", "embedded", *QUICK])

@@ -158,14 +158,14 @@ def test_a_saved_agent_is_played(tmp_path, capsys):
     assert (tmp_path / "run" / "play.gif").exists()  # two agents do not overwrite each other's
 
 
-def test_another_engine_than_in_training_is_warned_of(tmp_path, monkeypatch, capsys):
+def test_another_engine_than_in_training_gives_a_warning(tmp_path, monkeypatch, capsys):
     (tmp_path / "meta.json").write_text('{"sessions": [{"engine": "a"}, {"engine": "b"}]}')
-    said = []
+    printed = []
     for here in ("b", "a"):
         monkeypatch.setattr(script, "engine_version", lambda _, here=here: here)
         script.warn_of_engine(tmp_path, make_task())
-        said.append(capsys.readouterr().out)
-    assert said == ["", "warning: trained on b, but a draws levels differently\n"]
+        printed.append(capsys.readouterr().out)
+    assert printed == ["", "warning: trained on b, but a draws levels differently\n"]
 
 
 def test_evaluate_sends_to_play(capsys):

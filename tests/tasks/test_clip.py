@@ -1,4 +1,4 @@
-"""CLIP: its zero-shot head, fine-tuning from there, ensembling of weights, and the stand-in."""
+"""CLIP: zero-shot head, fine-tuning, weight ensembling, and the stand-in."""
 
 import math
 from dataclasses import replace
@@ -223,7 +223,7 @@ def test_files_of_weights(tmp_path, pretrained, fine_tuned):
 
 
 def test_the_zero_shot_head_is_computed_on_the_device_of_the_config(monkeypatch, pretrained):
-    """A visible GPU that the config does not name stays alone; one that it names is used."""
+    """A visible GPU is used only if the config names it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     seen = []
 
@@ -324,7 +324,7 @@ def test_corruptions(name):
 
 
 def test_corruptions_of_plain_images():
-    """Closed forms: what leaves a uniform image alone, and what a step becomes."""
+    """Closed forms: effects on a uniform image and on a step edge."""
     grey = torch.full((1, 3, 32, 32), 100, dtype=torch.uint8)
     for name in ("blur", "contrast", "pixelate"):
         assert torch.equal(corrupt(grey, name, 2 if name == "pixelate" else 0.7), grey)
@@ -337,7 +337,7 @@ def test_corruptions_of_plain_images():
     stripes[..., ::2] = 200
     assert torch.equal(corrupt(stripes, "pixelate", 2), torch.full_like(grey, 150))
     assert corrupt(stripes, "contrast", 0.5).unique().tolist() == [125, 175]
-    stripes[:, 0] = 10  # every channel has a mean of its own
+    stripes[:, 0] = 10  # every channel has its own mean
     assert corrupt(stripes, "contrast", 1.0)[0, :, 0, 0].tolist() == [10, 150, 150]
 
 
@@ -411,7 +411,7 @@ def test_both_ends_are_exact():
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_both_ends_are_evaluated_in_the_precision_of_the_run(bf16):
-    """A bf16 run reports bf16 evaluations; the ensemble must end at the very same numbers."""
+    """A bf16 run evaluates in bf16; both ends of the ensemble must equal those values."""
     models = [nn.Linear(3, 1, bias=False) for _ in range(2)]
     for model, weight in zip(models, (1.001, 2.002), strict=True):  # bf16 has 1 and 2
         nn.init.constant_(model.weight, weight)
@@ -449,7 +449,7 @@ def test_stand_in_from_captions_to_ensembling(pretrained, fine_tuned):
 
 
 def test_zero_shot_weights_survive_a_new_pretrained_file(tmp_path, pretrained):
-    """Stopped, resumed with other weights in the file, it still ends and ensembles as if not."""
+    """A run resumed after its weights file changed ends and ensembles as if uninterrupted."""
     file = tmp_path / "towers.pt"
     file.write_bytes((pretrained / "last.pt").read_bytes())
     settings = [*FINE_TUNE, f"model.weights={file}", "regularizer=ed"]
@@ -477,7 +477,7 @@ def test_wrong_pairs_of_task_and_model_are_rejected(tmp_path):
 
 
 def test_evaluation_without_training_is_zero_shot(pretrained, fine_tuned, capsys):
-    """The command of scripts/evaluate.py says what ensembling says of its two ends."""
+    """scripts/evaluate.py agrees with both ends of ensembling."""
     last = read_rows(fine_tuned / "metrics.jsonl")[-1]
     for alpha, folder in (("0", pretrained), ("1", fine_tuned)):
         settings = ["task=clip_standin", "model=clip_small", f"model.weights={folder}/last.pt"]
@@ -551,7 +551,7 @@ def test_imagenet_with_shifts_restricted_to_their_classes(tmp_path):
     settings += [f"task.shifts={tmp_path}", "task.shift_names=[r,a]", "measures=ensembling"]
     settings += ["measures.ensembling.alphas=[0,1]", f"system.run_dir={tmp_path}/run"]
     last = run(compose_config(settings), ["clip"])["last"]
-    # all images of a shift are one image, so one of its 200 classes is right: none other wins
+    # all images of a shift are equal, so one of its 200 classes always wins
     assert last["eval/acc_r"] == last["eval/acc_a"] == last["eval/acc_ood"] == 0.5
     for name in ("acc", "acc_r", "acc_ood"):
         assert last[f"measure/ensembling/alpha1/{name}"] == last[f"eval/{name}"]

@@ -1,4 +1,4 @@
-"""Text: cutting encoders behind their embeddings, padding, metrics, the real data sets."""
+"""Text: splitting encoders after their embeddings, padding, metrics, real data sets."""
 
 import numpy as np
 import pyarrow as pa
@@ -101,7 +101,7 @@ def make_model(checkpoint):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_cut_model_equals_the_ordinary_one(architecture, tmp_path):
-    """Embedding block, then the rest: the model's own outputs, whatever the padding."""
+    """Embedding block and the rest give the model's outputs, whatever the padding."""
     folder = write_checkpoint(tmp_path, architecture)
     model = make_model(folder)
     torch.manual_seed(1)
@@ -160,7 +160,7 @@ def test_padding_never_changes_an_output(data, checkpoint, name):
 
 @pytest.mark.parametrize("length", [24, 12])
 def test_tokens_are_those_of_the_tokenizers_own_padding(data, checkpoint, length):
-    """Up to the longest sentence: what would follow there is padding and nothing else."""
+    """Equal up to the longest sentence; only padding follows."""
     task = make_task(data, checkpoint, "rte", max_length=length)
     table = load_split(data, "rte", "train")
     encoded = load_tokenizer(checkpoint)(
@@ -217,7 +217,7 @@ def test_a_new_model_has_dropout(data, checkpoint):
 
 
 class ReadsBack(TorchDispatchMode):
-    """Notes operations that bring a value to the host, where a GPU would have to wait."""
+    """Records operations that copy a value to the host, which would block on a GPU."""
 
     SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 
@@ -258,7 +258,9 @@ def test_metrics_equal_those_of_scikit_learn(data, checkpoint):
     with torch.no_grad():
         field = task.field(model, task.validation.batch(torch.arange(30), None))
         first, second = field().unbind(-1)
-        model.model.classifier.bias[1] += (first - second).mean()  # so that both are predicted
+        model.model.classifier.bias[1] += (
+            first - second
+        ).mean()  # so that both classes are predicted
         outputs, found = field(), task.evaluate(model)
     truth, guess = task.validation.labels, outputs.argmax(-1)
     assert 0 < guess.sum() < 30
@@ -304,7 +306,7 @@ def test_every_method_trains(data, checkpoint, regularizer, padding, tmp_path):
 def test_interrupted_equals_uninterrupted_even_if_the_model_moves(
     data, checkpoint, tmp_path, monkeypatch
 ):
-    """Dropout and ED go on where they were; a run is the same wherever its checkpoint lies."""
+    """Dropout and ED resume; the location of the checkpoint does not matter."""
     settings = [data, "model=minilm_l6", "regularizer=ed"]
     name = "sentence-transformers/all-MiniLM-L6-v2"
     for place in ("here", "there"):
@@ -397,7 +399,7 @@ def test_invalid_labels_are_named(checkpoint, tmp_path, labels, message):
 
 def test_a_missing_model_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CHECKPOINTS", str(tmp_path))
-    monkeypatch.setattr(  # the hub is not asked
+    monkeypatch.setattr(  # no request to the hub
         transformers.AutoModelForSequenceClassification,
         "from_pretrained",
         lambda name, **_: transformers.AutoConfig.from_pretrained(str(tmp_path)),

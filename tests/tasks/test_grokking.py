@@ -1,4 +1,4 @@
-"""Grokking: the equations and their split, the decoder, and that it learns and is drawn."""
+"""Grokking: equations and split, the decoder, training and its figure."""
 
 import math
 
@@ -70,7 +70,9 @@ def test_the_split_is_fixed_disjoint_and_exact():
     assert len(task.validation["ids"]) == 6518
     rows = torch.cat([task.train["ids"], task.validation["ids"]])
     assert len(rows.unique(dim=0)) == 9312
-    assert torch.equal(task.train["ids"], other.train["ids"])  # the split is not the run's seed
+    assert torch.equal(
+        task.train["ids"], other.train["ids"]
+    )  # the split does not depend on the run's seed
     ids, label = task.train["ids"], task.train["label"]
     assert torch.equal(ids[:, 2] * label % 97, ids[:, 0])
     assert (ids[:, 1] == 97).all()
@@ -111,7 +113,7 @@ def test_no_output_depends_on_later_tokens():
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_the_decoder_equals_a_reference(norm):
-    """Against torch's layer with a causal mask, the positions written out."""
+    """Compared with torch's layer with a causal mask and explicit positions."""
     _, model = built("model.width=16", "task.modulus=7", f"model.norm={norm}")
     ids = torch.randint(9, (3, 4), generator=torch.Generator().manual_seed(0))
     positions = torch.tensor(
@@ -139,7 +141,7 @@ KOKER += ["model.positions=learned"]
 
 
 def koker_logits(model, ids):
-    """The decoder of teddykoker/grokking, written out with torch's own attention module."""
+    """The decoder of teddykoker/grokking, with torch's attention module."""
     width, length = model.tokens.weight.shape[1], ids.shape[1]
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     x = model.tokens.weight[ids] + model.positions[:length]
@@ -147,7 +149,7 @@ def koker_logits(model, ids):
         attention = nn.MultiheadAttention(width, block.heads, batch_first=True, dtype=x.dtype)
         attention.in_proj_weight, attention.in_proj_bias = block.attend.weight, block.attend.bias
         attention.out_proj = block.mix
-        x = block.norm_attention(x)  # the residual stream, too
+        x = block.norm_attention(x)  # also the residual stream
         x = x + attention(x, x, x, attn_mask=later, need_weights=False)[0]
         hidden = F.linear(block.norm_layers(x), block.widen.weight, block.widen.bias)
         hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
@@ -221,7 +223,7 @@ def test_full_dropout_leaves_the_input_unchanged(norm):
 
 
 def test_both_parts_are_evaluated_under_their_names():
-    """A model that knows the training equations by heart, and answers nothing else right."""
+    """A model that has memorised the training equations and fails on all others."""
     task, _ = built("task.modulus=7", "task.train_fraction=0.5", "task.warmup_steps=3")
     assert task.warmup_steps == 3
     ids, labels = task.train["ids"].tolist(), task.train["label"].tolist()
@@ -312,7 +314,7 @@ def history(steps=(1, 10, 100, 1000), accuracies=(1.0, 2.0, 60.0, 99.0)) -> list
 
 
 class Drawn:
-    """As much of a collected row as a figure asks for."""
+    """The parts of a collected row that a figure uses."""
 
     def __init__(self, seed: int, rows: list[dict], cell: str = "division"):
         self.seed, self.home, self.rows = seed, ("grokking", cell), rows

@@ -1,4 +1,4 @@
-"""ImageNet as a task: runs in pieces, lengths, and what evaluation and measures see."""
+"""The ImageNet task: resuming, lengths, evaluation and measures."""
 
 import json
 from pathlib import Path
@@ -42,13 +42,13 @@ def small_run(folder: Path, *overrides: str) -> dict:
 
 @pytest.fixture
 def no_workers(monkeypatch):
-    """What system.workers=0 says; cores are counted where it does not arrive."""
+    """Loads in this process, like system.workers=0."""
     monkeypatch.setattr(processes, "available_cores", lambda: pytest.fail("workers begin"))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, no_workers):
     small_run(tmp_path / "whole")
-    for _ in range(2):  # of 3 steps, each in a session of its own
+    for _ in range(2):  # of 3 steps, each in its own session
         with pytest.raises(Interrupted):
             small_run(tmp_path / "pieces", "system.max_minutes=0")
     summary = small_run(tmp_path / "pieces")
@@ -65,7 +65,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, no_workers):
 
 
 def test_evaluate_scores_the_initial_model_of_training(no_workers):
-    """In eval mode, so without dropout; its weights are those of the seed."""
+    """In eval mode, without dropout, with the seed's initial weights."""
     small = [*SMALL, "model.init=timm"]  # not with a last layer of zeros
     found, plain, other = (
         evaluate.evaluate([*small, *more]) for more in ([], ["model.dropout=0"], ["seed=1"])
@@ -97,7 +97,7 @@ def test_warmup_has_ten_thousand_steps():
 
 
 def test_evaluation_and_measures_use_the_same_view():
-    """On the training images: the same view, normalised alike."""
+    """On the training images: the same view and normalisation."""
     task = ImageNetTask("embedded", CLIP, validation="train", repeat=1, **SETTINGS)
     task.workers = 0
     task.prepare(CPU, seed=0)

@@ -37,7 +37,7 @@ def write_set(folder: Path, split: str, column: str, images: np.ndarray, labels)
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Iterator[dict[str, str]]:
-    """Object i is uniformly of brightness 100 + i, digit i of brightness 1 + i: all can be told."""
+    """Object i has brightness 100 + i, digit i has 1 + i, so that all are identifiable."""
     root = tmp_path_factory.mktemp("sets")
     for split, digits in (("train", 40), ("test", 30)):
         labels = np.arange(100) % 10  # 10 of each class
@@ -47,7 +47,7 @@ def sources(tmp_path_factory) -> Iterator[dict[str, str]]:
         labels = np.arange(digits) % 10 if split == "test" else np.arange(digits) % 2
         grey = np.broadcast_to((1 + np.arange(digits))[:, None, None], (digits, 28, 28))
         write_set(root / "mnist", split, "image", grey.astype(np.uint8), labels)
-    with pytest.MonkeyPatch.context() as patch:  # leave no trace in the user's own caches
+    with pytest.MonkeyPatch.context() as patch:  # keep the user's caches unchanged
         patch.setenv("ED_CACHE", str(root / "cache"))
         patch.setattr("datasets.config.HF_DATASETS_CACHE", str(root / "datasets"))
         yield {"data": str(root / "cifar"), "mnist": str(root / "mnist")}
@@ -72,7 +72,7 @@ def test_real_sets_have_the_papers_sizes(full_data):
     zeros, ones = (ink[task.test.labels == label].mean() for label in (0, 1))
     assert zeros > 1.5 * ones  # and a zero takes about twice the ink of a one
     distinct = top[task.test.labels == 0].unique(dim=0)
-    assert len(distinct) == 980  # all of MNIST's test zeros serve
+    assert len(distinct) == 980  # all of MNIST's test zeros are used
     for block, rows in (("mnist", slice(None, 32)), ("cifar", slice(32, None))):
         own, shuffled = task.test.pixels[:, :, rows], task.randomized[block].pixels[:, :, rows]
         pairs = zip(own, task.test.labels.tolist(), strict=True)
@@ -156,7 +156,7 @@ def test_randomized_sets_shuffle_one_block_and_keep_the_other(task):
 
 
 def oracle(block: str):
-    """Reads the label off one block alone, as fabricated."""
+    """A model that reads the label off one block only."""
 
     def model(x):
         digits, objects = identities((255 * x).round())

@@ -1,4 +1,4 @@
-"""A user's own images and texts, and networks by name: no code, every regularizer."""
+"""Your own images and texts with named networks, for every regularizer."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def write_images(folder, count=8, names=("red", "green", "blue"), size=(40, 36)):
-    """Noise around one colour per class, so that there is something to learn."""
+    """Noise around one colour per class, which is learnable."""
     rng = np.random.default_rng(0)
     for label, name in enumerate(names):
         (folder / name).mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_a_folder_of_images_trains_a_transformers_model(
     stored = getattr(transformers, CLASSIFIERS[network]).from_pretrained(vision / network)
     before = next(iter(stored.base_model.parameters()))
     after = next(iter(trained.model.model.base_model.parameters()))
-    assert not torch.equal(before, after)  # the whole network learns, not the new head alone
+    assert not torch.equal(before, after)  # the whole network learns, not only the new head
     assert (before - after).norm() < 0.5 * before.norm()  # from the stored weights on
 
 

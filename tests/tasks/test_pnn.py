@@ -1,4 +1,4 @@
-"""Polynomial networks: the maps, the network's degree, and that it learns them."""
+"""Polynomial networks: the maps, the network's degree, and training."""
 
 import pytest
 import torch
@@ -89,11 +89,13 @@ def test_unknown_maps_and_sizes_are_rejected():
     ):
         with pytest.raises(Exception, match=message):
             instantiate(compose_config([*QUICK, override]).task)
-    instantiate(compose_config([*QUICK, "task.warmup_steps=4000"]).task)  # all of them: it may
+    instantiate(
+        compose_config([*QUICK, "task.warmup_steps=4000"]).task
+    )  # as long as training is allowed
 
 
 def test_map_two_is_learnt_and_measured_in_seconds(tmp_path):
-    """A short version of the table's run: the exact map has the values of the test above."""
+    """A short version of the table's run."""
     settings = [*QUICK, "task.map=2", "task.steps=400", "task.warmup_steps=50", "measures=pnn"]
     settings += [f"measures.{name}.pairs=1000" for name in ("ed", "ed_norm", "ed_pca1", "ed_pca2")]
     settings += ["measures.ed_legendre.pairs=1000", f"system.run_dir={tmp_path / 'run'}"]

@@ -1,4 +1,4 @@
-"""PPO against slow references and on a hand-made game."""
+"""PPO, compared with slow references, and on a hand-made game."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ GAMMA, LAMBDA = 0.9, 0.8
 
 
 def test_advantages_equal_the_definition():
-    """Sums of discounted errors written out, ended by every done inside the rollout."""
+    """Explicit sums of discounted errors, ended by every done inside the rollout."""
     steps, count = 12, 3
     torch.manual_seed(0)
     rewards, values = torch.randn(2, steps, count, dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_loss_equals_a_reference_written_out():
 
 
 def test_reward_normaliser_divides_by_the_running_deviation_of_returns():
-    """Step by step, over two rollouts: the variance of all discounted returns seen so far."""
+    """A step-by-step reference over two rollouts."""
     normaliser = RewardNormaliser(3, GAMMA)
     torch.manual_seed(0)
     rewards, dones = torch.rand(40, 3) * 5, (torch.rand(40, 3) < 0.1).float()
@@ -186,7 +186,7 @@ def test_rollout_records_what_was_played(bandit):
 
 
 def test_episodes_that_end_inside_a_rollout(bandit):
-    """Rewards, ends and advantages of a game whose every number is known: episodes of 5 steps."""
+    """Rewards, ends and advantages of a game with known values: episodes of 5 steps."""
     task = make_task(num_envs=3, num_steps=12, num_minibatches=2, frames=36, num_test_envs=0)
     task.prepare(torch.device("cpu"), seed=0)
     torch.manual_seed(0)
@@ -213,7 +213,7 @@ def test_episodes_that_end_inside_a_rollout(bandit):
 
 
 def test_lanes_do_not_change_a_rollout():
-    """The draws belong to steps and copies, so one lane of 6 plays like lanes of 2 and 4."""
+    """Draws belong to steps and environments, so one lane of 6 equals lanes of 2 and 4."""
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64])
     torch.nn.init.orthogonal_(model.actor.weight, 3.0)
@@ -232,7 +232,7 @@ def test_lanes_do_not_change_a_rollout():
 
 
 def test_every_rollout_has_its_own_actions_and_order(bandit):
-    """One model, and frames that come again after ten steps: only the draws can differ."""
+    """With one model and frames that repeat after ten steps, only the draws can differ."""
     task = make_task(
         num_envs=4, num_steps=10, num_minibatches=2, update_epochs=1, frames=80, num_test_envs=0
     )
@@ -262,7 +262,7 @@ def test_lanes_sides_and_resumed_rollouts_start_different_games(monkeypatch):
     task = make_task(num_envs=128, num_test_envs=5)
     task.prepare(torch.device("cpu"), seed=0)
     task.lanes = 3
-    for rollout in (0, 7):  # where a run starts, or goes on
+    for rollout in (0, 7):  # where a run starts or resumes
         for side in task.sides():
             task.make_lanes(side, rollout)
     counts = [("train", 42), ("train", 43), ("train", 43), ("test", 5)]
@@ -281,7 +281,7 @@ def test_ppo_learns_the_bandit(bandit, tmp_path, capsys):
 
 
 def test_two_rollouts_equal_a_plain_loop(bandit):
-    """CleanRL's update written out: Adam with eps 1e-5 and rate 5e-4, gradients bounded by 0.5."""
+    """CleanRL's update: Adam with eps 1e-5 and rate 5e-4, gradients clipped at 0.5."""
     own = [text for text in SMALL if not text.startswith("optimizer.")]
     cfg = compose_config([*own, "optimizer=ppo", "task.frames=64", "task.num_test_envs=0"])
     task = instantiate(cfg.task)
@@ -309,7 +309,7 @@ def test_two_rollouts_equal_a_plain_loop(bandit):
         adam.step()
         step(batch, number)
     assert len(norms) == 2 * task.steps_per_rollout
-    assert max(norms) > 0.5  # the bound was felt
+    assert max(norms) > 0.5  # gradients were clipped
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
 
@@ -354,11 +354,11 @@ def test_a_stopped_run_resumes_at_a_rollout(bandit, tmp_path):
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 33))
     frames = [row["time/frames"] for row in rows if "time/frames" in row]
-    assert frames == list(range(32, 257, 32))  # those before the stop count, too
+    assert frames == list(range(32, 257, 32))  # including those before the stop
 
 
 def test_measures_use_the_last_rollout(bandit, tmp_path):
-    """While training, at its end, and of a finished run, which plays once more without a trace."""
+    """During training, at its end, and for a finished run, which plays one more rollout."""
     overrides = [*SMALL, "model.channels=[]", "task.frames=64", f"system.run_dir={tmp_path}"]
     small = ["measures.ed.pairs=4", "measures.ed.resolution=9", "measures.ed.degree=4"]
     measured = [*overrides, "measures=[ed,norm]", *small, "system.measure_every=1"]
@@ -386,7 +386,7 @@ def test_measures_use_the_frames_of_training(bandit, monkeypatch):
     assert len(task.examples(torch.arange(5))["frames"]) == 5
     assert task.normaliser.state["weight"] == statistics
     played, games = [], ProcgenPPO.make_games
-    # nobody tests while this is played, so no test copies are made
+    # measuring needs no test environments
     monkeypatch.setattr(
         ProcgenPPO, "make_games", lambda task, side, *how: {"train": games}[side](task, side, *how)
     )
@@ -399,7 +399,7 @@ def test_measures_use_the_frames_of_training(bandit, monkeypatch):
 
 
 def test_interrupted_equals_uninterrupted_if_games_end_with_the_rollout(bandit, tmp_path):
-    """Then new episodes are the ones that come next anyway, and nothing else may have moved."""
+    """New episodes are then the next ones anyway, and everything else must agree."""
     overrides = [*SMALL, "model.channels=[]", "task.num_steps=10", "task.num_test_steps=10"]
     overrides += ["task.frames=120"]
     stopped, whole = ([*overrides, f"system.run_dir={tmp_path / n}"] for n in ("stopped", "whole"))

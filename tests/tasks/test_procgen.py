@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", ["procgen", "procgen_short"])
 def test_cells_have_the_published_settings(name):
-    """CleanRL's, with the paper's 2,048 pairs as half of a minibatch; ED as in its appendix."""
+    """CleanRL's settings, 2,048 pairs as half of a minibatch, ED as in the paper's appendix."""
     for cell in load_table(name).cells.values():
         cfg = compose_config(list(cell.overrides))
         task, optimizer, regularizer = cfg.task, cfg.optimizer, cfg.regularizer
@@ -142,7 +142,7 @@ def test_lanes_share_the_cores_of_the_process(monkeypatch):
 
 @pytest.fixture
 def no_procgen(monkeypatch):
-    """As if the original package were not installed, on whatever machine."""
+    """Hides the original package, if it is installed."""
 
     def version(name):
         raise metadata.PackageNotFoundError(name)
@@ -195,7 +195,7 @@ def test_missing_parts_of_envpool_are_named(monkeypatch, error, message):
 
 
 def test_missing_qt_is_found_before_a_game_is_made(monkeypatch):
-    """Its modules load without Qt, and say so when a name is taken from them."""
+    """envpool's modules import without Qt, but raise when a name is accessed."""
 
     def missing(name):
         raise ImportError("requires the system Qt 5 runtime")
@@ -237,7 +237,7 @@ def test_training_levels_are_as_requested_and_test_levels_go_beyond():
 
 @needs_envpool
 def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
-    """Same-step resets: the frame that comes with a done is what a reset would have shown."""
+    """Same-step resets: the frame of a done is the first frame of the next episode."""
     env = make_games("starpilot", mode="hard", count=8, levels=range(1), seed=3, threads=1)
     first = env.reset().frames.copy()
     rng = np.random.default_rng(0)
@@ -255,7 +255,7 @@ def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
 
 @needs_envpool
 def test_replacing_finished_environments_loses_no_step():
-    """In one level by the same actions all copies show the same, more finished than are spare."""
+    """On one level, equal actions give equal frames, with more finished games than spares."""
     games = make_games("starpilot", mode="hard", count=12, levels=range(1), seed=3, threads=2)
     first = games.reset().frames[0].copy()
     rng, ends, together = np.random.default_rng(0), 0, set()
@@ -268,12 +268,12 @@ def test_replacing_finished_environments_loses_no_step():
             assert np.array_equal(step.frames[0], first)
             together.add(frozenset(games._playing.tolist()))
     assert ends > 3
-    assert len(together) > 1  # others did play
+    assert len(together) > 1  # others played
 
 
 @needs_envpool
 def test_an_environment_keeps_its_level_until_its_episode_ends():
-    """Whoever plays there; and a new one begins with the first frame of its level."""
+    """A new episode starts with the first frame of its level."""
     games = make_games("starpilot", mode="hard", count=24, levels=range(40), seed=0, threads=2)
     seen = games.reset()
     levels, first = seen.levels.copy(), dict(zip(seen.levels, seen.frames.copy(), strict=True))
@@ -300,7 +300,7 @@ def test_invalid_actions_are_rejected():
 
 @needs_envpool
 def test_short_runs_on_the_real_game(tmp_path):
-    """Two of one seed agree in every number; levels, engine and speed are on record."""
+    """Two runs of one seed agree exactly; levels, engine and speed are recorded."""
     overrides = [*SMALL, *ED, "model.channels=[2]", "task.frames=64", "task.threads=1"]
     rows = []
     for folder in (tmp_path / "a", tmp_path / "b"):

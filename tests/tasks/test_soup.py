@@ -50,7 +50,7 @@ def test_a_member_is_its_tower_normalised_features_and_head(tmp_path):
     torch.testing.assert_close(model(x), expected)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     counted = {name for name in state if "visual" in name or "head" in name}
-    assert len(list(model.parameters())) == len(counted)  # the text tower takes no part
+    assert len(list(model.parameters())) == len(counted)  # without the text tower
 
 
 def test_missing_truncated_or_foreign_files_raise_one_line(tmp_path):
