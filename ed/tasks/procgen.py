@@ -127,7 +127,7 @@ class ProcgenPPO(Task):
             time.monotonic(),
             0,
             0,
-        )  # noted: at the last evaluation
+        )  # noted: when last evaluated
 
     def provenance(self) -> dict[str, str]:
         return {"engine": engine_version(self.engine)}

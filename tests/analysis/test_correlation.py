@@ -216,7 +216,7 @@ def test_incomplete_cells_are_not_points(table, values):
     assert not any(c.selected for c in few)
     least = correlations(table, rows[:9])[
         1
-    ]  # four points: some resamples have a single point and no r
+    ]  # some resamples have a single point
     assert least.whole.low < least.whole.r < least.whole.high < 0
 
 

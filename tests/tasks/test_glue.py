@@ -260,7 +260,7 @@ def test_metrics_equal_those_of_scikit_learn(data, checkpoint):
         first, second = field().unbind(-1)
         model.model.classifier.bias[1] += (
             first - second
-        ).mean()  # so that both classes are predicted
+        ).mean()  # to predict both classes
         outputs, found = field(), task.evaluate(model)
     truth, guess = task.validation.labels, outputs.argmax(-1)
     assert 0 < guess.sum() < 30

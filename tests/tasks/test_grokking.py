@@ -72,7 +72,7 @@ def test_the_split_is_fixed_disjoint_and_exact():
     assert len(rows.unique(dim=0)) == 9312
     assert torch.equal(
         task.train["ids"], other.train["ids"]
-    )  # the split does not depend on the run's seed
+    )  # whatever the seed
     ids, label = task.train["ids"], task.train["label"]
     assert torch.equal(ids[:, 2] * label % 97, ids[:, 0])
     assert (ids[:, 1] == 97).all()
