@@ -214,9 +214,7 @@ def test_incomplete_cells_are_not_points(table, values):
     few = correlations(table, rows[:7])
     assert [c.whole.r for c in few] == [None, None, None]
     assert not any(c.selected for c in few)
-    least = correlations(table, rows[:9])[
-        1
-    ]  # some resamples have a single point
+    least = correlations(table, rows[:9])[1]  # some resamples have a single point
     assert least.whole.low < least.whole.r < least.whole.high < 0
 
 

@@ -258,9 +258,7 @@ def test_metrics_equal_those_of_scikit_learn(data, checkpoint):
     with torch.no_grad():
         field = task.field(model, task.validation.batch(torch.arange(30), None))
         first, second = field().unbind(-1)
-        model.model.classifier.bias[1] += (
-            first - second
-        ).mean()  # to predict both classes
+        model.model.classifier.bias[1] += (first - second).mean()  # to predict both classes
         outputs, found = field(), task.evaluate(model)
     truth, guess = task.validation.labels, outputs.argmax(-1)
     assert 0 < guess.sum() < 30

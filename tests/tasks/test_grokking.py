@@ -70,9 +70,7 @@ def test_the_split_is_fixed_disjoint_and_exact():
     assert len(task.validation["ids"]) == 6518
     rows = torch.cat([task.train["ids"], task.validation["ids"]])
     assert len(rows.unique(dim=0)) == 9312
-    assert torch.equal(
-        task.train["ids"], other.train["ids"]
-    )  # whatever the seed
+    assert torch.equal(task.train["ids"], other.train["ids"])  # whatever the seed
     ids, label = task.train["ids"], task.train["label"]
     assert torch.equal(ids[:, 2] * label % 97, ids[:, 0])
     assert (ids[:, 1] == 97).all()

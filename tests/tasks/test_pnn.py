@@ -89,9 +89,7 @@ def test_unknown_maps_and_sizes_are_rejected():
     ):
         with pytest.raises(Exception, match=message):
             instantiate(compose_config([*QUICK, override]).task)
-    instantiate(
-        compose_config([*QUICK, "task.warmup_steps=4000"]).task
-    )  # all of training
+    instantiate(compose_config([*QUICK, "task.warmup_steps=4000"]).task)  # all of training
 
 
 def test_map_two_is_learnt_and_measured_in_seconds(tmp_path):
