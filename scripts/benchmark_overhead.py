@@ -7,6 +7,7 @@ import torch
 from benchmark_cases import RIVALS, Case, Synthetic, penalty
 
 import ed
+from ed.analysis.markdown import plain_table
 from ed.regularizers.base import Regularizer
 from ed.regularizers.ed import EDRegularizer
 
@@ -107,11 +108,13 @@ def overhead_text(rows: dict[str, Overhead], machine: str) -> str:
         "# Overhead of a training step",
         f"{machine}. Written by `python scripts/benchmark.py --table`.",
         LEGEND,
-        _table(["network", "B", "plain, ms", *METHODS], [_cells(row) for row in rows.values()]),
+        plain_table(
+            ["network", "B", "plain, ms", *METHODS], [_cells(row) for row in rows.values()]
+        ),
         "## Comparison with the paper",
         "The paper times whole epochs and iterations on its own machine, we time single steps; "
         "compare the ratios.",
-        _table(
+        plain_table(
             ["paper", "plain, s", "ED, s", "ED / plain", "our network", "method", "our ratio"],
             [_beside(paper, rows[paper.case]) for paper in PAPER if paper.case in rows],
         ),
@@ -138,8 +141,3 @@ def _beside(paper: PaperTime, row: Overhead) -> list[str]:
 
 def _ratio(row: Overhead, method: str) -> str:
     return f"{row.ratios[method]:.2f}" if method in row.ratios else "not run"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

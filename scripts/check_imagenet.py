@@ -22,7 +22,6 @@ from ed.datasets.imagenet.sources import (
     TRAINING_IMAGES,
     VALIDATION_IMAGES,
     Folders,
-    Listing,
     has_class_folders,
     list_folders,
 )
@@ -39,32 +38,33 @@ class Report:
     name: str
     images: int
     classes: int
-    found_images: int = 0
-    found_classes: int = 0
-    place: str = "-"
     problems: list[str] = field(default_factory=list)
     source: Source | None = None
 
-    def take(self, source: Source) -> None:
-        self.source, self.place = source, source.place
-        self.found_images, self.found_classes = len(source), len(np.unique(source.labels))
+    @property
+    def found_images(self) -> int:
+        return 0 if self.source is None else len(self.source)
 
-    def conclude(self) -> "Report":
+    @property
+    def found_classes(self) -> int:
+        return 0 if self.source is None else len(np.unique(self.source.labels))
+
+    def read(self, open_source: Callable[[], Source]) -> "Report":
+        """Opens the set, and records what is wrong with it."""
+        try:
+            self.source = open_source()
+        except (ValueError, FileNotFoundError) as error:
+            self.problems.append(str(error))
         if not self.problems and self.found_images != self.images:
             self.problems.append(f"{self.found_images - self.images:+,} images")
         return self
 
 
 def check_split(data: str, split: str) -> Report:
-    report = Report(split, SPLITS[split], NUM_CLASSES)
-    root = Path(data).expanduser()
+    report, root = Report(split, SPLITS[split], NUM_CLASSES), Path(data).expanduser()
     if has_class_folders(root):
         return check_folders(report, lambda: root / FOLDER_OF[split], folder_labels())
-    try:
-        report.take(open_split(data, split, key="--data"))
-    except (ValueError, FileNotFoundError) as error:
-        report.problems.append(str(error))
-    return report.conclude()
+    return report.read(lambda: open_split(data, split, key="--data"))
 
 
 def check_shift(name: str, root: Path) -> Report:
@@ -78,17 +78,15 @@ def check_shift(name: str, root: Path) -> Report:
 def check_folders(
     report: Report, find: Callable[[], Path], labels: dict, ignored=(), border: int = 0
 ) -> Report:
-    try:
+    def open_source() -> Folders:
         folder = find()
-        listing: Listing = list_folders(folder, labels, ignored=ignored)
-    except FileNotFoundError as error:
-        report.problems.append(str(error))
-        return report
-    report.take(Folders(folder, listing, border))
-    report.problems += listing.problems()
-    if listing.others:
-        report.problems.append(f"{listing.others} files are not images")
-    return report.conclude()
+        listing = list_folders(folder, labels, ignored=ignored)
+        report.problems += listing.problems()
+        if listing.others:
+            report.problems.append(f"{listing.others} files are not images")
+        return Folders(folder, listing, border)
+
+    return report.read(open_source)
 
 
 def damaged(source: Source, count: int) -> list[str]:
@@ -107,8 +105,9 @@ def table(reports: list[Report]) -> str:
     rows = [("set", "classes", "of", "images", "of", "", "where")]
     for report in reports:
         verdict = "incomplete" if report.problems else "ok"
+        place = "-" if report.source is None else report.source.place
         counts = (report.found_classes, report.classes, report.found_images, report.images)
-        rows.append((report.name, *(f"{count:,}" for count in counts), verdict, report.place))
+        rows.append((report.name, *(f"{count:,}" for count in counts), verdict, place))
     return aligned(rows, "<>>>><<")
 
 
