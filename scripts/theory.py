@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=picture_file, default=Path("theory.png"), metavar="PNG")
     options = parser.parse_args(arguments)
     if options.paths < 100:
-        raise ValueError(f"--paths {options.paths}: at least 100, to show a trend")
+        raise ValueError(f"--paths {options.paths}: must be at least 100")
     inputs = uniform_inputs(2 * options.paths, torch.Generator().manual_seed(options.seed))
     coefficients = {number: on_paths(number, inputs) for number in MAPS}
     for number, found in coefficients.items():

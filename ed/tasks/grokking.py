@@ -86,8 +86,8 @@ class ModularArithmetic(Task):
         self.num_examples = round(train_fraction * len(self.rows))
         if not 2 <= self.num_examples < len(self.rows):
             raise ValueError(
-                f"task.train_fraction={train_fraction}: {len(self.rows)} equations must leave at "
-                "least 2 for training and 1 for validation"
+                f"task.train_fraction={train_fraction}: {len(self.rows)} equations must be split "
+                "into at least 2 for training and 1 for validation"
             )
         self.split_seed, self.total_steps, self.warmup_steps = split_seed, steps, warmup_steps
         self.batch_size = min(batch_size, math.ceil(self.num_examples / 2))

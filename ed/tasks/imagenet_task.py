@@ -36,7 +36,7 @@ class ImageNetTask(ImageTask):
     def __init__(self, data: str, views: Views, *, validation: str, repeat: int, **settings):
         super().__init__(data, augment=True, **settings)  # rejects unknown settings
         if len(set(self.image_size)) != 1:
-            raise ValueError(f"task.image_size={list(self.image_size)}: must be a square")
+            raise ValueError(f"task.image_size={list(self.image_size)}: must be square")
         count("task.repeat", repeat)
         self.views = replace(views, size=self.image_size[0])
         self.mean, self.std = views.mean, views.std

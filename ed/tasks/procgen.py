@@ -94,7 +94,9 @@ class ProcgenPPO(Task):
                 f"frames of a rollout (task.num_envs={num_envs} x task.num_steps={num_steps})"
             )
         if frames < self.num_examples:
-            raise ValueError(f"task.frames={frames}: a rollout alone has {self.num_examples}")
+            raise ValueError(
+                f"task.frames={frames}: must be at least one rollout, {self.num_examples}"
+            )
         self.game, self.mode, self.engine, self.threads = game, mode, engine, threads
         self.levels = split_levels(start_level, num_levels)
         self.num_envs, self.num_steps = num_envs, num_steps

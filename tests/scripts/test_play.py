@@ -88,7 +88,7 @@ def test_levels_are_read_and_named():
     assert script.parse_levels("5:10") == range(5, 15)
     assert script.known_levels(range(100, 600), task) == "training levels"
     assert script.known_levels(range(600, 700), task) == "unseen levels"
-    assert script.known_levels(range(101), task) == "some of them training levels"
+    assert script.known_levels(range(101), task) == "partly training levels"
     for text in ("5", "5:", "5:0", "-1:5", "a:b"):
         with pytest.raises(ValueError, match=f"--levels {text}: "):
             script.parse_levels(text)
