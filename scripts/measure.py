@@ -154,12 +154,11 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     kind, numbers = ("class", batch["label"]) if task.has_labels else ("example", chosen)
     titles = [f"{kind} {number}" for number in numbers.tolist()]
 
-    def image(index: int) -> Tensor:
-        one = {name: value[index : index + 1] for name, value in batch.items()}
-        return task.images(one)[0].cpu()
+    def image(index: int) -> Tensor | None:
+        found = task.images({name: value[index : index + 1] for name, value in batch.items()})
+        return None if found is None else found[0].cpu()
 
-    shown = None if task.images(batch) is None else image
-    return Subject(str(options.run), field, shown, titles)
+    return Subject(str(options.run), field, None if image(0) is None else image, titles)
 
 
 def of_name(options: argparse.Namespace, device) -> Subject:

@@ -14,6 +14,7 @@ from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, T
 from ed.runtime.files import yaml_text
 
 LOWER = ("loss", "error")  # metrics that are usually lower when better
+UNCHANGED = ("title", "place", "paper_seeds", "digits", "comparable", "figure", "aggregate")
 
 
 def load_table(name: str, folder: Path = EXPERIMENTS) -> Table:
@@ -72,24 +73,17 @@ class _Builder:
         self.path, self.keys, self.metrics = path, keys, keys.labels
 
     def table(self) -> Table:
-        keys, cells = self.keys, self.cells()
-        study = keys.correlation
+        keys, cells, study = self.keys, self.cells(), self.keys.correlation
         table = Table(
             name=self.path.stem,
             path=self.path,
-            title=keys.title,
-            place=keys.place,
             metrics=self.metrics,
             seeds=tuple(keys.seeds),
-            paper_seeds=keys.paper_seeds,
-            digits=keys.digits,
-            comparable=keys.comparable,
             notes=tuple(keys.notes or ()),
             cells=cells,
             tuning=self.tuning(cells),
-            figure=keys.figure,
             correlation=study and _study(study),
-            aggregate=keys.aggregate,
+            **{name: getattr(keys, name) for name in UNCHANGED},
         )
         _check_whole(table)
         return table

@@ -95,7 +95,7 @@ class ProcgenPPO(Task):
             )
         if frames < self.num_examples:
             raise ValueError(
-                f"task.frames={frames}: must be at least one rollout, {self.num_examples}"
+                f"task.frames={frames}: must be at least {self.num_examples}, one rollout"
             )
         self.game, self.mode, self.engine, self.threads = game, mode, engine, threads
         self.levels = split_levels(start_level, num_levels)
