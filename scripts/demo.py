@@ -1,4 +1,4 @@
-"""Effective degree at work: a micro ViT on real images, trained without and with the penalty.
+"""Trains a micro ViT on real images, without and with the ED penalty, and compares both.
 
 Prints a table and draws, like Figure 1 of the paper, outputs along a few paths with their fitted
 polynomials, and the coefficients of both models. Run it again: finished runs are not repeated.

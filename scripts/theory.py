@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--paths", type=int, default=20_000, help="most paths (default: 20000)")
+    parser.add_argument("--paths", type=int, default=20_000, help="maximum number of paths (default: 20000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=picture_file, default=Path("theory.png"), metavar="PNG")
     options = parser.parse_args(arguments)
@@ -66,15 +66,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def on_paths(number: int, inputs: Tensor) -> Tensor:
-    """Coefficients of a map on random paths: (P, 3, K + 1)."""
-    first, second = torch.arange(len(inputs)).view(2, -1)  # no end twice: independent paths
+    """Returns the coefficients of a map on random paths: (P, 3, K + 1)."""
+    first, second = torch.arange(len(inputs)).view(2, -1)  # disjoint ends: independent paths
     nodes = SETTINGS.nodes(1, dtype=inputs.dtype)
     field = Field.of(lambda x: target_map(number, x), inputs).between(first, second, nodes)
     return SETTINGS.coefficients(field().unflatten(0, (len(first), -1)), nodes)
 
 
 def leading_parts(inputs: Tensor) -> dict[int, Tensor]:
-    """2 |P_D(x1 - x2)| / 4^D of every map, (P, 3): what the lemma says the c_D are."""
+    """2 |P_D(x1 - x2)| / 4^D of every map, (P, 3): the leading |c_D| by the lemma."""
     first, second = torch.arange(len(inputs)).view(2, -1)
     v1, v2, v3 = direction = (inputs[first] - inputs[second]).unbind(-1)
     parts = {
@@ -87,13 +87,13 @@ def leading_parts(inputs: Tensor) -> dict[int, Tensor]:
 
 
 def anchored_nodes(sampler: Sampler, resolution: int, paths: int = 2000) -> Tensor:
-    """(paths, r), or (r,) where all paths have the same."""
+    """Returns nodes (paths, r), or (r,) if all paths share them."""
     generator = torch.Generator().manual_seed(0)
     return sampler(torch.rand(paths, resolution, dtype=torch.float64, generator=generator), True)
 
 
 def strongest_answers(nodes: Tensor, degree: int, damping: float = DAMPING) -> Tensor:
-    """The most by which ED moves with the output at one inner node moving by 1: (paths,) or ()."""
+    """Largest change of ED when the output at one inner node changes by 1: (paths,) or ()."""
     inner = fit_matrix(nodes, degree, damping=damping)[..., 1:-1]
     return effective_degree(inner.mT).amax(-1)
 

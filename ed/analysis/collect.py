@@ -244,7 +244,7 @@ def target_of(group: str, choice: str) -> str | None:
 
 
 def _in_the_way(run: Run) -> str:
-    """Returns the run's folder, or that of its cell or table if no run in it has started."""
+    """Returns the run's folder, or its cell's or table's if no run there has started."""
     for folder in (run.folder.parents[1], run.folder.parent):
         if not runs.any_begun(folder):
             return f"{folder}, where no run has started,"
