@@ -49,7 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--paths", type=int, default=20_000, help="maximum number of paths (default: 20000)")
+    parser.add_argument(
+        "--paths", type=int, default=20_000, help="number of paths (default: 20000)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=picture_file, default=Path("theory.png"), metavar="PNG")
     options = parser.parse_args(arguments)
