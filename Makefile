@@ -1,16 +1,16 @@
-# make demo          effective degree at work on real images, in three minutes on two CPU cores
+# make demo          train with and without ED on real images; three minutes on two CPU cores
 # make test          all checks: lint, format, tests
-# make test-smoke    the quick part of the tests, in two minutes
-# make test-faults   kills, full disks, damaged and hostile files at random; 10 minutes on two cores
-# make test-slurm    the launcher and sweeps on a real SLURM, which it installs and starts; 3 minutes
-# make test-browser  the report page in a real browser, which it installs
+# make test-smoke    the quick tests; two minutes
+# make test-faults   random kills, full disks, damaged and hostile files; 10 minutes on two cores
+# make test-slurm    the launcher and sweeps on SLURM, which it installs and starts; 3 minutes
+# make test-browser  the report page in a browser, which it installs
 # make test-lowest   the tests with the oldest packages that pyproject.toml allows, in .venv-lowest
 # make lint          ruff, and words that CONTRIBUTING.md asks to avoid
 # make docs          the documentation site, offline, in docs/site; half a minute
-# make benchmark     how fast this machine trains and measures
+# make benchmark     times training and measuring on this machine
 # make report        every table, run and figure of the committed results: report/index.html
-# All set up what they need in .venv, and print what they will do first (make -n TARGET: print only).
-# A .venv that you made yourself, or a link to one, is used as it is.
+# Targets install what they need into .venv (make -n TARGET prints the commands). An existing .venv
+# of your own, or a link to one, is used unchanged.
 
 PYTHON ?= python3
 BIN := .venv/bin

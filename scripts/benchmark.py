@@ -1,9 +1,9 @@
-"""What a training step costs, side by side in one run: python scripts/benchmark.py [--out FILE]
+"""Times training steps: python scripts/benchmark.py [--out FILE]
 
-With --table: the plain step of each network and every method's ratio to it, beside the paper's.
-For each network: the ordinary eager loop, the plain step at B inputs and at as many inputs as the
-ED step has, and every regularizer's step; then the estimator against the forward passes it needs.
-On a CPU the same table at small sizes.
+For each network: an ordinary eager loop, the plain step at B inputs and at the number of inputs of
+the ED step, and the step of every regularizer; then the estimator against its bare forward passes.
+With --table: the overhead of each method over the plain step, beside the paper's. On a CPU: the
+same at small sizes.
 """
 
 import argparse
@@ -43,11 +43,11 @@ from ed.regularizers.base import Regularizer
 from ed.runtime.files import APP, write_atomic
 
 OVERHEAD = APP / "experiments" / "results" / "speed" / "overhead.md"
-BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks, of which the median; steps in each
+BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks (the median counts), steps in each
 
 
 def measure(advance: Callable[[], None]) -> tuple[float, float]:
-    """Median seconds per call, and peak memory in GiB (CUDA only), after a warm-up."""
+    """Returns median seconds per call and peak memory in GiB (CUDA only), after a warm-up."""
     for _ in range(6 if CUDA else 1):
         advance()
     if CUDA:
@@ -66,7 +66,7 @@ def measure(advance: Callable[[], None]) -> tuple[float, float]:
 
 
 def our_step(case: Case, batch_size: int, regularizer: Regularizer) -> Callable[[], None]:
-    """A step of the engine, with everything that a run on this machine has by default."""
+    """Builds a step of the engine, with the default settings of this machine."""
     clear()
     task, model = Synthetic(case, batch_size), case.build().to(DEVICE)
     if wants_channels_last(model, DEVICE, "auto"):
@@ -80,7 +80,7 @@ def our_step(case: Case, batch_size: int, regularizer: Regularizer) -> Callable[
 
 
 def ordinary_loop(case: Case) -> Callable[[], None]:
-    """The peer: what most training scripts do. Eager, autocast, AdamW as it comes."""
+    """Builds the baseline: an eager loop with autocast and AdamW, as in most scripts."""
     clear()
     task, model = Synthetic(case, case.batch), case.build().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -96,7 +96,7 @@ def ordinary_loop(case: Case) -> Callable[[], None]:
 
 
 def flops_per_input(case: Case) -> float:
-    """Floating-point operations of forward and backward for one input."""
+    """Returns the FLOPs of forward and backward for one input."""
     clear()
     small = 8
     task, model = Synthetic(case, small), case.build().to(DEVICE)
@@ -113,7 +113,7 @@ def clear() -> None:
 
 
 def peak_flops() -> float:
-    """What a large bf16 matrix product reaches here, in FLOP/s."""
+    """Measures the FLOP/s of a large matrix product (bf16 on a GPU)."""
     size = 8192 if CUDA else 1024
     a, b = (torch.randn(size, size, device=DEVICE) for _ in range(2))
     if CUDA:
@@ -122,7 +122,7 @@ def peak_flops() -> float:
 
 
 def bench_case(case: Case, peak: float) -> list[str]:
-    """The rows of one network."""
+    """Returns the rows of one network."""
     ideal = flops_per_input(case) / peak  # seconds per input at peak
     total = case.batch + case.extra
     timed: list[tuple[str, int, int, Regularizer | None]] = [  # label, batch, inputs per step
@@ -139,7 +139,7 @@ def bench_case(case: Case, peak: float) -> list[str]:
     spent: dict[tuple[str, int], float] = {}
     rows = []
     for label, batch_size, inputs, regularizer in timed:
-        # no name for the step: it would keep its memory while the next one is measured
+        # no name for the step, which would keep its memory during the next measurement
         seconds, memory = measure(
             ordinary_loop(case) if regularizer is None else our_step(case, batch_size, regularizer)
         )
@@ -149,7 +149,7 @@ def bench_case(case: Case, peak: float) -> list[str]:
 
 
 def row(case, label, batch_size, inputs, seconds, memory, ideal, spent) -> str:
-    """One line: times, and ratios to the steps measured before it in the same run."""
+    """Formats one line: times, and ratios to the steps measured before."""
     plain, same = spent.get(("plain", case.batch)), spent.get(("plain", inputs))
     epoch = seconds * (case.epoch // batch_size) if case.epoch else None
     cells = [
@@ -183,7 +183,7 @@ HEADER = (
 
 @torch.no_grad()
 def bench_estimator(case: Case) -> list[str]:
-    """The paper's protocol against the bare forward passes it needs, in chunks of one size."""
+    """Times the paper's protocol against its bare forward passes, in chunks of one size."""
     clear()
     model, images = case.build().to(DEVICE).eval(), case.inputs(512)
     pairs, budget = (400, 8.0) if CUDA else (10, 0.5)
@@ -193,7 +193,7 @@ def bench_estimator(case: Case) -> list[str]:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA):
             return model(x)
 
-    # the estimator's own chunks: whole paths within the budget
+    # as the estimator does: chunks of whole paths within the budget
     chunk = min(points_per_chunk(Field.of(forward, images), budget) // 200 * 200, points)
     batch = images.repeat(chunk // len(images) + 1, 1, 1, 1)[:chunk]
 
@@ -218,16 +218,16 @@ def bench_estimator(case: Case) -> list[str]:
     used = (torch.cuda.max_memory_allocated() - before) / 2**30 if CUDA else float("nan")
     line = (
         f"Estimator on {case.name}: {pairs} paths x 200 nodes, K = 40 in {times['estimate']:.2f} "
-        f"s, the bare forward passes in {times['bare']:.2f} s: "
+        f"s, bare forward passes in {times['bare']:.2f} s: "
         f"{100 * times['bare'] / times['estimate']:.0f} % of their throughput"
-        + (f"; {used:.2f} GiB used of a budget of {budget:.0f}." if CUDA else ".")
+        + (f"; {used:.2f} of {budget:.0f} GiB used." if CUDA else ".")
     )
     print(line, flush=True)
     return [line]
 
 
 def bench_fit(case: Case) -> list[str]:
-    """The share of softmax, PCA and fit in an ED step."""
+    """Times softmax, PCA and fit as a share of an ED step."""
     clear()
     model, task = case.build().to(DEVICE), Synthetic(case, case.batch)
     field = task.field(model, task.batch)
@@ -255,7 +255,7 @@ def machine() -> str:
 
 
 def bench_overhead(cases: dict[str, Case], out: Path | None) -> None:
-    """Prints the overhead table, and writes it after every network where `out` is given."""
+    """Prints the overhead table; writes it to `out`, if given, after every network."""
 
     def seconds(case: Case, regularizer: Regularizer) -> float:
         found, _ = measure(our_step(case, case.batch, regularizer))
@@ -271,7 +271,7 @@ def bench_overhead(cases: dict[str, Case], out: Path | None) -> None:
 
 
 def bench_steps(cases: dict[str, Case], out: Path | None) -> None:
-    """Prints the tables of all networks, and writes them after each where `out` is given."""
+    """Prints the tables of all networks; writes them to `out`, if given, after each."""
     peak = peak_flops()
     kind = "bf16" if CUDA else "float32"
     text = [
@@ -285,7 +285,7 @@ def bench_steps(cases: dict[str, Case], out: Path | None) -> None:
         text.append(f"## {case.name}\n\n{header}\n" + "\n".join(bench_case(case, peak)))
         if name == "vit_tiny":
             text += bench_estimator(case) + ([] if CUDA else bench_fit(case))
-        if out:  # a run cut short keeps what it has
+        if out:
             write_atomic(out, "\n\n".join(text) + "\n")
 
 
@@ -293,10 +293,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cases = GPU_CASES if CUDA else CPU_CASES
     parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
-    parser.add_argument("--quick", action="store_true", help="tiny batches: does everything run?")
-    where = f"on a GPU with all cases to {OVERHEAD.relative_to(APP)}, otherwise to --out"
+    parser.add_argument("--quick", action="store_true", help="tiny batches, as a smoke test")
+    where = f"written to {OVERHEAD.relative_to(APP)} on a GPU with all cases, else to --out"
     parser.add_argument("--table", action="store_true", help=f"the overhead table, {where}")
-    parser.add_argument("--out", type=Path, help="write the tables as Markdown")
+    parser.add_argument("--out", type=Path, help="Markdown file for the tables")
     options = parser.parse_args()
     chosen = {name: cases[name] for name in options.cases}
     if options.quick:

@@ -1,4 +1,4 @@
-"""The networks, inputs and regularizers that the benchmarks time, at full size and for a CPU."""
+"""Networks, inputs and regularizers of the benchmarks, at full size and for a CPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """A network at a batch size, and what is timed on it.
+    """A network at a batch size, and the methods to time.
 
     Attributes:
-        build: makes the model. inputs: makes a batch of n inputs.
+        build: builds the model; inputs: builds a batch of n inputs.
         extra: inputs that ED adds to a batch.
-        epoch: examples in an epoch, where seconds per epoch mean something.
+        epoch: examples in an epoch, to report seconds per epoch.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Case:
 
 
 class Synthetic(Task):
-    """Random inputs and labels: only the time of a step is of interest."""
+    """Random inputs and labels, to time a step."""
 
     total_steps = 10**6
 
     def __init__(self, case: Case, batch_size: int):
         self.case, self.batch_size = case, batch_size
-        self.has_labels = case.anchored  # Procgen's stand for actions
+        self.has_labels = case.anchored  # Procgen's labels are actions
         self.penalised = slice(case.classes)
         labels = torch.randint(case.classes, (batch_size,), device=DEVICE)
         self.batch = {"x": case.inputs(batch_size), "label": labels}
@@ -76,7 +76,7 @@ class Synthetic(Task):
 
 
 class Bert(nn.Module):
-    """BERT with random weights, from word embeddings (N, L, D) to class logits."""
+    """BERT with random weights, from embeddings (N, L, D) to class logits."""
 
     def __init__(self, *, layers: int, width: int):
         super().__init__()
@@ -112,7 +112,7 @@ def impala(channels: list[int]) -> Callable[[], nn.Module]:
     return partial(Impala, actions=15, channels=channels, hidden=256, image_size=[64, 64])
 
 
-def pictures(size: int) -> Callable[[int], Tensor]:
+def images(size: int) -> Callable[[int], Tensor]:
     return lambda count: torch.randn(count, 3, size, size, device=DEVICE)
 
 
@@ -123,15 +123,15 @@ def tokens(length: int) -> Callable[[int], Tensor]:
 ALL_RIVALS = ("mixup", "sam", "asam", "jacobian")
 GPU_CASES = {
     "vit_tiny": Case(
-        "ViT-Tiny, 32x32", partial(vit, 32, 4, 192, 12, 10), pictures(32), 10, 256, 128,
+        "ViT-Tiny, 32x32", partial(vit, 32, 4, 192, 12, 10), images(32), 10, 256, 128,
         epoch=50000, rivals=ALL_RIVALS,
     ),
     "resnet18": Case(
-        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), pictures(32), 10, 256, 128,
+        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), images(32), 10, 256, 128,
         epoch=50000,
     ),
     "vit_b32": Case(
-        "ViT-B/32, 224x224, 1000 classes", partial(vit, 224, 32, 768, 12, 1000), pictures(224),
+        "ViT-B/32, 224x224, 1000 classes", partial(vit, 224, 32, 768, 12, 1000), images(224),
         1000, 512, 256, components=3,
     ),
     "bert": Case(
@@ -139,27 +139,27 @@ GPU_CASES = {
         2, 32, 16,
     ),
     "procgen": Case(
-        "Procgen update, IMPALA", impala([16, 32, 32]), pictures(64), 15, 4096, 2048,
+        "Procgen update, IMPALA", impala([16, 32, 32]), images(64), 15, 4096, 2048,
         components=3, anchored=False, value_head=True,
     ),
 }  # fmt: skip
 CPU_CASES = {
     "vit_tiny": Case(
-        "micro ViT, 32x32", partial(vit, 32, 8, 64, 4, 10), pictures(32), 10, 100, 50,
+        "micro ViT, 32x32", partial(vit, 32, 8, 64, 4, 10), images(32), 10, 100, 50,
         epoch=2000, rivals=ALL_RIVALS,
     ),
     "resnet18": Case(
-        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), pictures(32), 10, 8, 4
+        "ResNet18, 32x32", partial(cifar_resnet18, classes=10), images(32), 10, 8, 4
     ),
     "vit_b32": Case(
-        "small ViT, 64x64, 1000 classes", partial(vit, 64, 32, 192, 2, 1000), pictures(64),
+        "small ViT, 64x64, 1000 classes", partial(vit, 64, 32, 192, 2, 1000), images(64),
         1000, 32, 16, components=3,
     ),
     "bert": Case(
         "small BERT, length 32", partial(Bert, layers=2, width=128), tokens(32), 2, 8, 4
     ),
     "procgen": Case(
-        "Procgen update, small IMPALA", impala([4, 8, 8]), pictures(64), 15, 32, 16,
+        "Procgen update, small IMPALA", impala([4, 8, 8]), images(64), 15, 32, 16,
         components=3, anchored=False, value_head=True,
     ),
 }  # fmt: skip

@@ -1,11 +1,11 @@
-"""Do the CPU cores keep up with the GPU? Images per second, from the file to the training step.
+"""Input throughput: images per second, from the file to the training step.
 
 python scripts/benchmark_input.py task.data=/data/imagenet
 python scripts/benchmark_input.py task.data=/data/imagenet --steps 200 regularizer=ed
 
-Overrides are those of train.py, on task=imagenet model=vit_s16 unless they name others. Without
---steps only the input is timed: in one process, step by step, then by the loader with its workers.
-With it also the training step: on one batch that stays on the device, and on batches as they come.
+Takes the overrides of train.py; task=imagenet and model=vit_s16 are the defaults. Without --steps
+it times only the input: stage by stage in one process, then the loader with its workers. With
+--steps it also times training, on one batch on the device and on batches from the loader.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from ed.engine.main import build_model, choose_device, make_step
 from ed.runtime.files import write_atomic
 from ed.runtime.processes import available_cores
 from ed.runtime.streams import generator, stream_seed
-from ed.tasks.imagenet_task import ImageNetTask
 
 WARM_UP = 10  # steps: compilation, capture, first batches
 
@@ -35,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each part of the input")
+    parser.add_argument("--seconds", type=float, default=5.0, help="per stage of the input")
     parser.add_argument("--steps", type=int, default=0, help="training steps to time")
     parser.add_argument("--out", type=Path, help="write the lines to a file as well")
     options = parser.parse_intermixed_args(arguments)
@@ -44,10 +43,10 @@ def main(arguments: list[str] | None = None) -> None:
     unset = [default for group, default in defaults.items() if group not in given]
     cfg = compose_config([*unset, *options.overrides])
     task, device = instantiate(cfg.task), choose_device(cfg.system.device)
-    if not isinstance(task, ImageNetTask):
-        raise ValueError(f"{type(task).__name__} reads no files while it trains; use task=imagenet")
     task.workers = cfg.system.workers
     task.prepare(device, cfg.seed)
+    if not task.input_stages():
+        raise ValueError(f"{type(task).__name__} keeps its data in memory; use task=imagenet")
     lines = [f"# {machine()}", "# " + " ".join(options.overrides)]
 
     def show(line: str) -> None:
@@ -67,19 +66,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def one_process(task, seconds: float) -> Iterator[str]:
-    """What a picture costs one core: reading, decoding, augmenting."""
-    source, size = task.train, task.views.size
-    order = torch.randperm(len(source), generator=generator(0, "benchmark")).tolist()
-    sizes = torch.tensor([source.picture(index).size for index in order[:100]]).float().mean(0)
-    yield "one process, pictures of {:.0f} x {:.0f} on average:".format(*sizes.tolist())
-    for name, work in {
-        "read": source.read,
-        "read, decode": source.picture,
-        f"read, decode, augment to {size} x {size} bytes": lambda index: task.views.train(
-            source.picture(index), generator(0, "benchmark", index)
-        ),
-    }.items():
-        yield f"{_rate(work, order, seconds):10.0f} pictures/s  {name}"
+    """Times each stage of loading an image on one core."""
+    order = torch.randperm(task.num_examples, generator=generator(0, "benchmark")).tolist()
+    yield "one process:"
+    for name, work in task.input_stages().items():
+        yield f"{_rate(work, order, seconds):10.0f} images/s  {name}"
 
 
 def _rate(work: Callable[[int], object], order: list[int], seconds: float) -> float:
@@ -91,32 +82,32 @@ def _rate(work: Callable[[int], object], order: list[int], seconds: float) -> fl
 
 
 def all_workers(task, model, seconds: float) -> str:
-    """Batches as training gets them, on its device, with nothing to train."""
+    """Times batches on the device, without training."""
     batches, done = task.batches(model, 0), 0
-    next(batches)  # the workers have started
+    next(batches)  # starts the workers
     began = time.perf_counter()
     while done == 0 or time.perf_counter() - began < seconds:
         next(batches)
         done += 1
     rate = done * task.batch_size / (time.perf_counter() - began)
     count = available_cores() if task.workers is None else task.workers
-    return f"{rate:10.0f} pictures/s  {count} workers on {available_cores()} cores, to the device"
+    return f"{rate:10.0f} images/s  {count} workers on {available_cores()} cores, to the device"
 
 
 def training(cfg, task, model, device: torch.device, count: int) -> Iterator[str]:
-    """The step of a run with this config, without its input and with it."""
+    """Times the training step of this config, without and with its input."""
     regularizer, recipe = instantiate(cfg.regularizer), instantiate(cfg.optimizer)
     check(cfg, task, regularizer)
     if task.total_steps < 2 * WARM_UP + count:
         raise ValueError(
-            f"--steps {count}: the run has only {task.total_steps}; raise task.repeat or epochs"
+            f"--steps {count}: the run has only {task.total_steps}; increase task.repeat or epochs"
         )
     step = make_step(cfg, task, model, regularizer, recipe, device)
     batches = task.batches(model, 0)
     batch = next(batches)
     label = f"{type(regularizer).__name__} step at batch {task.batch_size}"
-    for name, source in (("one batch again and again", None), ("from the loader", batches)):
-        for number in range(WARM_UP):  # also uses up what the loader has had time to prepare
+    for name, source in (("one batch repeated", None), ("from the loader", batches)):
+        for number in range(WARM_UP):  # also uses up the loader's prefetched batches
             step(batch if source is None else next(source), number)
         _wait(device)
         began = time.perf_counter()
@@ -125,9 +116,9 @@ def training(cfg, task, model, device: torch.device, count: int) -> Iterator[str
         _wait(device)
         seconds = (time.perf_counter() - began) / count
         rate = task.batch_size / seconds
-        yield f"{rate:10.0f} pictures/s  {label}, {name}: {1000 * seconds:.1f} ms"
+        yield f"{rate:10.0f} images/s  {label}, {name}: {1000 * seconds:.1f} ms"
     if device.type == "cuda":
-        yield f"{torch.cuda.max_memory_allocated() / 2**30:10.1f} GiB         most memory held"
+        yield f"{torch.cuda.max_memory_allocated() / 2**30:10.1f} GiB         peak memory"
 
 
 def _wait(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The overhead table: what each method's step costs in plain steps, beside the paper's numbers."""
+"""The overhead table: the cost of each method's step in plain steps, beside the paper's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,21 +7,22 @@ import torch
 from benchmark_cases import RIVALS, Case, Synthetic, penalty
 
 import ed
+from ed.analysis.markdown import plain_table
 from ed.regularizers.base import Regularizer
 from ed.regularizers.ed import EDRegularizer
 
 EFFICIENCY, PERFORMANCE, PCA = "ED (efficiency)", "ED (performance)", "ED with PCA 3"
 LEGEND = (
-    "Each ratio is the time of a step over the time of the plain step of the same network at the "
-    "same batch size B. ED (efficiency): r = 4, K = 3, B / 2 pairs. ED (performance): r = 15, "
-    "K = 7, B pairs. ED with PCA 3: efficiency with three principal components. Labels are "
-    "anchored except for Procgen, which has none. Inputs and labels are random."
+    "Each ratio is the step time over the plain step time of the same network and batch size B. "
+    "ED (efficiency): r = 4, K = 3, B / 2 pairs. ED (performance): r = 15, K = 7, B pairs. "
+    "ED with PCA 3: efficiency with three principal components. Labels are anchored, except for "
+    "Procgen, which has none. Inputs and labels are random."
 )
 
 
 @dataclass(frozen=True)
 class PaperTime:
-    """Seconds that the paper prints without and with ED, and our case and method nearest to it."""
+    """The paper's seconds without and with ED, and our nearest case and method."""
 
     setting: str
     case: str
@@ -37,7 +38,7 @@ PAPER = (  # its section "Computational Efficiency Analysis"
 
 
 def performance(case: Case) -> EDRegularizer:
-    """The paper's performance configuration, whose pairs are as many as a batch has examples."""
+    """The paper's performance configuration: one pair per example."""
     own = {"pairs": case.batch, "anchored": case.anchored}
     return EDRegularizer(2.0, ed.ChebyshevNodes(), **own, resolution=15, degree=7)
 
@@ -60,8 +61,8 @@ class Overhead:
 
     Attributes:
         plain: seconds of the plain step; None if it could not run.
-        ratios: by method, to the plain step.
-        missing: by method, why there is no ratio; "plain" if there is no number at all.
+        ratios: step time over the plain step, by method.
+        missing: why a method could not run; "plain" if none could.
     """
 
     case: Case
@@ -71,7 +72,7 @@ class Overhead:
 
 
 def time_methods(case: Case, timer: Timer) -> Overhead:
-    """Times every method on one network; what lacks a package or memory is noted as missing."""
+    """Times every method on one network; records methods that could not run as missing."""
     row = Overhead(case)
     plain = _time(case, Regularizer(), timer)
     if isinstance(plain, str):
@@ -88,7 +89,7 @@ def time_methods(case: Case, timer: Timer) -> Overhead:
 
 
 def _time(case: Case, regularizer: Regularizer, timer: Timer) -> float | str:
-    """Seconds per step, or the reason why there are none."""
+    """Returns seconds per step, or why it could not run."""
     try:
         regularizer.check(Synthetic(case, case.batch))
     except ValueError as error:
@@ -102,16 +103,18 @@ def _time(case: Case, regularizer: Regularizer, timer: Timer) -> float | str:
 
 
 def overhead_text(rows: dict[str, Overhead], machine: str) -> str:
-    """The whole file, from the rows by case."""
+    """Renders the file from the rows by case."""
     parts = [
         "# Overhead of a training step",
         f"{machine}. Written by `python scripts/benchmark.py --table`.",
         LEGEND,
-        _table(["network", "B", "plain, ms", *METHODS], [_cells(row) for row in rows.values()]),
-        "## Beside the paper",
-        "The paper's seconds are of whole epochs and iterations on its own machine, ours of a step "
-        "alone: compare the ratios.",
-        _table(
+        plain_table(
+            ["network", "B", "plain, ms", *METHODS], [_cells(row) for row in rows.values()]
+        ),
+        "## Comparison with the paper",
+        "The paper times whole epochs and iterations on its own machine, we time single steps; "
+        "compare the ratios.",
+        plain_table(
             ["paper", "plain, s", "ED, s", "ED / plain", "our network", "method", "our ratio"],
             [_beside(paper, rows[paper.case]) for paper in PAPER if paper.case in rows],
         ),
@@ -138,8 +141,3 @@ def _beside(paper: PaperTime, row: Overhead) -> list[str]:
 
 def _ratio(row: Overhead, method: str) -> str:
     return f"{row.ratios[method]:.2f}" if method in row.ratios else "not run"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

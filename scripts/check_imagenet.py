@@ -1,4 +1,4 @@
-"""Are ImageNet and its shifts complete? Look before a long run: exit code 1 where something lacks.
+"""Checks that ImageNet and its shifts are complete; exits with 1 if not.
 
 python scripts/check_imagenet.py --data /data/imagenet --shifts /data/shifts --decode 500
 """
@@ -15,63 +15,61 @@ from tqdm import tqdm
 
 from ed.analysis.sweeps import aligned
 from ed.datasets.imagenet import ImageError, Source, open_split, shifts
-from ed.datasets.imagenet.classes import NUM_CLASSES, synsets
+from ed.datasets.imagenet.classes import NUM_CLASSES, folder_labels
 from ed.datasets.imagenet.evaluation import locate
 from ed.datasets.imagenet.sources import (
     FOLDER_OF,
-    TRAINING_PICTURES,
-    VALIDATION_PICTURES,
+    TRAINING_IMAGES,
+    VALIDATION_IMAGES,
     Folders,
-    Listing,
     has_class_folders,
     list_folders,
 )
 from ed.engine.errors import or_explain
 from ed.runtime.streams import generator
 
-SPLITS = {"train": TRAINING_PICTURES, "validation": VALIDATION_PICTURES}
+SPLITS = {"train": TRAINING_IMAGES, "validation": VALIDATION_IMAGES}
 
 
 @dataclass
 class Report:
-    """What one set should have and has; `source` where its pictures can be read."""
+    """Expected and found contents of one set; `source` is None if it cannot be read."""
 
     name: str
-    pictures: int
+    images: int
     classes: int
-    found_pictures: int = 0
-    found_classes: int = 0
-    place: str = "-"
     problems: list[str] = field(default_factory=list)
     source: Source | None = None
 
-    def take(self, source: Source) -> None:
-        self.source, self.place = source, source.place
-        self.found_pictures, self.found_classes = len(source), len(np.unique(source.labels))
+    @property
+    def found_images(self) -> int:
+        return 0 if self.source is None else len(self.source)
 
-    def conclude(self) -> "Report":
-        if not self.problems and self.found_pictures != self.pictures:
-            self.problems.append(f"{self.found_pictures - self.pictures:+,} pictures")
+    @property
+    def found_classes(self) -> int:
+        return 0 if self.source is None else len(np.unique(self.source.labels))
+
+    def read(self, open_source: Callable[[], Source]) -> "Report":
+        """Opens the set, and records what is wrong with it."""
+        try:
+            self.source = open_source()
+        except (ValueError, FileNotFoundError) as error:
+            self.problems.append(str(error))
+        if not self.problems and self.found_images != self.images:
+            self.problems.append(f"{self.found_images - self.images:+,} images")
         return self
 
 
 def check_split(data: str, split: str) -> Report:
-    report = Report(split, SPLITS[split], NUM_CLASSES)
-    root = Path(data).expanduser()
+    report, root = Report(split, SPLITS[split], NUM_CLASSES), Path(data).expanduser()
     if has_class_folders(root):
-        labels = {synset: index for index, synset in enumerate(synsets())}
-        folder = root / FOLDER_OF[split]
-        return check_folders(report, lambda: folder, labels)
-    try:
-        report.take(open_split(data, split, key="--data"))
-    except (ValueError, FileNotFoundError) as error:
-        report.problems.append(str(error))
-    return report.conclude()
+        return check_folders(report, lambda: root / FOLDER_OF[split], folder_labels())
+    return report.read(lambda: open_split(data, split, key="--data"))
 
 
 def check_shift(name: str, root: Path) -> Report:
     shift = shifts()[name]
-    report = Report(shift.title, shift.pictures, len(shift.labels))
+    report = Report(shift.title, shift.images, len(shift.labels))
     return check_folders(
         report, lambda: locate(root, name), shift.labels, shift.ignored, shift.border
     )
@@ -80,37 +78,36 @@ def check_shift(name: str, root: Path) -> Report:
 def check_folders(
     report: Report, find: Callable[[], Path], labels: dict, ignored=(), border: int = 0
 ) -> Report:
-    try:
+    def open_source() -> Folders:
         folder = find()
-        listing: Listing = list_folders(folder, labels, ignored=ignored)
-    except FileNotFoundError as error:
-        report.problems.append(str(error))
-        return report
-    report.take(Folders(folder, listing, border))
-    report.problems += listing.problems()
-    if listing.others:
-        report.problems.append(f"{listing.others} files are no pictures")
-    return report.conclude()
+        listing = list_folders(folder, labels, ignored=ignored)
+        report.problems += listing.problems()
+        if listing.others:
+            report.problems.append(f"{listing.others} files are not images")
+        return Folders(folder, listing, border)
+
+    return report.read(open_source)
 
 
 def damaged(source: Source, count: int) -> list[str]:
-    """What is wrong with `count` random pictures (all, where there are fewer), one line each."""
+    """Decodes up to `count` random images and returns their errors, one line each."""
     chosen = torch.randperm(len(source), generator=generator(0, "check"))[:count].tolist()
     found = []
     for index in tqdm(chosen, desc=f"decoding {source.place}", disable=None, leave=False):
         try:
-            source.picture(index)
+            source.image(index)
         except ImageError as error:
             found.append(str(error))
     return found
 
 
 def table(reports: list[Report]) -> str:
-    rows = [("set", "classes", "of", "pictures", "of", "", "where")]
+    rows = [("set", "classes", "of", "images", "of", "", "where")]
     for report in reports:
         verdict = "incomplete" if report.problems else "ok"
-        counts = (report.found_classes, report.classes, report.found_pictures, report.pictures)
-        rows.append((report.name, *(f"{count:,}" for count in counts), verdict, report.place))
+        place = "-" if report.source is None else report.source.place
+        counts = (report.found_classes, report.classes, report.found_images, report.images)
+        rows.append((report.name, *(f"{count:,}" for count in counts), verdict, place))
     return aligned(rows, "<>>>><<")
 
 
@@ -120,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--data", help="as task.data: folder with train/ and val/, or hub id")
     parser.add_argument("--shifts", type=Path, help="folder with the unpacked shifted sets")
-    parser.add_argument("--decode", type=int, default=0, help="random pictures to try in each set")
+    parser.add_argument("--decode", type=int, default=0, help="random images to try in each set")
     options = parser.parse_args(arguments)
     if options.decode < 0:
         parser.error(f"--decode {options.decode}: at least 0")

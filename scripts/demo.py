@@ -1,4 +1,4 @@
-"""Effective degree at work: a micro ViT on real images, trained without and with the penalty.
+"""Trains a micro ViT on real images, without and with the ED penalty, and compares both.
 
 Prints a table and draws, like Figure 1 of the paper, outputs along a few paths with their fitted
 polynomials, and the coefficients of both models. Run it again: finished runs are not repeated.
@@ -27,9 +27,9 @@ def main() -> None:
     ).parse_args()
     results = {name: train_and_measure(name) for name in MODELS}
     print(table(results))
-    image = FOLDER / "effective_degree.png"
-    draw(results, image)
-    print(f"\nimage: {image}")
+    figure = FOLDER / "effective_degree.png"
+    draw(results, figure)
+    print(f"\nfigure: {figure}")
 
 
 def train_and_measure(name: str) -> dict:

@@ -1,8 +1,8 @@
 """Evaluate a model without training it: python scripts/evaluate.py [group=choice] [key=value ...]
 
-Takes the settings of train.py and prints what its evaluations would: for CLIP the zero-shot
-accuracies, or with model.weights=FILE those of a fine-tuned model. Those of task, model, precision,
-seed, system.device and system.workers count, others only need to be right; measures are refused.
+Takes the settings of train.py and prints the evaluation of the initial model: for CLIP the
+zero-shot accuracies, or with model.weights=FILE those of a fine-tuned model. Only task, model,
+precision, seed, system.device and system.workers matter; measures are rejected.
 
     python scripts/evaluate.py task=clip_finetune model=clip_b32 task.data=/folder
 """
@@ -22,13 +22,13 @@ def main(overrides: list[str]) -> int:
     try:
         for name, value in evaluate(overrides).items():
             print(f"{name:24} {value:.4g}")
-    except Exception as error:  # mistakes get one line, defects their traceback
+    except Exception as error:
         return explain(error)
     return 0
 
 
 def evaluate(overrides: list[str]) -> dict[str, float]:
-    """What the task's evaluation says of the model at its start, as it would in training."""
+    """Evaluates the initial model, as in training."""
     import torch
     from hydra.utils import instantiate
 
@@ -37,27 +37,24 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     from ed.engine.main import build_model, choose_device, uses_bf16
     from ed.engine.settings import check_settings
     from ed.runtime.streams import stream_seed
-    from ed.tasks.imagenet_task import ImageNetTask
-    from ed.tasks.procgen import ProcgenPPO
 
     cfg = compose_config(overrides)
     check_settings(cfg)
     check_precision(cfg)
     if cfg.measures:
         raise ValueError(
-            f"measures=[{','.join(cfg.measures)}]: nothing is measured here, only evaluated; "
-            "train.py takes measures: leave them out, or give it this command"
+            f"measures=[{','.join(cfg.measures)}]: this script only evaluates; use train.py, or "
+            "remove them"
         )
     device, task = choose_device(cfg.system.device), instantiate(cfg.task)
-    if isinstance(task, ProcgenPPO):  # its evaluations are of what was played in training
-        raise ValueError("task=procgen: an agent is evaluated by python scripts/play.py RUN")
+    if task.no_evaluation:
+        raise ValueError(f"{type(task).__name__}: {task.no_evaluation}")
     task.workers = cfg.system.workers
     torch.manual_seed(stream_seed(cfg.seed, "init"))  # as in training
     model = build_model(cfg, device).eval()
     task.check_model(model)
     task.prepare(device, cfg.seed)
-    if isinstance(task, ImageNetTask):
-        task.say_remarks()
+    task.log_remarks()
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=uses_bf16(cfg, device))
     with torch.no_grad(), bf16:
         return task.evaluate(model)

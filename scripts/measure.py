@@ -1,10 +1,10 @@
-"""Effective degree of a model you have: python scripts/measure.py --timm resnet50 --data PICTURES
+"""Measures the effective degree of a model: python scripts/measure.py --timm resnet50 --data IMAGES
 
-The model: a finished run (--run), a timm or transformers model by name, each with --weights FILE
-for a state dict of your own. The pictures: a folder of them, a data set (hub id, or folder with
-parquet files), or `embedded`, the CIFAR-10 subset that ships with ed; a run brings its own.
-Prints ED with its 95 % confidence interval and its coefficients, and draws a few of the paths.
-The defaults are the paper's protocol: 400 paths, r = 200, K = 40.
+The model is a finished run (--run), or a timm or transformers model by name; --weights FILE loads
+your own state dict. The images are a folder, a data set (hub id, or folder with parquet files), or
+`embedded`, the CIFAR-10 subset that ships with ed; a run is measured on its own training set.
+Prints ED with its 95 % confidence interval and its coefficients, and draws a few paths. The
+defaults are the paper's protocol: 400 paths, r = 200, K = 40.
 """
 
 import argparse
@@ -31,28 +31,28 @@ from ed.models.named import check_timm_name, load_timm, unreachable
 from ed.models.weights import load_weights, read_weights
 from ed.runtime import runs
 from ed.runtime.hub import hub_or_cache
+from ed.tasks.image_folder import SUFFIXES
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm")
-DRAWN = 3  # of the paths that are measured
+DRAWN = 3  # paths
 BAR_WIDTH, BAR_DECADES = 40, 5
-NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors; paths are many
-OTHER_WEIGHTS = "give --weights FILE, or --random-weights to measure the untrained model"
-OTHER_FOLDER = "give a folder with config.json, preprocessor_config.json and model.safetensors"
+NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors
+OTHER_WEIGHTS = "use --weights FILE, or --random-weights to measure the untrained model"
+OTHER_FOLDER = "use a folder with config.json, preprocessor_config.json and model.safetensors"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured.
+    """The model and examples to measure.
 
     Attributes:
-        field: the model, in eval mode, at the examples between which paths run.
-        picture: of an example, (3, H, W) in [0, 1]; None where they are no pictures.
+        field: the model in eval mode, at the ends of the paths.
+        image: returns the image of an example, (3, H, W) in [0, 1]; None without images.
         titles: one per example.
     """
 
     name: str
     field: Field
-    picture: Callable[[int], Tensor] | None
+    image: Callable[[int], Tensor] | None
     titles: list[str]
 
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     report(subject, result)
     draw(subject, result, options.out, softmax=softmax, memory_gib=measure.memory_gib)
-    print(f"picture: {options.out}")
+    print(f"figure: {options.out}")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -97,12 +97,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--transformers", metavar="NAME", help="hub id or folder of an image classifier"
     )
     add = parser.add_argument
-    add("--trust", action="store_true", help="build parts that are not ed's from --run's config")
+    add("--trust", action="store_true", help="allow classes outside ed in --run's config")
     add("--weights", type=Path, metavar="FILE", help="a state dict instead of the model's own")
-    add("--classes", type=int, metavar="N", help="of your --weights, where the model has others")
+    add("--classes", type=int, metavar="N", help="number of classes of your --weights")
     add("--random-weights", action="store_true", help="measure the untrained model")
-    add("--data", metavar="WHERE", help="pictures: folder, hub id, or embedded")
-    add("--split", help="of a data set (default: train)")
+    add("--data", metavar="WHERE", help="images: folder, hub id, or embedded")
+    add("--split", help="split of a data set (default: train)")
     protocol = parser.add_argument_group("protocol")
     add = protocol.add_argument
     add("--pairs", type=int, default=400, help="paths (default: 400)")
@@ -110,21 +110,21 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--degree", type=int, default=40, metavar="K", help="maximum degree (default: 40)")
     add("--basis", default="chebyshev", help="chebyshev or legendre")
     add("--components", type=int, metavar="M", help="principal components instead of all outputs")
-    add("--normalised", action="store_true", help="ED_norm on the logits, the paper's variant")
-    add("--raw-outputs", action="store_true", help="fit the outputs as they are, without softmax")
+    add("--normalised", action="store_true", help="the paper's ED_norm, on the logits")
+    add("--raw-outputs", action="store_true", help="fit the outputs without softmax")
     add("--seed", type=int, default=0)
-    add("--memory-gib", type=float, default=1.0, help="bound on a chunk of the passes (default: 1)")
+    add("--memory-gib", type=float, default=1.0, help="memory of a forward pass (default: 1)")
     add("--device", default="auto")
     parser.add_argument("--out", type=image_file, default=Path("paths.png"), metavar="PNG")
     options = parser.parse_args(arguments)
     for name in ("pairs", "resolution", "degree", "memory_gib"):
         check_numbers(f"--{name.replace('_', '-')}", getattr(options, name), name)
     if options.random_weights and (options.weights or options.run):
-        parser.error("--random-weights: not with --weights or --run, which bring weights")
+        parser.error("--random-weights: cannot be combined with --weights or --run")
     if options.classes is not None and options.classes < 1:
-        parser.error(f"--classes {options.classes}: at least 1")
+        parser.error(f"--classes {options.classes}: must be at least 1")
     if options.classes and (options.run or not (options.weights or options.random_weights)):
-        parser.error("--classes: for a model by name with --weights or --random-weights")
+        parser.error("--classes: requires a model by name, with --weights or --random-weights")
     return options
 
 
@@ -132,20 +132,18 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     if not runs.is_run(options.run):
         below = sorted(path.parent for path in options.run.glob(f"*/{runs.CONFIG}"))
         near = f"; did you mean {below[0]}?" if below else ""
-        raise FileNotFoundError(
-            f"--run {options.run}: no run folder (it holds no {runs.CONFIG}){near}"
-        )
+        raise FileNotFoundError(f"--run {options.run}: not a run folder (no {runs.CONFIG}){near}")
     for option in ("data", "split"):
         if getattr(options, option):
-            raise ValueError(f"--{option}: a run is measured on its own training set; leave it out")
+            raise ValueError(f"--{option}: a run is measured on its own training set; remove it")
     trained = load_run(options.run, str(device), trust=options.trust)
     task, model = trained.task, trained.model
     if not task.num_examples:
         raise ValueError(f"--run {options.run}: {type(task).__name__} has no training examples")
     if measure.outputs == "softmax" and not task.has_logits:
         raise ValueError(
-            f"--run {options.run}: {type(task).__name__} learns values, not logits; add "
-            "--raw-outputs, or --normalised"
+            f"--run {options.run}: {type(task).__name__} has no logits; add --raw-outputs, or "
+            "--normalised"
         )
     if options.weights:
         read_into(model, options.weights)
@@ -156,25 +154,23 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
     kind, numbers = ("class", batch["label"]) if task.has_labels else ("example", chosen)
     titles = [f"{kind} {number}" for number in numbers.tolist()]
 
-    def picture(index: int) -> Tensor:
-        x = batch["x"][index]  # ImageNet's are normalised by the field, the others are already
-        x = x / 255 if x.dtype == torch.uint8 else x * task.scale + task.shift
-        return x.clamp(0, 1).cpu()
+    def image(index: int) -> Tensor | None:
+        found = task.images({name: value[index : index + 1] for name, value in batch.items()})
+        return None if found is None else found[0].cpu()
 
-    shown = picture if hasattr(task, "scale") else None
-    return Subject(str(options.run), field, shown, titles)
+    return Subject(str(options.run), field, None if image(0) is None else image, titles)
 
 
 def of_name(options: argparse.Namespace, device) -> Subject:
-    """A model by its name on pictures in the form it was made for."""
+    """Loads a model by name, and images with its own preprocessing."""
     if not options.data:
-        raise ValueError("--data: give pictures (a folder, a hub id, or embedded)")
-    files = list_pictures(options.data, options.split or "train")  # before weights are fetched
+        raise ValueError("--data: required; use a folder of images, a hub id, or embedded")
+    files = list_images(options.data, options.split or "train")  # before downloading weights
     build = timm_model if options.timm else transformers_model
     model, transform, (mean, std) = build(options)
     if options.weights:
         read_into(model, options.weights)
-    # files often hold half-precision weights; their rounding would count as roughness
+    # half-precision rounding would add to the effective degree
     model = model.to(device, torch.float32).eval()
     chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
     inputs = torch.stack([transform(opened(files[i])) for i in chosen])
@@ -182,17 +178,17 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     own = options.weights.name if options.weights else "its own weights"
     kind = "random weights" if options.random_weights else own
     name = f"{options.timm or options.transformers} ({kind})"
-    titles = [f"picture {i}" for i in chosen]
+    titles = [f"image {i}" for i in chosen]
     field = Field.of(model, inputs.to(device))
 
-    def picture(index: int) -> Tensor:
+    def image(index: int) -> Tensor:
         return (inputs[index] * scale + shift).clamp(0, 1)
 
-    return Subject(name, field, picture, titles)
+    return Subject(name, field, image, titles)
 
 
-def list_pictures(source: str, split: str) -> list[partial]:
-    """Functions that open the pictures of a folder or of a data set."""
+def list_images(source: str, split: str) -> list[partial]:
+    """Returns functions that open the images of a folder or a data set."""
     from PIL import Image
 
     folder = Path(source).expanduser()
@@ -200,8 +196,8 @@ def list_pictures(source: str, split: str) -> list[partial]:
         files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
         if len(files) < 2:
             raise ValueError(
-                f"--data {source}: {len(files)} pictures there ({' '.join(SUFFIXES)}); paths run "
-                "between at least 2"
+                f"--data {source}: {len(files)} images ({' '.join(SUFFIXES)}); paths need at least "
+                "2"
             )
         return [partial(Image.open, path) for path in files]
     if source.startswith((".", "/", "~")) and not folder.is_dir():
@@ -209,7 +205,7 @@ def list_pictures(source: str, split: str) -> list[partial]:
     table = load_table(source, split, "--data")
     column = next((name for name in ("img", "image") if name in table.column_names), None)
     if column is None:
-        raise ValueError(f"--data {source}: no column img or image among {table.column_names}")
+        raise ValueError(f"--data {source}: no column img or image in {table.column_names}")
     from datasets import Image as Decoded
 
     table = table.cast_column(column, Decoded())
@@ -217,19 +213,19 @@ def list_pictures(source: str, split: str) -> list[partial]:
 
 
 def opened(file: partial):
-    """The picture in colour; a file that is none is an error that names it."""
+    """Opens an image as RGB; raises with its name if it cannot be read."""
     from PIL.Image import DecompressionBombError
 
     try:
         return file().convert("RGB")
     except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
-        (name,) = file.args  # pillow tells it of what it does not know, not of what is broken
-        told = str(error).removesuffix(f" {str(name)!r}")
-        raise ValueError(f"--data: {name}: {told}; take it out, or mend it") from error
+        (name,) = file.args  # Pillow names only files of unknown formats
+        reason = str(error).removesuffix(f" {str(name)!r}")
+        raise ValueError(f"--data: {name}: {reason}; fix or remove it") from error
 
 
 def timm_model(options: argparse.Namespace):
-    """The model, its transform of pictures, and the mean and std of that transform."""
+    """Loads a timm model, its image transform, and the mean and std of that transform."""
     import timm
 
     name, given = options.timm, f"--timm {options.timm}"
@@ -243,7 +239,7 @@ def timm_model(options: argparse.Namespace):
 
 
 def transformers_model(options: argparse.Namespace):
-    """As `timm_model`, for an image classifier of transformers."""
+    """Like `timm_model`, for an image classifier of transformers."""
     import transformers
 
     name = options.transformers
@@ -254,20 +250,20 @@ def transformers_model(options: argparse.Namespace):
             model, missing = classifier_of(name, options)
     except Exception as error:
         raise unreachable(f"--transformers {name}", error, OTHER_FOLDER) from error
-    if missing:  # transformers itself would go on with random ones
+    if missing:  # transformers would use random weights
         raise ValueError(
-            f"--transformers {name}: its weights lack {', '.join(missing)[:120]}, so it is no "
-            "image classifier yet; give the fine-tuned one, or --random-weights"
+            f"--transformers {name}: its weights lack {', '.join(missing)[:120]}; use a fine-tuned "
+            "classifier, or --random-weights"
         )
 
-    def transform(picture) -> Tensor:
-        return processor(picture, return_tensors="pt")["pixel_values"][0]
+    def transform(image) -> Tensor:
+        return processor(image, return_tensors="pt")["pixel_values"][0]
 
     return model, transform, (processor.image_mean, processor.image_std)
 
 
 def classifier_of(name: str, options: argparse.Namespace) -> tuple[nn.Module, list[str]]:
-    """The model of transformers, and the names of weights that its own lack."""
+    """Returns the transformers model, and the names of missing weights."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
     if options.random_weights or options.weights:
@@ -279,7 +275,7 @@ def classifier_of(name: str, options: argparse.Namespace) -> tuple[nn.Module, li
 
 
 def read_into(model: nn.Module, path: Path) -> None:
-    given, into = f"--weights {path}", "the model; --classes N for another number of classes"
+    given, into = f"--weights {path}", "the model; use --classes N for another number of classes"
     load_weights(model, read_weights(path, given), given, into=into)
 
 
@@ -297,12 +293,12 @@ def report(subject: Subject, result: Estimate) -> None:
 
 
 def bars(spectrum: Tensor) -> list[str]:
-    """One line per degree; a bar loses a fifth of its length for every factor of ten."""
+    """Returns one line per degree, with a logarithmic bar."""
     highest = spectrum.max().item() or 1.0
     lines = []
     for degree, value in enumerate(spectrum.tolist()):
         share = 1 + math.log10(value / highest) / BAR_DECADES if value > 0 else 0
-        bar = "#" * round(BAR_WIDTH * share)  # none for a negative number
+        bar = "#" * round(BAR_WIDTH * share)  # empty for a negative share
         lines.append(f"{degree:3d}  {value:.3e}  {bar}".rstrip())
     return lines
 
@@ -316,9 +312,9 @@ def draw(
         title, subject.field, pairs, result, softmax=softmax, memory_gib=memory_gib
     )
     ends = None
-    if subject.picture is not None:
+    if subject.image is not None:
         order = [index for first, second in pairs for index in (second, first)]
-        ends = [(subject.picture(i), subject.titles[i]) for i in order]
+        ends = [(subject.image(i), subject.titles[i]) for i in order]
     reduced = result.representation.components is not None
     label = "component {}" if reduced else "class {}" if softmax else "output {}"
     draw_portraits(path, [portrait], name=label.format, ends=ends)

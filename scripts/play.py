@@ -1,9 +1,9 @@
-"""Watch an agent: python scripts/play.py RUN [--levels START:COUNT] [--mode easy] [--episodes 100]
+"""Plays a trained agent: python scripts/play.py RUN [--levels START:COUNT] [--episodes 100]
 
-Plays a trained agent of task=procgen on any range of levels (unless told otherwise on its test
-levels) and prints its mean return with standard error. The first episode is written as a GIF and
-as a strip of frames, in the run's folder unless told otherwise. How many episodes each copy of the
-game plays is settled before it begins, so that short ones do not count more than long ones.
+Plays an agent of task=procgen on a range of levels (by default its test levels) and prints its mean
+return with standard error. Writes the first episode as a GIF and as a strip of frames, by default
+to the run's folder. Each environment plays a fixed number of episodes, so that short ones are not
+overrepresented.
 """
 
 import argparse
@@ -45,11 +45,11 @@ def main(arguments: list[str] | None = None) -> None:
     trained = load_run(options.run, options.device, trust=options.trust)
     task, model = trained.task, trained.model
     stem = options.out or options.run / "play"
-    stem.parent.mkdir(parents=True, exist_ok=True)  # now, not after all episodes
+    stem.parent.mkdir(parents=True, exist_ok=True)  # fail before playing
     if not isinstance(task, ProcgenPPO):
         raise ValueError(f"{options.run} is a run of {type(task).__name__}, not of task=procgen")
     warn_of_engine(options.run, task)
-    trained = "trained for" if runs.is_done(options.run) else "not yet done with its"
+    trained = "trained for" if runs.is_done(options.run) else "unfinished, of"
     print(f"agent of {options.run}, {trained} {task.frames:,} frames")
     levels = parse_levels(options.levels) if options.levels else task.levels["test"]
     mode, copies = options.mode or task.mode, min(options.episodes, COPIES)
@@ -66,9 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
     print(describe(results))
     if options.per_level:
         print(per_level(results))
-    for kind, picture in (("gif", gif), ("png", strip)):
-        write_atomic(stem.with_name(f"{stem.name}.{kind}"), picture(recorded))
-    print(f"pictures of level {recorded.level}: {stem}.gif and .png")
+    for kind, image in (("gif", gif), ("png", strip)):
+        write_atomic(stem.with_name(f"{stem.name}.{kind}"), image(recorded))
+    print(f"images of level {recorded.level}: {stem}.gif and .png")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -76,26 +76,26 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a run: runs/...")
-    add("--levels", metavar="START:COUNT", help="level seeds; e.g. 0:500, the training levels")
+    add("run", type=Path, metavar="RUN", help="a run folder: runs/...")
+    add("--levels", metavar="START:COUNT", help="levels, e.g. 0:500 for the training levels")
     add("--mode", choices=MODES, help="default: the run's")
     add("--episodes", type=int, default=100)
     add("--greedy", action="store_true", help="the most probable action instead of a sampled one")
     add("--per-level", action="store_true", help="print a table by level, worst first")
     add("--seed", type=int, default=0, help="of levels and actions")
     add("--device", default="auto")
-    add("--trust", action="store_true", help="build parts that are not ed's from RUN's config")
-    add("--out", type=Path, metavar="STEM", help="of STEM.gif and STEM.png (default: RUN/play)")
+    add("--trust", action="store_true", help="allow classes outside ed in RUN's config")
+    add("--out", type=Path, metavar="STEM", help="writes STEM.gif, STEM.png (default: RUN/play)")
     options = parser.parse_args(arguments)
     if options.episodes < 1:
-        parser.error(f"--episodes {options.episodes}: at least 1")
+        parser.error(f"--episodes {options.episodes}: must be at least 1")
     return options
 
 
 def parse_levels(text: str) -> range:
     start, _, count = text.partition(":")
     if not (start.isdecimal() and count.isdecimal() and int(count)):
-        raise ValueError(f"--levels {text}: write START:COUNT, e.g. 0:500")
+        raise ValueError(f"--levels {text}: use START:COUNT, e.g. 0:500")
     levels = range(int(start), int(start) + int(count))
     if levels.stop > LEVELS:
         raise ValueError(f"--levels {text}: levels end at {LEVELS - 1}")
@@ -103,30 +103,30 @@ def parse_levels(text: str) -> range:
 
 
 def known_levels(levels: range, task: ProcgenPPO) -> str:
-    """Whether the agent was trained on them."""
+    """Describes whether the agent was trained on the levels."""
     own = task.levels["train"]
     if levels.start >= own.start and levels.stop <= own.stop:
         return "training levels"
     shared = levels.start < own.stop and own.start < levels.stop
-    return "some of them training levels" if shared else "unseen levels"
+    return "partly training levels" if shared else "unseen levels"
 
 
 def warn_of_engine(folder: Path, task: ProcgenPPO) -> None:
-    """Releases draw the same level differently: a return on another one means little."""
+    """Warns if the agent was trained on another engine, which draws levels differently."""
     try:
         trained = runs.read_meta(folder)["sessions"][-1].get("engine")
     except (OSError, ValueError, LookupError):
-        trained = f"an unknown engine, as {runs.META} is damaged"
+        trained = f"an unknown engine ({runs.META} is damaged)"
     here = engine_version(task.engine)
     if trained != here:
-        print(f"warning: trained on {trained}, played on {here}, which draws differently")
+        print(f"warning: trained on {trained}, but {here} draws levels differently")
 
 
 @torch.no_grad()
 def episodes_of(
     games: Games, policy: Policy, options: argparse.Namespace, recorded: Episode
 ) -> Iterator[Result]:
-    """`options.episodes` results, shared evenly by the copies; `recorded` gets copy 0's first."""
+    """Yields `options.episodes` results; records the first episode of environment 0."""
     chance = generator(options.seed, "play", device=policy.device)
     left = np.full(games.count, options.episodes // games.count)
     left[: options.episodes % games.count] += 1
@@ -170,7 +170,7 @@ def describe(results: Sequence[Result]) -> str:
 
 
 def per_level(results: Sequence[Result]) -> str:
-    """Levels by their mean return, the worst first."""
+    """Renders a table of levels by mean return, the worst first."""
     by_level: dict[int, list[Result]] = {}
     for result in results:
         by_level.setdefault(result.level, []).append(result)

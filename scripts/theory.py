@@ -1,17 +1,16 @@
-"""Draw the theory: ED against the number of paths, degrees on paths, nodes and damping.
+"""Illustrates the theory: ED against the number of paths, degrees on paths, nodes, damping.
 
-For the exact maps of the paper's study on polynomial networks (inputs uniform in [-2, 2]^3, no
-training):
+For the exact polynomial maps of the paper (inputs uniform in [-2, 2]^3, no training):
 
-    row 1    ED against the number of paths, its standard error, and ED of single paths
-    row 2    the lemma of degree preservation: no coefficient lies above the degree of the map, and
-             the leading one is 2 P_D(x1 - x2) / 4^D, zero with probability 0
+    row 1   ED against the number of paths, and its standard error, which falls as 1 / sqrt(paths)
+    row 2   degree preservation: on random paths no coefficient exceeds the degree of the map, and
+            the leading one is 2 P_D(x1 - x2) / 4^D, nonzero almost surely
 
-For fits with labels at both ends:
+Without a map:
 
-    row 3    which nodes make a fit unstable: the largest change of ED when one inner output
-             changes by 1
-    row 4    how damping stabilises a fit, and how it biases the ED of a straight line
+    row 3   stability of the fit: the largest change of ED when the output at one inner node
+            changes by 1, with labels at both ends
+    row 4   how damping stabilises the fit, and how it biases the ED of a straight line
 """
 
 import argparse
@@ -57,12 +56,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--paths", type=int, default=20_000, help="most paths (default: 20000)")
+    parser.add_argument(
+        "--paths", type=int, default=20_000, help="number of paths (default: 20000)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=image_file, default=Path("theory.png"), metavar="PNG")
     options = parser.parse_args(arguments)
     if options.paths < 100:
-        raise ValueError(f"--paths {options.paths}: at least 100, to show a trend")
+        raise ValueError(f"--paths {options.paths}: must be at least 100")
     inputs = uniform_inputs(2 * options.paths, torch.Generator().manual_seed(options.seed))
     coefficients = {number: on_paths(number, inputs) for number in MAPS}
     for number, found in coefficients.items():
@@ -70,19 +71,19 @@ def main(arguments: list[str] | None = None) -> None:
         error = values.std() / len(values) ** 0.5
         print(f"{MAPS[number]}: ED {values.mean():.4f} +- {error:.4f} ({len(values)} paths)")
     draw(coefficients, leading_parts(inputs), options.out)
-    print(f"image: {options.out}")
+    print(f"figure: {options.out}")
 
 
 def on_paths(number: int, inputs: Tensor) -> Tensor:
-    """Coefficients of a map on random paths: (P, 3, K + 1)."""
-    first, second = torch.arange(len(inputs)).view(2, -1)  # no end twice: independent paths
+    """Returns the coefficients of a map on random paths: (P, 3, K + 1)."""
+    first, second = torch.arange(len(inputs)).view(2, -1)  # disjoint ends: independent paths
     nodes = SETTINGS.nodes(1, dtype=inputs.dtype)
     field = Field.of(lambda x: target_map(number, x), inputs).between(first, second, nodes)
     return SETTINGS.coefficients(field().unflatten(0, (len(first), -1)), nodes)
 
 
 def leading_parts(inputs: Tensor) -> dict[int, Tensor]:
-    """2 |P_D(x1 - x2)| / 4^D of every map, (P, 3): what the lemma says the c_D are."""
+    """2 |P_D(x1 - x2)| / 4^D of every map, (P, 3): the leading |c_D| by the lemma."""
     first, second = torch.arange(len(inputs)).view(2, -1)
     v1, v2, v3 = direction = (inputs[first] - inputs[second]).unbind(-1)
     parts = {
@@ -95,13 +96,13 @@ def leading_parts(inputs: Tensor) -> dict[int, Tensor]:
 
 
 def anchored_nodes(sampler: Sampler, resolution: int, paths: int = 2000) -> Tensor:
-    """(paths, r), or (r,) where all paths have the same."""
+    """Returns nodes (paths, r), or (r,) if all paths share them."""
     generator = torch.Generator().manual_seed(0)
     return sampler(torch.rand(paths, resolution, dtype=torch.float64, generator=generator), True)
 
 
 def strongest_answers(nodes: Tensor, degree: int, damping: float = DAMPING) -> Tensor:
-    """The most by which ED moves with the output at one inner node moving by 1: (paths,) or ()."""
+    """Largest change of ED when the output at one inner node changes by 1: (paths,) or ()."""
     inner = fit_matrix(nodes, degree, damping=damping)[..., 1:-1]
     return effective_degree(inner.mT).amax(-1)
 

@@ -1,1 +1,1 @@
-"""From run folders to tables: reads files, never tensors, so it works where torch is not."""
+"""From run folders to tables; needs no torch."""

@@ -1,7 +1,6 @@
-"""Rows of results, one per run, from what the run left in its folder or in the results store.
+"""Result rows, one per run, read from run folders.
 
-`ed.runtime.runs` reads run folders, `ed.analysis.store` committed results, and
-`ed.analysis.merging` merges several sources of one run.
+`ed.analysis.store` reads committed results, `ed.analysis.merging` merges both.
 """
 
 import functools
@@ -18,24 +17,24 @@ from ed.runtime import runs
 from ed.runtime.runs import Record, Status
 
 UNKNOWN_CODE = "code state unknown"
-DAMAGED = "damaged"  # stands for the status of a run whose folder cannot be read
+DAMAGED = "damaged"  # the status of a run whose folder cannot be read
 
 
 class CollectError(ValueError):
-    """Results that cannot be trusted; the message names the file, and the line if it has one."""
+    """Raised for results that cannot be trusted; names the file, and the line if any."""
 
 
 class NoHistory(LookupError):
-    """The logged values of a run are needed, but only its final numbers are here."""
+    """Raised if only the final numbers of a run are available, not its logged values."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of one run.
+    """One run.
 
     Attributes:
         deviations: settings that differ from the experiment file, separated by spaces.
-        last: the final value of each metric of the table; best: the best of its first metric.
+        last: final value of each of the table's metrics; best: best value of the first one.
         source: the folder, or the file and line, it was read from.
         record: the run's config, sessions and logged values; None for a line of a CSV file.
     """
@@ -60,7 +59,7 @@ class Row:
 
     @property
     def home(self) -> tuple[str, str]:
-        """Table and cell that the run belongs to."""
+        """The table and cell that the run belongs to."""
         return self.table, self.cell
 
     @property
@@ -69,20 +68,20 @@ class Row:
 
     @property
     def code_state(self) -> str:
-        """How the code differed from its commit; empty if it did not."""
+        """How the code differed from its commit; empty if it was clean."""
         if self.dirty:
             return "uncommitted changes"
         return UNKNOWN_CODE if self.dirty is None or not self.commit else ""
 
     def history(self) -> list[dict]:
-        """Every logged value, in rows that have a `step`; NoHistory if none were kept."""
+        """Returns all logged values, in rows with a `step`; raises NoHistory without any."""
         if self.record is None:
             raise NoHistory(f"{self.table}/{self.cell}/seed{self.seed}")
         return self.record.history()
 
 
 def series(history: Iterable[dict], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric."""
+    """Returns the steps and values of one metric."""
     rows = [row for row in history if key in row]
     return [row["step"] for row in rows], [row[key] for row in rows]
 
@@ -90,10 +89,10 @@ def series(history: Iterable[dict], key: str) -> tuple[list[int], list[float]]:
 def collect(
     table: Table, roots: Sequence, *, warn: Callable[[str], None] | None = None
 ) -> list[Row]:
-    """Rows of all runs of a table under these folders, including reduced ones that exist.
+    """Reads all runs of a table under these folders, including existing reduced ones.
 
     Args:
-        warn: called for each damaged folder, which is left out; None: the first one is an error.
+        warn: called for each damaged folder, which is then skipped; None raises instead.
     """
     found = []
     for root in roots:
@@ -117,7 +116,7 @@ def collect(
 
 
 def row_or_damage(run: Run, table: Table) -> Row:
-    """As `collect_run`; a folder that cannot be read gets the status DAMAGED, and the reason."""
+    """Like `collect_run`, but an unreadable folder gives a row with status DAMAGED."""
     try:
         return collect_run(run, table)
     except (ValueError, OSError) as error:
@@ -126,7 +125,7 @@ def row_or_damage(run: Run, table: Table) -> Row:
 
 
 def collect_run(run: Run, table: Table) -> Row:
-    """The row of a run folder."""
+    """Returns the row of a run folder."""
     if not runs.is_run(run.folder):
         known = {"deviations": " ".join(run.deviations), "source": str(run.folder)}
         return Row(run.table, run.cell, run.seed, **known)
@@ -140,7 +139,7 @@ def collect_run(run: Run, table: Table) -> Row:
 
 
 def row_of(run: Run, table: Table, record: Record, status: Status) -> Row:
-    """What a record says about a run of the table."""
+    """Returns the row of a record."""
     known = {"deviations": " ".join(run.deviations), "source": record.source, "record": record}
     known |= _surroundings(record.sessions)
     if record.done is not None:
@@ -152,7 +151,7 @@ def row_of(run: Run, table: Table, record: Record, status: Status) -> Row:
     rows = record.history()
     if rows:
         known["steps"] = rows[-1]["step"]
-        # no best yet: only the summary of a finished run knows which direction is better
+        # no best yet: only the summary of a finished run knows whether higher is better
         known["last"] = {
             key: row[key]
             for row in rows
@@ -163,7 +162,7 @@ def row_of(run: Run, table: Table, record: Record, status: Status) -> Row:
 
 
 def seed_differences(rows: Iterable[Row], table: Table) -> list[str]:
-    """Cells whose seeds were run with different settings, and which settings these are."""
+    """Returns a line for each setting that differs between the seeds of a cell."""
     configs: dict[tuple, dict[int, dict]] = {}
     for row in rows:
         if row.record is not None:
@@ -182,7 +181,7 @@ def seed_differences(rows: Iterable[Row], table: Table) -> list[str]:
 
 
 def _may_differ(key: str, table: Table) -> bool:
-    """Whether the seeds of a cell may differ in a setting, because it cannot change a result."""
+    """Whether seeds may differ in a setting, as it cannot change a result."""
     group, _, name = key.partition(".")
     if group == "measures":
         return not any(changes(name, metric) for metric in table.metrics)
@@ -190,34 +189,34 @@ def _may_differ(key: str, table: Table) -> bool:
 
 
 def changes(setting: str, metric: str) -> bool:
-    """Whether a setting of a measure changes a metric: ed.pairs does measure/ed, measure/ed_se."""
+    """Whether a measure's setting changes a metric: ed.pairs changes measure/ed, measure/ed_se."""
     measure, _, name = setting.partition(".")
     ours = re.fullmatch(rf"measure/{re.escape(measure)}(_.*)?", metric)
-    return ours is not None and name not in ("memory_gib", "batch_size")  # how much at once
+    return ours is not None and name not in ("memory_gib", "batch_size")  # only chunk sizes
 
 
 def other_run(run: Run, table: Table, record: Record) -> str | None:
-    """Why a record is not of the run that the table asks for; None if it is."""
+    """Returns why a record is not the run of the table; None if it is."""
     command = next((session.get("command", "") for session in record.sessions), "")
     choices = dict(word.split("=", 1) for word in command.split() if "=" in word)
     wanted = dict(text.split("=", 1) for text in run.overrides)
-    known = runs.flat(record.config)  # a run older than a setting has none
+    known = runs.flat(record.config)  # lacks settings added after the run
     defaults = group_defaults(run.overrides).items()
     unnamed = {key: text for key, text in defaults if key in known and key not in wanted}
     for key, text in (wanted | unnamed).items():
         if key in (*PLACES, "debug", "measures") or key.startswith("hydra."):
-            continue  # the same data may lie elsewhere by now; these two choose several things
+            continue  # data may have moved; debug and measures choose several things
         if table.is_incidental(key):
             continue
         found = _instead_of(key, text, record.config, choices)
         if found is not None:
-            return f"{found}, but the table says {text}: it is another run"
+            return f"{found}, but the table has {text}: it is another run"
     return None
 
 
 def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> str | None:
-    """What a config has in place of key=text; None if they agree."""
-    if isinstance(config.get(key), dict):  # a group's choice: it, and what it builds, must agree
+    """Returns what a config has in place of key=text; None if they agree."""
+    if isinstance(config.get(key), dict):  # a group: its choice and its class must agree
         if choices.get(key, text) != text:
             return f"{key}={choices[key]}"
         key, text = f"{key}._target_", target_of(key, text)
@@ -234,7 +233,7 @@ def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> s
 
 @functools.cache
 def target_of(group: str, choice: str) -> str | None:
-    """What a group's choice builds; None for a list, or for a choice of the user's own."""
+    """Returns the class of a group's choice; None for a list, or for a user's own choice."""
     path = EXPERIMENTS.with_name("configs") / group / f"{choice}.yaml"
     if not path.is_file():
         return None
@@ -245,41 +244,33 @@ def target_of(group: str, choice: str) -> str | None:
 
 
 def _in_the_way(run: Run) -> str:
-    """The run's folder, or that of its cell or table if no run in it has begun."""
+    """Returns the run's folder, or its cell's or table's if no run there has started."""
     for folder in (run.folder.parents[1], run.folder.parent):
         if not runs.any_begun(folder):
-            return f"{folder}, where no run has begun,"
+            return f"{folder}, where no run has started,"
     return str(run.folder)
 
 
 def _summary(record: Record, table: Table) -> dict:
     done = record.done
-    best_epoch = {_best_name(key): value for key, value in done["best"].items()}
-    found = done["last"] | best_epoch
+    best = {key.replace("eval/", "best/", 1): value for key, value in done["best"].items()}
+    found = done["last"] | best
     last = {key: found[key] for key in table.metrics if key in found}
     if not last:
         raise CollectError(
-            f"{record.source} has none of the table's metrics {', '.join(table.metrics)}, only "
+            f"{record.source} has none of the table's metrics {', '.join(table.metrics)}; found "
             f"{', '.join(sorted(done['last']))}"
         )
     wild = [f"{key} is {value}" for key, value in last.items() if not math.isfinite(value)]
     if wild:
         raise CollectError(f"{record.source}: {', '.join(wild)}; move it away and launch again")
-    values = {
-        "last": last,
-        "best": done["best"].get(table.primary),
-        "seconds": float(done["seconds"]),
-    }
-    return values | {"steps": done["steps"], "total_steps": done["steps"]}
-
-
-def _best_name(key: str) -> str:
-    """The name of the best value of a metric in a table: best/acc for eval/acc."""
-    return key.replace("eval/", "best/", 1)
+    values = {"last": last, "best": done["best"].get(table.primary)}
+    values |= {"steps": done["steps"], "total_steps": done["steps"]}
+    return values | {"seconds": float(done["seconds"])}
 
 
 def _surroundings(sessions: Sequence[dict]) -> dict:
-    """Device, versions and commit of all sessions, in order."""
+    """Returns device, versions and commit of all sessions, in order."""
 
     def joined(values: Iterable) -> str:
         return " + ".join(dict.fromkeys(str(value) for value in values if value))

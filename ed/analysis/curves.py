@@ -26,60 +26,45 @@ Key = tuple[str, int]  # cell and seed
 
 
 def read_curves(path: Path) -> dict[Key, Record]:
-    """The records in a file, in its order; their logged values are read on first use."""
+    """Returns the records in a file, in order; logged values are read on first use."""
     if not path.exists():
         return {}
+    rows = functools.cache(functools.partial(_read_rows, path))
+
+    def record(name: str, about: dict) -> Record:
+        known = {field: about[field] for field in ("config", "meta", "done", "failure")}
+        return Record(source=f"{path}, {name}", history=lambda: rows().get(_key(name), []), **known)
+
     parquet = _parquet(path)
     try:
         stored = json.loads(parquet.read_schema(path).metadata[b"runs"])
-        curves = _Curves(path)
-        return {
-            _key(name): Record(
-                source=f"{path}, {name}",
-                config=about["config"],
-                meta=about["meta"],
-                done=about["done"],
-                failure=about["failure"],
-                history=functools.partial(curves.history, _key(name)),
-            )
-            for name, about in stored.items()
-        }
+        return {_key(name): record(name, about) for name, about in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, error) from None
 
 
 def write_curves(path: Path, records: Mapping[Key, Record]) -> None:
-    """Writes the records, unless the file holds the same ones: its bytes depend on pyarrow's."""
+    """Writes the records if the content changed; equal content may differ in bytes."""
     if not records:
         path.unlink(missing_ok=True)
     elif _content(read_curves(path)) != _content(records):
         write_atomic(path, _to_bytes(records))
 
 
-class _Curves:
-    """The logged values of all runs of a file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def history(self, key: Key) -> list[dict]:
-        return self._rows.get(key, [])
-
-    @functools.cached_property
-    def _rows(self) -> dict[Key, list[dict]]:
-        """One dict per step, or several if a metric was logged more than once at a step."""
-        try:
-            table = _parquet(self.path).read_table(self.path).to_pydict()
-            columns = [table[name] for name in COLUMNS]
-        except (OSError, ValueError, KeyError) as error:
-            raise _damaged(self.path, error) from None
-        found: dict[Key, list[dict]] = {}
-        for cell, seed, step, metric, value in zip(*columns, strict=True):
-            rows = found.setdefault((cell, seed), [])
-            if not rows or rows[-1]["step"] != step or metric in rows[-1]:
-                rows.append({"step": step})
-            rows[-1][metric] = value
-        return found
+def _read_rows(path: Path) -> dict[Key, list[dict]]:
+    """Returns one dict per step; several if a metric was logged more than once at a step."""
+    try:
+        table = _parquet(path).read_table(path).to_pydict()
+        columns = [table[name] for name in COLUMNS]
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(path, error) from None
+    found: dict[Key, list[dict]] = {}
+    for cell, seed, step, metric, value in zip(*columns, strict=True):
+        rows = found.setdefault((cell, seed), [])
+        if not rows or rows[-1]["step"] != step or metric in rows[-1]:
+            rows.append({"step": step})
+        rows[-1][metric] = value
+    return found
 
 
 def _to_bytes(records: Mapping[Key, Record]) -> bytes:
@@ -97,7 +82,7 @@ def _to_bytes(records: Mapping[Key, Record]) -> bytes:
 
 
 def _content(records: Mapping[Key, Record]) -> tuple[str, list[tuple]]:
-    """All that a file holds: the JSON about the runs, and the rows of the table."""
+    """Returns the content of a file: the JSON about the runs, and the rows of the table."""
     about = {
         f"{cell}/seed{seed}": {
             "config": record.config,
@@ -127,7 +112,7 @@ def _parquet(path: Path | str):
         import pyarrow.parquet
     except ImportError:
         raise CollectError(
-            f"{path}: reading it needs pyarrow: pip install 'effective-degree[tables]'"
+            f"{path}: needs pyarrow; pip install 'effective-degree[tables]'"
         ) from None
     return pyarrow.parquet
 

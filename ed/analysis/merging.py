@@ -1,8 +1,8 @@
-"""One row per run, from all that is known of it: its folder, committed lines and records.
+"""Merges the rows of a run from its folder, committed lines and records.
 
-Rows are merged by (table, cell, seed, deviations). Two finished runs that claim one key with
-different numbers are an error, never a choice, unless one of them is a fresh run of what is
-committed: then `layered` says which it takes the place of.
+Rows are merged by (table, cell, seed, deviations). Two finished runs with one key and different
+numbers raise, unless one is a fresh run of committed results: `layered` then reports which row it
+replaces.
 """
 
 import math
@@ -14,7 +14,7 @@ from ed.runtime.runs import Status
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:
-    """One row per key. Finished runs win; among others the later source knows better."""
+    """Returns one row per key. Finished runs win; otherwise the later source."""
     kept: dict[tuple, Row] = {}
     for row in rows:
         before = kept.get(row.key)
@@ -24,12 +24,12 @@ def merge(rows: Iterable[Row]) -> list[Row]:
                 kept[row.key] = replace(row, record=before.record) if same else row
         elif row.status == Status.DONE and not _agree(before, row):
             raise CollectError(
-                f"two runs claiming the same cell {row.table}/{row.cell}/seed{row.seed}"
+                f"two runs of the same cell {row.table}/{row.cell}/seed{row.seed}"
                 f"{' (' + row.deviations + ')' if row.deviations else ''}: {before.source} has "
                 f"{_numbers(before)}, {row.source} has {_numbers(row)}; remove the wrong one"
             )
         elif row.status == Status.DONE:
-            more = row.last.keys() - before.last.keys()  # e.g. of a measure that was added later
+            more = row.last.keys() - before.last.keys()  # e.g. a measure added later
             records = (row.record, before.record) if more else (before.record, row.record)
             known = {"last": row.last | before.last, "record": records[0] or records[1]}
             best = row.best if before.best is None else before.best
@@ -38,7 +38,7 @@ def merge(rows: Iterable[Row]) -> list[Row]:
 
 
 def layered(*layers: Iterable[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
-    """Merged layers, the strongest first, and (kept, left out) where finished runs disagree."""
+    """Merges layers, the strongest first; also returns (kept, replaced) finished runs."""
     known: dict[tuple, Row] = {}
     kept, replaced = [], []
     for layer in layers:
@@ -50,12 +50,12 @@ def layered(*layers: Iterable[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
             else:
                 replaced.append((stronger, row))
         known = {row.key: row for row in rows if row.status == Status.DONE} | known
-        kept = [*rows, *kept]  # merging, the later knows better
+        kept = [*rows, *kept]  # `merge` prefers later rows
     return merge(kept), replaced
 
 
 def _agree(one: Row, other: Row) -> bool:
-    """Whether what both know is the same; another machine may sum in another order."""
+    """Whether shared values agree, up to the summation order of different machines."""
     shared = [(one.last[key], other.last[key]) for key in one.last.keys() & other.last.keys()]
     if None not in (one.best, other.best):
         shared.append((one.best, other.best))

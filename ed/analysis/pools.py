@@ -1,4 +1,4 @@
-"""A table that correlates measures over a pool of cells, as Markdown."""
+"""Markdown of tables that correlate measures over a pool of cells."""
 
 from collections.abc import Sequence
 
@@ -21,17 +21,17 @@ from ed.runtime.runs import Status
 CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
 CORRELATION_MEANING = (
     f"A point is a cell, the mean over its seeds. Intervals: bootstrap over points, {RESAMPLES:,} "
-    "resamples. Of a measure's variants the one with the largest absolute r is selected, as the "
-    "paper reports the best correlation over variants; that favours measures with many of them. "
-    "The variant with the largest signed r is marked, too."
+    "resamples. The variant with the largest absolute r is selected, as the paper reports the best "
+    "correlation over variants; this favours measures with many variants. The variant with the "
+    "largest signed r is also marked."
 )
 CONTROLLED = ("measure", "variant", "r, fitted", "95 % interval", "points")
 CONTROLLED += ("partial r", "95 % interval", "points")
-CONTROLLED_TITLE = "Fitted networks alone, and training accuracy held fixed"
+CONTROLLED_TITLE = "Fitted networks only, and given the training accuracy"
 
 
 def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Correlations over a pool of cells, then the cells, whose numbers no paper prints."""
+    """Returns the correlations over a pool of cells, then the cells."""
     parts = []
     for deviations in sorted({row.deviations for row in rows} | {""}):
         here = [row for row in rows if row.deviations == deviations]
@@ -46,26 +46,26 @@ def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
             parts.append(plain_table(CONTROLLED, [controlled_fields(table, one) for one in found]))
         begun = pool_fields(table, here)
         parts += [f"{level} Points", plain_table(pool_header(table), begun)] if begun else []
-        said = _pool_remarks(table, here)
-        parts += ["\n".join(f"- {remark}" for remark in said)] if said else []
+        found = _pool_remarks(table, here)
+        parts += ["\n".join(f"- {remark}" for remark in found)] if found else []
     return parts
 
 
 def correlation_fields(table: Table, found: Correlation) -> tuple[str, ...]:
-    """A variant over all points, under the head `CORRELATION`."""
+    """Returns the fields of a variant over all points, in the order of `CORRELATION`."""
     r, interval, points = estimate_fields(found.whole)
     place = f"{points} of {len(table.cells)}"
     return (found.measure, table.metrics[found.metric], r, interval, place, marks(found))
 
 
 def controlled_fields(table: Table, found: Correlation) -> tuple[str, ...]:
-    """A variant among fitted networks, and given the training accuracy: head `CONTROLLED`."""
+    """Returns the fields of a variant with controls, in the order of `CONTROLLED`."""
     both = (*estimate_fields(found.fitted), *estimate_fields(found.partial))
     return (found.measure, table.metrics[found.metric], *both)
 
 
 def estimate_fields(estimate: Estimate) -> tuple[str, str, str]:
-    """r, its interval, and the number of points."""
+    """Formats r, its interval, and the number of points."""
     if estimate.r is None:
         return "-", "-", str(estimate.points)
     interval = f"{estimate.low:+.2f} to {estimate.high:+.2f}"
@@ -78,7 +78,7 @@ def marks(found: Correlation) -> str:
 
 
 def controlled_meaning(table: Table, rows: Sequence[Row]) -> str:
-    """What the second table shows, and how far the training accuracy alone goes."""
+    """Explains the table with controls; includes r of the training accuracy alone."""
     against, train = (
         table.metrics[m] for m in (table.correlation.against, table.correlation.train)
     )
@@ -88,8 +88,7 @@ def controlled_meaning(table: Table, rows: Sequence[Row]) -> str:
     return (
         f"A network that has not fitted its training set has a small {against} whatever its "
         f"complexity.{known} Fitted: {train} above {FITTED:g} %, at least {LEAST_POINTS} points. "
-        f"Partial: the correlation that is left when both sides are corrected for the {train} by "
-        "linear fits."
+        f"Partial r: the correlation of the residuals after linear fits on the {train}."
     )
 
 
@@ -98,7 +97,7 @@ def pool_header(table: Table) -> tuple[str, ...]:
 
 
 def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Means over the finished seeds of each cell that has any, under `pool_header`."""
+    """Returns the mean over finished seeds of each cell, in the order of `pool_header`."""
     fields = []
     for cell in table.cells.values():
         own = [row for row in rows if row.home == cell.home and row.status == Status.DONE]
@@ -111,7 +110,7 @@ def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def _pool_remarks(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Remarks on single runs, each once with all cells that it applies to."""
+    """Returns each remark on runs once, with all cells it applies to."""
     cells: dict[str, list[str]] = {}
     for name, cell in table.cells.items():
         for remark in remarks([row for row in rows if row.home == cell.home]):

@@ -1,4 +1,4 @@
-"""Experiment configs (configs/experiment) as the overrides they stand for, read without Hydra."""
+"""Expands experiment configs (configs/experiment) to overrides, without Hydra."""
 
 import functools
 import re
@@ -15,9 +15,9 @@ GROUPS = ("task", "model", "optimizer", "regularizer")
 
 
 def expanded(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides with `experiment=NAME` replaced by the settings of that config.
+    """Replaces `experiment=NAME` in overrides by the settings of that config.
 
-    Those come first, whatever the order: other overrides win over an experiment, as in Hydra.
+    They come first, so that other overrides win over an experiment, as in Hydra.
     """
     names = [text.removeprefix(CHOICE) for text in overrides if text.startswith(CHOICE)]
     others = [text for text in overrides if not text.startswith(CHOICE)]
@@ -28,7 +28,7 @@ def expanded(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def group_defaults(overrides: Sequence[str]) -> dict[str, str]:
-    """What the chosen group files set, by dotted key: the settings that no override names."""
+    """Returns the settings of the chosen group files, by dotted key."""
     choices = dict(text.split("=", 1) for text in overrides)
     found = {}
     for group in GROUPS:
@@ -40,7 +40,7 @@ def group_defaults(overrides: Sequence[str]) -> dict[str, str]:
 @functools.cache
 def _group_file(group: str, choice: str) -> dict[str, str]:
     path = APP / "configs" / group / f"{choice}.yaml"
-    if not path.is_file():  # one of the user's own
+    if not path.is_file():  # a user's own choice
         return {}
     raw = yaml.safe_load(yaml_text(path))
     found: dict[str, str] = {}
@@ -51,14 +51,14 @@ def _group_file(group: str, choice: str) -> dict[str, str]:
 
 
 def _folders(overrides: Sequence[str]) -> list[Path]:
-    """Our experiments, and those of the user's own configs, which hydra.searchpath names."""
+    """Returns the folders of our experiments and of the user's, from hydra.searchpath."""
     searched = [text for text in overrides if text.startswith("hydra.searchpath=")]
     own = re.findall(r"file://([^],'\"]+)", " ".join(searched))
     return [Path(folder) / "experiment" for folder in (APP / "configs", *own)]
 
 
 def _settings(name: str, folders: Sequence[Path], *, above: tuple[str, ...]) -> dict[str, str]:
-    """What an experiment sets, those it builds on included; groups by name, keys dotted."""
+    """Returns the settings of an experiment and those it builds on, by dotted key."""
     path = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").is_file()), None)
     if path is None or name in above:
         known = sorted(path.stem for folder in folders for path in folder.glob("*.yaml"))
@@ -69,7 +69,7 @@ def _settings(name: str, folders: Sequence[Path], *, above: tuple[str, ...]) -> 
     except yaml.YAMLError as error:
         raise SpecError(f"{path} is not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("defaults", []), list):
-        raise SpecError(f"{path}: a mapping is needed, with a list of defaults")
+        raise SpecError(f"{path}: must be a mapping, with a list of defaults")
     found: dict[str, str] = {}
     for entry in raw.pop("defaults", []):
         if isinstance(entry, dict):
@@ -88,7 +88,7 @@ def _flat(config: dict, prefix: str = "") -> dict[str, str]:
 
 
 def _word(value) -> str:
-    """A value as an override states it."""
+    """Formats a value as in an override."""
     if isinstance(value, list):
         return f"[{','.join(map(_word, value))}]"
     if value is None or isinstance(value, bool):

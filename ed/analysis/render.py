@@ -1,4 +1,4 @@
-"""Rows of results as Markdown and LaTeX. The same rows always give the same text."""
+"""Renders result rows as Markdown and LaTeX, deterministically."""
 
 import math
 import re
@@ -15,19 +15,19 @@ from ed.runtime.runs import Status
 
 AGGREGATE = ("", "interquartile mean", "95 % interval", "runs")
 AGGREGATE_MEANING = (
-    "Returns are normalised: 0 is what a policy that sees nothing earns, 1 the most that can be "
-    "earned (Cobbe et al., 2020, hard mode). Intervals: bootstrap over the seeds of each game, "
-    f"{returns.RESAMPLES:,} resamples; none where a game has one seed."
+    "Returns are normalised: 0 is a blind policy, 1 the maximum (Cobbe et al., 2020, hard mode). "
+    f"Intervals: bootstrap over the seeds of each game, {returns.RESAMPLES:,} resamples; none if a "
+    "game has one seed."
 )
 HTML = re.compile(r"<(?=[A-Za-z/!?])")  # labels, notes and errors are text, not tags
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
-MOST_DECIMALS = 6  # smaller numbers go by powers of ten
-ROUNDING = 1e-6  # a std that is less of its mean is that of equal numbers
+MOST_DECIMALS = 6  # beyond that, scientific notation
+ROUNDING = 1e-6  # a smaller relative std is rounding error
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a rendered table: a cell under one metric."""
+    """One line of a rendered table: one metric of a cell."""
 
     label: str
     metric: str
@@ -45,7 +45,7 @@ def to_markdown(
     figures: Mapping[str, str] | None = None,
     notes: str = "",
 ) -> str:
-    """The table for people: the paper's numbers beside ours, and footnotes on what deviates.
+    """Renders the table: the paper's numbers beside ours, with figures and notes.
 
     Args:
         figures: names of image files, by the deviations of their runs.
@@ -67,7 +67,7 @@ def to_markdown(
 
 
 def to_latex(table: Table, rows: Sequence[Row]) -> str:
-    """The main table with booktabs rules; reductions and tuning grids stay in the Markdown."""
+    """Renders the main table with booktabs rules, without reduced runs and tuning grids."""
     lines = table_lines(table, rows)
     body = [
         " & ".join(
@@ -82,7 +82,7 @@ def to_latex(table: Table, rows: Sequence[Row]) -> str:
         + r" \\"
         for line in lines
     ]
-    # a table travels without its caption, so what is not the paper's setting says so itself
+    # the title of a table in other settings than the paper's must stay with it
     mark = [] if table.comparable else [rf"\multicolumn{{5}}{{l}}{{{_escape(table.title)}}} \\"]
     head = (
         r"\begin{tabular}{lcccl}",
@@ -96,7 +96,7 @@ def to_latex(table: Table, rows: Sequence[Row]) -> str:
 
 
 def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[Line]:
-    """The table's cells, judged by the runs that have these deviations."""
+    """Returns the lines of the table's cells, for the runs with these deviations."""
     here = [row for row in rows if row.deviations == deviations]
     lines = []
     for cell in table.cells.values():
@@ -107,7 +107,7 @@ def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list
         for metric in cell.metrics:
             values = _values(chosen, metric)
             done = len(_values(own, metric))
-            if cell.best_of is not None and chosen:  # a grid does not wait for what will not come
+            if cell.best_of is not None and chosen:  # diverged runs of a grid are final
                 done += sum(row.status == Status.DIVERGED for row in own)
             ours, paper = summarise(values), cell.paper.get(metric, Paper())
             judged = verdict(
@@ -123,7 +123,7 @@ def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list
 
 
 def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[Line]:
-    """The points of the tuning grids, which the paper does not print."""
+    """Returns the lines of the tuning grids' points."""
     here = [row for row in rows if row.deviations == deviations]
     lines = []
     for grid in table.tuning.values():
@@ -140,8 +140,8 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
 
 
 def mean_and_std(mean: float, std: float | None, digits: int) -> str:
-    """`0.67 ± 0.02`: both in `digits` decimals, or in more where these would leave less than two
-    digits of the mean or none of the std."""
+    """Formats `0.67 ± 0.02`: `digits` decimals, or more for two digits of a small mean and one
+    of a small std."""
     places = _decimals(mean, digits, significant=2)
     if std is None:
         return _fixed(mean, places)
@@ -151,7 +151,7 @@ def mean_and_std(mean: float, std: float | None, digits: int) -> str:
 
 
 def signed(apart: float, paper: Paper, digits: int) -> str:
-    """A difference in the decimals of the paper's number: of that no further ones are known."""
+    """Formats a difference with the decimals of the paper's number."""
     return _fixed(apart, _decimals(paper.mean, digits, significant=2), sign="+")
 
 
@@ -167,8 +167,10 @@ def _fixed(value: float, places: int, *, sign: str = "-") -> str:
 
 
 def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
-    """Lines by cell and metric, to be shown as papers print them; empty where there is but one
-    metric or cell, or no number of ours."""
+    """Groups lines by cell and metric, as papers print them.
+
+    Empty for a single metric or cell, or without any number of ours.
+    """
     cells: dict[str, dict[str, Line]] = {}
     for line in lines:
         cells.setdefault(line.label, {})[line.metric] = line
@@ -177,14 +179,14 @@ def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
 
 
 def glance_header(table: Table, lines: Sequence[Line]) -> dict[str, str]:
-    """Columns by metric, the first by an empty one."""
+    """Returns column titles by metric; the first column has key ""."""
     first = "ours [paper]" if any(line.paper.mean is not None for line in lines) else ""
     used = {line.metric for line in lines}
     return {"": first} | {key: label for key, label in table.metrics.items() if key in used}
 
 
 def both(line: Line | None, table: Table) -> str:
-    """Our number, and the paper's in brackets where it has one."""
+    """Formats our number, with the paper's in brackets if there is one."""
     if line is None:
         return ""
     ours, paper = (_number(side.mean, side.std, table) for side in (line.ours, line.paper))
@@ -231,7 +233,7 @@ def aggregate_title(table: Table) -> str:
 
 
 def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """One line for each method that has runs of every game, under the head `AGGREGATE`."""
+    """Returns a line for each method with runs of every game, in the order of `AGGREGATE`."""
     if table.aggregate is None:
         return []
     return [
@@ -246,7 +248,7 @@ def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]
 
 
 def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """The rows a cell reports, and what must be said about them."""
+    """Returns the rows of a cell, and remarks about them."""
     remarks = [cell.note] if cell.note else []
     if cell.best_of is not None:
         chosen, how = _best_point(table, cell.best_of, rows)
@@ -258,7 +260,7 @@ def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], 
 
 
 def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Rows of the grid's complete point with the best mean of the cell's first metric."""
+    """Returns the rows of the grid's best complete point, and a remark on the choice."""
     grid = table.tuning[name]
     points, metric = grid.points, grid.metric
     complete = {}
@@ -289,7 +291,7 @@ def _begun(rows: Sequence[Row]) -> bool:
 
 
 def _values(rows: Sequence[Row], metric: str) -> list[float]:
-    """Of finished runs; `summarise` adds them exactly, so that their order does not matter."""
+    """Returns the values of finished runs."""
     return [row.last[metric] for row in rows if row.status == Status.DONE and metric in row.last]
 
 

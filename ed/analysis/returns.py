@@ -1,8 +1,7 @@
-"""Returns of several games and seeds as one number with its uncertainty.
+"""Aggregates returns over games and seeds, with confidence intervals.
 
-Agarwal et al. (2021): the interquartile mean of normalised returns, with confidence intervals from
-a bootstrap that draws seeds anew within each game. Every draw comes from the generator given.
-scipy.stats.bootstrap draws the same, but rejects games with a single seed.
+Agarwal et al. (2021): the interquartile mean of normalised returns, with a bootstrap that resamples
+seeds within each game. Not scipy.stats.bootstrap: it rejects games with a single seed.
 """
 
 from collections.abc import Sequence
@@ -17,9 +16,9 @@ from ed.runtime.runs import Status
 METHODS = {"none": "PPO", "ed": "PPO + ED"}  # by the choice of regularizer
 GAME = "task.game"
 RESAMPLES = 2000
-# (R_min, R_max) of the hard mode from Cobbe et al. (2020), "Leveraging Procedural Generation to
-# Benchmark Reinforcement Learning", Appendix C: what a policy that sees nothing earns, and the most
-# that can be earned (StarPilot, FruitBot: in practice)
+# (R_min, R_max) of the hard mode, Cobbe et al. (2020), "Leveraging Procedural Generation to
+# Benchmark Reinforcement Learning", Appendix C: returns of a blind policy, and the maximum
+# (StarPilot, FruitBot: the maximum in practice)
 HARD_RANGES = {
     "bigfish": (0.0, 40.0),
     "bossfight": (0.5, 13.0),
@@ -41,17 +40,14 @@ HARD_RANGES = {
 
 
 def normalised_return(returns: np.ndarray, game: str) -> np.ndarray:
-    """(R - R_min) / (R_max - R_min) of the hard mode: 0 without looking, 1 at the best."""
+    """(R - R_min) / (R_max - R_min) of the hard mode: 0 for a blind policy, 1 at the best."""
     low, high = HARD_RANGES[game]
     return (np.asarray(returns, float) - low) / (high - low)
 
 
 def interquartile_mean(scores: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean without the lowest and the highest quarter (each rounded down to whole scores).
-
-    NaN where any score is.
-    """
-    from scipy.stats import trim_mean  # takes a second to import
+    """Mean without the lowest and highest quarter (rounded down); NaN if any score is."""
+    from scipy.stats import trim_mean  # slow to import
 
     scores = np.asarray(scores, float)
     mean = trim_mean(np.nan_to_num(scores), 0.25, axis=axis)  # with NaN it takes a slow path
@@ -61,7 +57,7 @@ def interquartile_mean(scores: np.ndarray, axis: int = -1) -> np.ndarray:
 def stratified_resamples(
     scores: list[np.ndarray], rng: np.random.Generator, *, count: int
 ) -> np.ndarray:
-    """Scores with the seeds of each game drawn anew: a list of (seeds, ...) -> (count, all, ...).
+    """Resamples the seeds of each game: a list of (seeds, ...) -> (count, all seeds, ...).
 
     Args:
         scores: one array per game; games may have different numbers of seeds.
@@ -73,7 +69,7 @@ def stratified_resamples(
 def interquartile_interval(
     scores: list[np.ndarray], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Interquartile mean over games and seeds, and the ends of its 95 % bootstrap interval.
+    """Interquartile mean over games and seeds, with its 95 % bootstrap interval.
 
     Args:
         scores: one array (seeds, ...) per game, normalised.
@@ -91,7 +87,7 @@ class GameRuns:
 
     Attributes:
         method: the choice of regularizer.
-        frames: of a whole run.
+        frames: the length of a whole run.
     """
 
     game: str
@@ -102,7 +98,7 @@ class GameRuns:
 
 
 def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
-    """The runs by game and method, in the table's order; all have the same deviations."""
+    """Groups runs of equal deviations by game and method, in the table's order."""
     found = []
     for cell in table.cells.values():
         own = [row for row in rows if row.home == cell.home]
@@ -113,23 +109,21 @@ def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
             missing = [key for key in keys if key not in settings]
             if missing:
                 raise SpecError(
-                    f"{table.path}: cell {cell.name}: {missing[0]} is not among its overrides; "
-                    "games and methods are told apart by them, so name it, also as it is by default"
+                    f"{table.path}: cell {cell.name}: overrides must set {missing[0]}, even to its "
+                    "default"
                 )
             game, method, mode, frames = (settings[key] for key in keys)
             if any((one.game, one.method) == (game, method) for one in found):
                 raise SpecError(
-                    f"{table.path}: cell {cell.name}: another cell has {GAME}={game} and "
-                    f"regularizer={method}, too; their returns would be mixed, so give it a table "
-                    "of its own"
+                    f"{table.path}: cell {cell.name}: another cell has the same {GAME}={game} and "
+                    f"regularizer={method}; move one to its own table"
                 )
             found.append(GameRuns(game, method, mode, float(frames), own))
     return found
 
 
 def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
-    """What can be aggregated: methods with runs of every game, as others would be means of other
-    games; and hard games alone, as the normalisation is theirs."""
+    """Groups what can be aggregated: methods with runs of every game, in hard mode only."""
     games = {own.game for own in runs}
     if len(games) < 2 or not games <= HARD_RANGES.keys() or {r.mode for r in runs} != {"hard"}:
         return {}
@@ -138,7 +132,7 @@ def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
 
 
 def count_games(table: Table, runs: Sequence[GameRuns]) -> str:
-    """`4 games`, or `3 of 4 games` where runs of one are missing."""
+    """Returns `4 games`, or `3 of 4 games` if runs of one are missing."""
     found = len({own.game for own in runs})
     settings = {text for cell in table.cells.values() for text in cell.overrides}
     planned = [text for text in settings if text.startswith(f"{GAME}=")]
@@ -147,7 +141,7 @@ def count_games(table: Table, runs: Sequence[GameRuns]) -> str:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One number over games and seeds; `low` and `high` are None where a game has but one seed."""
+    """One number over games and seeds; no interval if a game has only one seed."""
 
     method: str
     games: str
@@ -158,13 +152,13 @@ class Aggregate:
 
 
 def aggregates(table: Table, rows: Sequence[Row]) -> list[Aggregate]:
-    """Interquartile means of the final value of the table's `aggregate` metric, normalised."""
+    """Returns the interquartile mean per method of the table's `aggregate` metric, normalised."""
     known = [row for row in rows if row.status == Status.DONE and table.aggregate in row.last]
     found = []
     for method, own in by_method(game_runs(table, known)).items():
         values = [[row.last[table.aggregate] for row in game.rows] for game in own]
         scores = [normalised_return(v, g.game) for v, g in zip(values, own, strict=True)]
-        rng = np.random.default_rng(0)  # the same rows, the same numbers
+        rng = np.random.default_rng(0)  # reproducible intervals
         mean, *ends = (float(value) for value in interquartile_interval(scores, rng))
         low, high = ends if min(map(len, scores)) > 1 else (None, None)
         games = count_games(table, own)

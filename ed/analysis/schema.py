@@ -1,30 +1,29 @@
 """The keys of an experiment file, experiments/<table>.yaml.
 
 title, place     what it is, and where it is in the paper (optional)
-metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step,
-                 best/x the best evaluation of it (where x is the task's own metric)
+metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step, or
+                 best/x, its best evaluation (if x is the task's own metric)
 seeds            seeds of every cell; paper_seeds: how many the paper averages over
 digits           decimals of the printed numbers (default 2); small ones get more
-comparable       false where the paper's numbers are for other settings (default true)
-fixed            overrides of every cell, such as experiment=cifar10_vit_tiny, which they may
-                 change; hydra.searchpath=[file:///your/configs] lets them choose parts and
-                 experiments of your own
+comparable       false if the paper's numbers are for other settings (default true)
+fixed            overrides of every cell, such as experiment=cifar10_vit_tiny; cells may change
+                 them; hydra.searchpath=[file:///your/configs] adds your own configs
 notes            remarks about the whole table
 figure           module:function that draws it from its rows (see scripts/table.py)
-correlation      {against: metric, measures: {name: [metric, ...]}}: each measure, in several
-                 variants, against one metric over all cells; train: metric of the training
+correlation      {against: metric, measures: {name: [metric, ...]}}: correlates all variants
+                 of each measure with one metric over all cells; train: metric of the training
                  accuracy (%), to correlate fitted networks separately (optional)
-aggregate        metric whose interquartile mean over games is shown, normalised (Procgen)
+aggregate        metric whose normalised interquartile mean over games is shown (Procgen)
 cells            name: {label, paper, note}, all optional, and one of
                    overrides: [key=value, ...]   what it changes
                    overrides + grid: {key: [values]}   one cell per combination
-                   same_as: table/cell           the very runs of another table
+                   same_as: table/cell           the runs of another table
                    best_of: grid                 the best point of a grid under `tuning`,
-                                                 by the first metric that `paper` names; one
-                                                 that diverged is not waited for
+                                                 by the first metric under `paper`;
+                                                 diverged points are skipped
 tuning           name: {overrides, grid, rule}; `rule` states how the best point is chosen;
-                 lower_is_better: true where the best has the lowest mean (default: the
-                 highest), required where the metric is called loss or error
+                 lower_is_better: true if the best has the lowest mean (default: the
+                 highest), required if the metric is called loss or error
 """
 
 import itertools
@@ -46,7 +45,7 @@ from ed.analysis.spec import nearest
 from ed.runtime.files import refuse_control
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-# what a value must be, by pydantic's name for the mistake
+# required values, by pydantic's error types
 NEEDED = {
     "string_type": "text",
     "bool_type": "true or false",
@@ -57,46 +56,46 @@ NEEDED = {
     "model_type": "a mapping",
     "greater_than_equal": "a whole number from 0",
     "too_short": "at least one entry",
-    "string_pattern_mismatch": "module:function, e.g. ed.figures.correlation:draw,",
+    "string_pattern_mismatch": "module:function, e.g. ed.figures.correlation:draw",
 }
 
 
 def _check_name(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ValueError("letters, digits and _ . + - only, as it names a folder")
+        raise ValueError("use only letters, digits and _ . + -, as it names a folder")
     return name
 
 
 def _check_override(text: str) -> str:
     if "=" not in text:
-        raise ValueError(f"key=value is needed, not {text!r}")
+        raise ValueError(f"{text!r}; use key=value")
     refuse_control(text, repr(text))
     return text
 
 
 def _check_distinct(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{seeds}; different seeds are needed")
+        raise ValueError(f"{seeds}; seeds must differ")
     return seeds
 
 
 def _by_metric(paper):
-    """{mean, std} alone is about the first metric, which the cell itself does not know."""
+    """A plain {mean, std} is for the table's first metric, here called ""."""
     return {"": paper} if isinstance(paper, dict) and set(paper) <= {"mean", "std"} else paper
 
 
 def _or_empty(value):
-    """An empty value, for a key that is there and says nothing."""
+    """A key without a value is an empty mapping."""
     return {} if value is None else value
 
 
 def _text_keys(value):
-    """YAML reads a cell called 3 as a number."""
+    """Converts keys to text: YAML reads a cell called 3 as a number."""
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
 
 
 class _Strict(BaseModel):
-    """No unknown keys and no conversions: YAML reads 3 as a number, and no as false."""
+    """Rejects unknown keys and converts nothing: YAML reads 3 as a number, and no as false."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -123,7 +122,7 @@ class CellKeys(_Strict):
     @model_validator(mode="after")
     def _has_one_source(self):
         if sum(value is not None for value in (self.overrides, self.same_as, self.best_of)) != 1:
-            raise ValueError("give one of overrides, same_as, best_of")
+            raise ValueError("use one of overrides, same_as, best_of")
         return self
 
 
@@ -160,7 +159,7 @@ class TableKeys(_Strict):
     @model_validator(mode="after")
     def _metrics_are_known(self):
         if (self.metric is None) == (not self.metrics):
-            raise ValueError("give either metric: KEY or metrics: {KEY: label, ...}")
+            raise ValueError("use either metric: KEY or metrics: {KEY: label, ...}")
         named = [("aggregate", self.aggregate)] if self.aggregate is not None else []
         if (study := self.correlation) is not None:
             metrics = itertools.chain([study.against], *study.measures.values(), [study.train])
@@ -177,7 +176,7 @@ class TableKeys(_Strict):
 
 
 def first_mistake(error: ValidationError) -> str:
-    """The first mistake of a file in one line: its key, the value, and what is needed."""
+    """Describes the first mistake of a file in one line: key, value and remedy."""
     found = error.errors()[0]
     where = [str(part) for part in found["loc"] if part not in ("[key]", "")]
     key, kind = ".".join(where), found["type"]
@@ -187,11 +186,11 @@ def first_mistake(error: ValidationError) -> str:
         return f"unknown key {key!r}; {nearest(where[-1], _keys_beside(where))}"
     if kind == "value_error":
         return f"{key}: {found['ctx']['error']}" if key else str(found["ctx"]["error"])
-    return f"{key}: {found['input']!r}; {NEEDED.get(kind, found['msg'])} is needed"
+    return f"{key}: {found['input']!r}; use {NEEDED.get(kind, found['msg'])}"
 
 
 def _keys_beside(where: list[str]) -> list[str]:
-    """The known keys of the mapping that holds an unknown one."""
+    """Returns the valid keys of the mapping that has an unknown one."""
     inner = {"cells": CellKeys, "tuning": TuningKeys, "correlation": StudyKeys}
     model = PaperNumber if "paper" in where[:-1] else inner.get(where[0], TableKeys)
     return list((model if len(where) > 1 else TableKeys).model_fields)

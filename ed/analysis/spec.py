@@ -1,7 +1,7 @@
-"""What a table or figure of the paper is: cells, each of them some runs.
+"""Tables and figures of the paper: cells, and the runs of each.
 
-`expand` lists the runs of a table; launcher and collector both use it, so that a table knows which
-of its runs are missing. `ed.analysis.tables` reads tables from their files.
+Launcher and collector both list runs with `expand`, so a table knows which of its runs are missing.
+`ed.analysis.tables` reads tables from files.
 """
 
 import difflib
@@ -17,14 +17,14 @@ from ed.runtime.files import APP
 from ed.runtime.runs import ENVIRONMENT
 
 EXPERIMENTS = APP / "experiments"
-PROBES = "probes"  # below it: tables of reduced runs, not in the paper
-# where data and weights lie: another place of the same is no deviation either
+PROBES = "probes"  # folder of the tables of reduced runs, which are not in the paper
+# locations of data and weights, which may differ between machines
 PLACES = ("task.data", "task.mnist", "task.shifts", "model.weights")
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What the paper prints; None where it prints nothing."""
+    """A number in the paper; None if not printed."""
 
     mean: float | None = None
     std: float | None = None
@@ -35,13 +35,12 @@ class Cell:
     """One number (per metric) of a table.
 
     Attributes:
-        home: (table, cell) whose folders hold its runs; another table's for `same_as`, which may
-            name a whole grid there.
-        overrides: all of them, the table's fixed ones and those of `experiment=` included; empty
+        home: (table, cell) that owns its runs; differs for `same_as`, which may name a grid.
+        overrides: all overrides, including the table's `fixed` and those of `experiment=`; empty
             for `best_of`.
-        arguments: the same as train.py is given them, with `experiment=` unexpanded.
-        metrics: the keys it is judged by.
-        best_of: name of the grid under `tuning` whose best point it shows.
+        arguments: the overrides for train.py, with `experiment=` unexpanded.
+        metrics: the metrics it is judged by.
+        best_of: the grid under `tuning` whose best point it shows.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """Settings to choose from, by the first metric of its points."""
+    """A tuning grid; the best point is chosen by their first metric."""
 
     name: str
     rule: str
@@ -71,9 +70,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
-    """What is correlated: every variant (a metric) of every measure, against one metric.
+    """A correlation study: every variant (a metric) of every measure against one metric.
 
-    `train`, the metric of the training accuracy in percent, tells fitted networks from others.
+    `train` is the metric of the training accuracy in percent, to select fitted networks.
     """
 
     against: str
@@ -104,14 +103,14 @@ class Table:
         return next(iter(self.metrics))
 
     def is_incidental(self, key: str) -> bool:
-        """Whether a setting cannot change a result here; measures change those they are."""
+        """Whether a setting cannot change a result of this table."""
         measured = any(metric.startswith("measure/") for metric in self.metrics)
         group = key.partition(".")[0]
         return group in ENVIRONMENT or (group == "measures" and not measured)
 
     @property
     def argument(self) -> str:
-        """How scripts find it: its name, probes/NAME, or the name of a file elsewhere."""
+        """Its name for scripts: NAME, probes/NAME, or the name of a file elsewhere."""
         path = self.path.resolve()
         if path.parent in (EXPERIMENTS, EXPERIMENTS / PROBES):
             return str(path.relative_to(EXPERIMENTS).with_suffix(""))
@@ -119,7 +118,7 @@ class Table:
 
     @property
     def points(self) -> dict[str, Cell]:
-        """Everything that runs: plain cells and the points of the grids."""
+        """Cells with runs of their own, and the points of the grids."""
         plain = {name: cell for name, cell in self.cells.items() if cell.best_of is None}
         return plain | {p.name: p for grid in self.tuning.values() for p in grid.points}
 
@@ -129,8 +128,8 @@ class Run:
     """One training run of a table.
 
     Attributes:
-        table, cell: its home, which is another table for a cell that is `same_as` one there.
-        arguments: the overrides as train.py is given them, with `experiment=` unexpanded.
+        table, cell: the home of its cell.
+        arguments: the overrides for train.py, with `experiment=` unexpanded.
         deviations: settings given at launch that differ from the file, sorted.
     """
 
@@ -144,7 +143,7 @@ class Run:
 
 
 class SpecError(ValueError):
-    """An experiment file, or a choice from one, that makes no sense."""
+    """Raised for an invalid experiment file, or an invalid choice from one."""
 
 
 def expand(
@@ -156,15 +155,14 @@ def expand(
     data: Sequence[str] = (),
     root: Path = Path("runs"),
 ) -> list[Run]:
-    """The runs of a table, in its order.
+    """Returns the runs of a table, in order.
 
-    Cells and seeds only choose: those runs are the table's own. `sets` change what is trained, so
-    such runs live in folders of their own and carry their deviations.
+    `sets` change what is trained, so such runs have their own folders and list their deviations.
 
     Args:
         cells: names of cells, grids or grid points; None: all.
         sets: `key=value` overrides on top of the file's.
-        data: other places of the same data sets, as `place_of` reads them; no deviations.
+        data: other locations of the same data, see `place_of`; not deviations.
     """
     deviations = deviations_of(sets, table)
     extra = (*sets, *map(place_of, data))
@@ -184,48 +182,47 @@ def expand(
 
 
 def place_of(text: str) -> str:
-    """The setting that `--data` stands for: a folder or hub id alone is that of task.data."""
+    """Returns the setting for `--data`: a folder or hub id alone is task.data."""
     setting = text if re.match(r"\w+(\.\w+)+=", text) else f"task.data={text}"
     key, value = setting.split("=", 1)
     if key not in PLACES:
         raise SpecError(f"--data {text}: use {', '.join(PLACES)}; other settings go by --set")
     if value in ("embedded", "random", "openai"):
         raise SpecError(
-            f"--data {text}: that is no other place of the table's own, so its runs are not the "
-            f"table's; with --set {setting} they are kept apart, as reduced"
+            f"--data {text}: not the table's data; use --set {setting} to run it as a reduced table"
         )
     return setting
 
 
 def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
-    """Those of the given settings that can change a result, in one order."""
+    """Returns the settings that can change a result, sorted."""
     for text in sets:
         key, equals, value = text.partition("=")
         if not (key and equals and value) or re.search(r"\s", text):
-            raise SpecError(f"--set {text!r}: write key=value without spaces, e.g. task.epochs=20")
+            raise SpecError(f"--set {text!r}: use key=value without spaces, e.g. task.epochs=20")
         if key == "seed" or key == "system.run_dir":
-            raise SpecError(f"--set {text}: the table decides this; choose with --seeds, --runs")
+            raise SpecError(f"--set {text}: set by the table; use --seeds, --runs")
         if key == "experiment":
-            raise SpecError(f"--set {text}: the table chooses its experiment; set single keys")
-        if "${" in value:  # folders hold what it refers to, so it would look like another run
-            raise SpecError(f"--set {text}: write the value itself, not a reference to another")
+            raise SpecError(f"--set {text}: set by the table; use single keys")
+        if "${" in value:  # run folders hold the resolved value, so it would look like another run
+            raise SpecError(f"--set {text}: use a value, not a reference")
         number = parse_value(value)
         if isinstance(number, float) and not math.isfinite(number):
-            raise SpecError(f"--set {text}: a finite number is needed")
+            raise SpecError(f"--set {text}: must be finite")
     keys = [text.split("=")[0] for text in sets]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
-        raise SpecError(f"--set {twice} is given twice; give it once")
+        raise SpecError(f"--set {twice}: given twice")
     return tuple(sorted(s for s in sets if not table.is_incidental(s.split("=")[0])))
 
 
 def reduced_name(table: str, deviations: Sequence[str]) -> str:
-    """What the runs of a table with these deviations go by; the table's own name without any."""
+    """Returns the name of a table's runs with these deviations; its own name without any."""
     return f"{table}@{_tag(deviations)}" if deviations else table
 
 
 def nested(config: dict, key: str):
-    """The value at a dotted key; KeyError where there is none."""
+    """Returns the value at a dotted key; raises KeyError without one."""
     for part in key.split("."):
         config = config[part]
     return config
@@ -233,18 +230,18 @@ def nested(config: dict, key: str):
 
 @functools.cache
 def parse_value(text: str):
-    """The value an override sets, by Hydra's own parser: 010 and on are words, nan a number."""
+    """Parses the value of an override with Hydra's own parser."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
     try:
         return OverridesParser.create().parse_override(f"key={text}").value()
-    except OverrideParseException:  # no run can have it
+    except OverrideParseException:  # no run can have this value
         return text
 
 
 def _tag(deviations: Sequence[str]) -> str:
-    """Readable, short, and different for different deviations."""
+    """Returns a short, readable name that is unique for the deviations."""
     short = [re.sub(r"^[^=]*\.(?=[^.=]*=)", "", d) for d in deviations]  # clip=1.0
     words = [re.sub(r"[^A-Za-z0-9.+-]", "", text) for text in short]
     digest = hashlib.sha256("\n".join(deviations).encode()).hexdigest()[:6]
@@ -264,7 +261,7 @@ def _choose_cells(table: Table, names: Sequence[str] | None) -> list[Cell]:
             chosen[name] = points[name]
         else:
             known = [*table.cells, *table.tuning, *points]
-            raise SpecError(f"table {table.name} has no cell {name!r}; {nearest(name, known)}")
+            raise SpecError(f"--cells {name}: not in table {table.name}; {nearest(name, known)}")
     return list(chosen.values())
 
 
@@ -272,14 +269,14 @@ def _choose_seeds(table: Table, seeds: Sequence[int] | None) -> Sequence[int]:
     foreign = [seed for seed in seeds or () if seed not in table.seeds]
     if foreign:
         own = ", ".join(map(str, table.seeds))
-        raise SpecError(f"--seeds {foreign[0]}: {table.path} has seeds {own}; add it there")
+        raise SpecError(f"--seeds {foreign[0]}: {table.path} has only {own}; add it there")
     return table.seeds if seeds is None else list(dict.fromkeys(seeds))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What a mistyped name may have meant, for an error message."""
+    """Suggests known names for a mistyped one, for an error message."""
     known = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     if near:
         return f"did you mean {', '.join(near)}?"
-    return f"known are {', '.join(known)}" if known else "there are none there"
+    return f"use one of {', '.join(known)}" if known else "there are none"

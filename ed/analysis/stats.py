@@ -1,13 +1,11 @@
-"""Means, spreads, and the verdict on a reproduced number.
+"""Means, standard deviations, and the verdict on a reproduced number.
 
-The verdict is defined here and nowhere else. With ours a (mean of n runs, std s) and the paper's
-b (n', s'):
+With our mean a (n runs, std s) and the paper's mean b (n', s'):
 
     match            |a - b| <= 2 sqrt(s^2/n + s'^2/n'), two standard errors of the difference;
                      for a single run of ours, which has no std, |a - b| <= 2 s'
     differs          otherwise
-    no std: +3 %     the paper prints no std, so that nobody can say how far its own number might
-                     be off: the relative difference (a - b) / |b|, and no judgement
+    no std: +3 %     the paper prints no std: the relative difference (a - b) / |b|, no verdict
     reference only   the runs differ from the paper's on purpose (shorter schedule, reductions)
     pending k of n   k of the n planned runs are done
     not in paper     the paper prints no number here
@@ -24,7 +22,7 @@ from ed.analysis.spec import Paper
 
 @dataclass(frozen=True)
 class Ours:
-    """What our runs say: `std` is None for fewer than two of them, `mean` for none."""
+    """Summary of our runs; `std` is None for fewer than two, `mean` for none."""
 
     mean: float | None
     std: float | None
@@ -48,7 +46,7 @@ def difference(ours: Ours, paper: Paper) -> float | None:
 
 
 def tolerance(ours: Ours, paper: Paper, paper_count: int) -> float:
-    """How far apart two numbers that agree may be, given the paper's std."""
+    """Returns the largest difference that counts as a match, given the paper's std."""
     if ours.std is None:
         return 2 * paper.std
     return 2 * math.sqrt(ours.std**2 / ours.count + paper.std**2 / paper_count)
@@ -76,6 +74,6 @@ def verdict(
 
 
 def _percent(value: float) -> str:
-    """Whole ones, and digits more where nothing but a sign would be left."""
+    """Formats a percentage without decimals, or with up to two if it is below 1."""
     digits = 0 if abs(value) >= 1 else 1 if abs(value) >= 0.1 else 2
     return f"{value:+z.{digits}f} %"

@@ -1,13 +1,13 @@
 """The results store: experiments/results/<table>/, one folder per table.
 
-    README.md        the table for people, its figure and notes; generated, never edited
+    README.md        the table, its figure and notes; generated, never edited
     runs.csv         one line per run: final numbers, device, versions, commit
     curves.parquet   every logged value of every run, with its config (see ed.analysis.curves)
     figure.png/.pdf  if the experiment file names a figure
     notes.md         optional, written by hand; the README ends with it
 
-Runs that a table shows but does not own (`same_as`) have their curves in the folder of their own
-table. Probes, experiments/probes/, have a results folder beside their files.
+Curves of borrowed runs (`same_as`) stay in the folder of their own table. Probes,
+experiments/probes/, have a results folder beside their files.
 """
 
 import csv
@@ -32,14 +32,14 @@ PROVENANCE = ("seconds", "device", "torch", "commit", "dirty", "error")
 
 
 def results_folder(table: Table, name: str | None = None) -> Path:
-    """The folder of a table, or of another one beside it."""
+    """Returns the folder of a table, or of the table `name` beside it."""
     return table.path.parent / "results" / (name or table.name)
 
 
 def committed(table: Table, *, fresh: Collection[tuple] = ()) -> list[Row]:
-    """What the repository knows of a table: its CSV file, those of other tables, and records.
+    """Returns the committed rows of a table, from its CSV file, other tables and records.
 
-    If they disagree, somebody has committed a newer run of a shared cell in the other table.
+    Rows of other tables win: they may have a newer run of a shared cell.
 
     Args:
         fresh: keys of finished runs that replace committed ones.
@@ -49,7 +49,7 @@ def committed(table: Table, *, fresh: Collection[tuple] = ()) -> list[Row]:
 
 
 def stored(table: Table, *, fresh: Collection[tuple] = ()) -> list[Row]:
-    """Rows of the table's runs that have a record, which must be of the runs that it asks for."""
+    """Returns the rows of the table's runs with a record; raises if one is of another run."""
     rows, records = [], {}
     for run in expand(table):
         if run.table not in records:
@@ -62,14 +62,13 @@ def stored(table: Table, *, fresh: Collection[tuple] = ()) -> list[Row]:
             rows.append(row_of(run, table, record, record.status))
         elif (run.table, run.cell, run.seed, "") not in fresh:
             raise CollectError(
-                f"{record.source} has {other}; launch it again to replace it, or restore "
-                f"{table.path}"
+                f"{record.source} has {other}; launch it again, or restore {table.path}"
             )
     return rows
 
 
 def borrowed(table: Table) -> list[Row]:
-    """Committed rows of other tables whose runs this one shows."""
+    """Returns the committed rows of other tables that this one shows."""
     homes = {cell.home for cell in table.points.values() if cell.home[0] != table.name}
     rows = []
     for name in sorted({home[0] for home in homes}):
@@ -81,7 +80,7 @@ def borrowed(table: Table) -> list[Row]:
 
 
 def _seen_by(table: Table, row: Row, other: Table) -> Row:
-    """A row of another table with the metrics of this one, as the run's folder would give it."""
+    """Returns a row of another table with the metrics of this one."""
     last = {metric: row.last[metric] for metric in table.metrics if metric in row.last}
     return replace(row, last=last, best=row.best if table.primary == other.primary else None)
 
@@ -89,11 +88,10 @@ def _seen_by(table: Table, row: Row, other: Table) -> Row:
 def write_results(
     table: Table, rows: Sequence[Row], folder: Path, figures: Mapping[str, bytes]
 ) -> None:
-    """Writes the folder of a table; `figures` are new ones by file name, others stay."""
+    """Writes the folder of a table; `figures` has new ones by file name, others stay."""
     folder.mkdir(parents=True, exist_ok=True)
-    # nobody trains in a store
-    still = {Status.RUNNING: Status.STOPPED}
-    rows = [replace(row, status=still.get(row.status, row.status)) for row in rows]
+    stopped = {Status.RUNNING: Status.STOPPED}  # for the store
+    rows = [replace(row, status=stopped.get(row.status, row.status)) for row in rows]
     write_atomic(folder / CSV, to_csv(table, rows))
     write_curves(folder / CURVES, _own_records(table, rows))
     for name, content in figures.items():
@@ -102,7 +100,7 @@ def write_results(
 
 
 def _own_records(table: Table, rows: Sequence[Row]) -> dict:
-    """Records of the table's own runs that have begun, in its order; reduced runs have none."""
+    """Returns the records of the table's own started runs, in order, without reduced ones."""
     own = {
         (row.cell, row.seed): row.record
         for row in rows
@@ -114,7 +112,7 @@ def _own_records(table: Table, rows: Sequence[Row]) -> dict:
 
 
 def readme(table: Table, rows: Sequence[Row], folder: Path) -> str:
-    """The README of a folder, with the figures and notes that are there."""
+    """Renders the README of a folder, with its figures and notes."""
     names = {d: f"{figure_stem(d)}.png" for d in sorted({row.deviations for row in rows})}
     drawn = {d: name for d, name in names.items() if (folder / name).exists()}
     notes = folder / NOTES
@@ -123,30 +121,30 @@ def readme(table: Table, rows: Sequence[Row], folder: Path) -> str:
 
 
 def figure_stem(deviations: str) -> str:
-    """The name of a figure's files without their ending; reduced runs have figures of their own."""
+    """Returns the stem of a figure's files; reduced runs have their own figures."""
     return reduced_name(FIGURE, deviations.split())
 
 
 def is_current(table: Table) -> bool:
-    """Whether the CSV file and the README follow from each other and agree with the records."""
+    """Whether the CSV file and the README are up to date and agree with the records."""
     folder = results_folder(table)
     there = [(folder / name).exists() for name in (CSV, README)]
     if not all(there):
-        return not any(there)  # a table without results claims nothing
+        return not any(there)  # a table without results is up to date
     rows = merge(read_results(folder / CSV, table))
-    merge([*rows, *stored(table)])  # an error if they disagree
+    merge([*rows, *stored(table)])  # raises if they disagree
     same_csv = (folder / CSV).read_text("utf-8") == to_csv(table, rows)
     return same_csv and (folder / README).read_text("utf-8") == readme(table, rows, folder)
 
 
 def columns(table: Table) -> list[str]:
-    """Header of the table's CSV file."""
+    """Returns the header of the table's CSV file."""
     values = [f"last:{metric}" for metric in table.metrics]
     return [*COLUMNS, *values, f"best:{table.primary}", *PROVENANCE]
 
 
 def to_csv(table: Table, rows: Sequence[Row]) -> str:
-    """One line per run, in the table's order; runs that have not begun are left out."""
+    """Renders one line per started run, in the table's order."""
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
     begun = [row for row in rows if row.status != Status.PENDING]
     begun.sort(key=lambda row: (row.deviations, order[row.home], row.seed))
@@ -169,7 +167,7 @@ def _csv_field(row: Row, name: str) -> str:
 
 
 def read_results(path: Path, table: Table) -> list[Row]:
-    """Rows of a committed CSV file; a line that is not one of ours is an error with its number."""
+    """Reads a committed CSV file; raises with the line number of an invalid line."""
     if not path.exists():
         return []
     text = path.read_text("utf-8")
@@ -179,19 +177,18 @@ def read_results(path: Path, table: Table) -> list[Row]:
         wrong = sorted(set(header) ^ set(columns(table))) or header
         raise CollectError(
             f"{path}, line 1: not the header of table {table.name} ({', '.join(wrong)}); "
-            f"needed is {','.join(columns(table))}"
+            f"expected {','.join(columns(table))}"
         )
     rows = [_csv_row(values, table, f"{path}, line {reader.line_num}") for values in reader]
     if not text.endswith("\n"):
-        raise CollectError(f"{path}, line {reader.line_num}: cut short; restore the file")
+        raise CollectError(f"{path}, line {reader.line_num}: truncated; restore the file")
     return rows
 
 
 def _csv_row(values: list[str], table: Table, where: str) -> Row:
     if len(values) != len(columns(table)):
         raise CollectError(
-            f"{where}: {len(values)} fields instead of {len(columns(table))}; the line is cut "
-            "short or foreign"
+            f"{where}: {len(values)} fields instead of {len(columns(table))}; restore the file"
         )
     raw = dict(zip(columns(table), map(from_csv_text, values), strict=True))
     homes = {cell.home for cell in table.points.values()}
@@ -200,9 +197,7 @@ def _csv_row(values: list[str], table: Table, where: str) -> Row:
     if raw["seed"] not in map(str, table.seeds):
         raise CollectError(f"{where}: table {table.name} has no seed {raw['seed']}")
     if raw["status"] not in list(Status) or raw["dirty"] not in ("", "yes", "no"):
-        raise CollectError(
-            f"{where}: status {raw['status']!r}, dirty {raw['dirty']!r} make no sense"
-        )
+        raise CollectError(f"{where}: invalid status {raw['status']!r} or dirty {raw['dirty']!r}")
     try:
         return Row(
             table=raw["table"],

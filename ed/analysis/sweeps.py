@@ -1,4 +1,4 @@
-"""Runs that belong to no table, such as those of `train.py -m`: what differs, and how it went."""
+"""Summaries of runs outside tables, such as sweeps: settings that differ, and results."""
 
 import os
 from collections import Counter
@@ -10,15 +10,14 @@ from ed.analysis.collect import CollectError, changes
 from ed.analysis.stats import summarise
 from ed.runtime.runs import CONFIG, INCIDENTAL, flat, read_config, read_done
 
-# settings that do not distinguish two kinds of run; the sampler may, see `differing`
+# settings that do not define a run
 IGNORED = {"seed", *INCIDENTAL} - {"sampler"}
 DIGITS = 4
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run folder: its settings and those of its measures by dotted key, its last numbers (None:
-    not finished)."""
+    """A run folder: settings and measures by dotted key, last values (None if unfinished)."""
 
     settings: dict[str, str]
     measures: dict[str, object]
@@ -27,33 +26,33 @@ class SweepRun:
 
 
 def read_runs(roots: Sequence[Path]) -> list[SweepRun]:
-    """All runs below the folders, each once, in the order of their paths."""
+    """Reads all runs below the folders, each once, in the order of their paths."""
     seen: set[Path] = set()
     paths = [path for root in roots for path in sorted(_configs(root, seen))]
     if not paths:
         names = ", ".join(map(str, roots))
-        raise CollectError(f"{names}: no run folders there (none holds a {CONFIG})")
+        raise CollectError(f"{names}: no run folders (folders with a {CONFIG})")
     return [_read(path.parent) for path in paths]
 
 
 def _configs(root: Path, seen: set[Path]) -> Iterator[Path]:
-    """Those of the runs at and below `root`, links followed, but for folders `seen` before."""
+    """Yields the configs at and below `root`, following links, except in folders `seen`."""
     for name, folders, files in os.walk(root, followlinks=True):
         folder = Path(name)
-        if folder.resolve() in seen:  # by another name, or by a link that leads back up
+        if folder.resolve() in seen:  # reached by another link
             folders.clear()
             continue
         seen.add(folder.resolve())
         if CONFIG in files:
             yield folder / CONFIG
-            if "wandb" in folders:  # wandb's copy of the run has a config.yaml of its own kind
+            if "wandb" in folders:  # wandb writes its own config.yaml
                 folders.remove("wandb")
 
 
 def _read(folder: Path) -> SweepRun:
     config, done = read_config(folder), read_done(folder)
     if "seed" not in config:
-        raise CollectError(f"{folder / CONFIG} is not the config of a run: it has no seed")
+        raise CollectError(f"{folder / CONFIG} has no seed, so it is not the config of a run")
     kept = {key: value for key, value in config.items() if key not in IGNORED}
     measures = flat(config.get("measures") or {})
     return SweepRun(dict(_settings(kept)), measures, config["seed"], done and done["last"])
@@ -62,7 +61,7 @@ def _read(folder: Path) -> SweepRun:
 def _settings(config: dict) -> Iterator[tuple[str, str]]:
     for key, value in flat(config).items():
         group, _, last = key.rpartition(".")
-        if last == "_target_":  # the class is what the group chose
+        if last == "_target_":  # the class stands for the group's choice
             name = value.rsplit(".", 1)[-1]
             yield group, "none" if name == "Regularizer" else name
         else:
@@ -70,8 +69,10 @@ def _settings(config: dict) -> Iterator[tuple[str, str]]:
 
 
 def differing(runs: Sequence[SweepRun]) -> list[str]:
-    """Keys with more than one value. A key that only some have follows from a choice of theirs;
-    the sampler stands with the regularizer that uses it."""
+    """Returns the keys with several values among the runs that have them.
+
+    The sampler is listed under the regularizer that uses it.
+    """
     keys = dict.fromkeys(key for run in runs for key in run.settings if key != "sampler")
     return [
         key for key in keys if len({run.settings[key] for run in runs if key in run.settings}) > 1
@@ -79,12 +80,12 @@ def differing(runs: Sequence[SweepRun]) -> list[str]:
 
 
 def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
-    """Header and a row per setting: what differs, runs done, mean ± std over them at the last step.
+    """Returns a header and a row per setting: differing keys, runs, mean ± std at the last step.
 
-    A seed that occurs twice, as in a copy of a run, counts twice, and is named.
+    Duplicate seeds, as from a copy of a run, count twice and are named.
 
     Args:
-        metrics: which numbers; by default all that evaluations and measures gave.
+        metrics: the metrics to show; by default all of evaluations and measures.
     """
     keys, shown = differing(runs), _metrics(runs, metrics)
     groups: dict[tuple, list[SweepRun]] = {}
@@ -100,14 +101,14 @@ def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[
 
 
 def _repeated(group: Sequence[SweepRun]) -> str:
-    """Seeds that more than one run of a setting has: ' (seed 0 twice)'."""
+    """Lists duplicate seeds: ' (seed 0 twice)'."""
     counts = Counter(run.seed for run in group)
     words = [f"seed {s} {'twice' if n == 2 else f'{n} times'}" for s, n in counts.items() if n > 1]
     return f" ({', '.join(words)})" if words else ""
 
 
 def run_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
-    """Header and a row per finished run, its numbers in full."""
+    """Returns a header and a row per finished run, with all digits."""
     keys, shown = differing(runs), _metrics(runs, metrics)
     rows = [[*keys, "seed", *shown]]
     for run in runs:
@@ -125,12 +126,12 @@ def _metrics(runs: Sequence[SweepRun], wanted: Sequence[str]) -> list[str]:
     found = dict.fromkeys(name for run in runs for name in run.last or {})
     for name in wanted:
         if name not in found:
-            raise CollectError(f"--metrics {name}: no run has it; there are {', '.join(found)}")
+            raise CollectError(f"--metrics {name}: no run has it; use {', '.join(found)}")
     return list(wanted) or [name for name in found if not name.endswith("_se")]
 
 
 def _mean(runs: Sequence[SweepRun], metric: str) -> str:
-    """Mean and std; behind it of how many runs, where some do not have it."""
+    """Formats mean and std, with the number of runs if some lack the metric."""
     known = [run for run in runs if run.last.get(metric) is not None]
     ways = [{k: v for k, v in run.measures.items() if changes(k, metric)} for run in known]
     if any(way != ways[0] for way in ways):
@@ -144,7 +145,7 @@ def _mean(runs: Sequence[SweepRun], metric: str) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], sides: str | None = None) -> str:
-    """Columns of text; `sides` has < or > for each, to the left or to the right."""
+    """Aligns columns of text; `sides` has < (left) or > (right) for each."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = sides or "<" * len(widths)
     places = [f"{side}{width}" for side, width in zip(sides, widths, strict=True)]

@@ -1,4 +1,4 @@
-"""Tables from their files: YAML is read and checked, cells and grids are expanded."""
+"""Reads tables from YAML files: checks them, and expands cells and grids."""
 
 import itertools
 import re
@@ -13,11 +13,12 @@ from ed.analysis.schema import NAME, CellKeys, StudyKeys, TableKeys, TuningKeys,
 from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, Table, nearest
 from ed.runtime.files import yaml_text
 
-LOWER = ("loss", "error")  # a metric called so is rarely meant to be high
+LOWER = ("loss", "error")  # metrics that are usually lower when better
+UNCHANGED = ("title", "place", "paper_seeds", "digits", "comparable", "figure", "aggregate")
 
 
 def load_table(name: str, folder: Path = EXPERIMENTS) -> Table:
-    """The table called `name`, or the one in the file of that path."""
+    """Loads the table `name`, or the file of that path."""
     path = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(p.stem for p in path.parent.glob("*.yaml"))
@@ -26,7 +27,7 @@ def load_table(name: str, folder: Path = EXPERIMENTS) -> Table:
     try:
         return _Builder(path, keys).table()
     except SpecError:
-        raise  # of another file, which it names
+        raise  # about another file, which it names
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from None
 
@@ -36,9 +37,9 @@ def table_names(folder: Path = EXPERIMENTS) -> list[str]:
 
 
 def read_keys(path: Path) -> TableKeys:
-    """The checked content of an experiment file; SpecError names the file and the key."""
+    """Reads and checks an experiment file; SpecError names the file and the key."""
     if not NAME.fullmatch(path.stem):
-        raise SpecError(f"{path}: letters, digits and _ . + - only, as it names a folder")
+        raise SpecError(f"{path}: use only letters, digits and _ . + -, as it names a folder")
     try:
         raw = yaml.load(yaml_text(path), _UniqueKeys)  # safe: a SafeLoader
         return TableKeys.model_validate(raw)
@@ -50,14 +51,14 @@ def read_keys(path: Path) -> TableKeys:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML that rejects a mapping with the same key twice, where plain YAML keeps the last."""
+    """A YAML loader that rejects duplicate keys; plain YAML keeps the last."""
 
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict:
     seen = set()
     for key, _ in node.value:
         if key.value in seen:
-            raise ValueError(f"line {key.start_mark.line + 1}: {key.value!r} is there twice")
+            raise ValueError(f"line {key.start_mark.line + 1}: duplicate key {key.value!r}")
         seen.add(key.value)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
@@ -66,30 +67,23 @@ _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _map
 
 
 class _Builder:
-    """The table that a file describes; mistakes are ValueErrors that name the cell."""
+    """Builds the table of a file; a ValueError names the cell with a mistake."""
 
     def __init__(self, path: Path, keys: TableKeys):
         self.path, self.keys, self.metrics = path, keys, keys.labels
 
     def table(self) -> Table:
-        keys, cells = self.keys, self.cells()
-        study = keys.correlation
+        keys, cells, study = self.keys, self.cells(), self.keys.correlation
         table = Table(
             name=self.path.stem,
             path=self.path,
-            title=keys.title,
-            place=keys.place,
             metrics=self.metrics,
             seeds=tuple(keys.seeds),
-            paper_seeds=keys.paper_seeds,
-            digits=keys.digits,
-            comparable=keys.comparable,
             notes=tuple(keys.notes or ()),
             cells=cells,
             tuning=self.tuning(cells),
-            figure=keys.figure,
             correlation=study and _study(study),
-            aggregate=keys.aggregate,
+            **{name: getattr(keys, name) for name in UNCHANGED},
         )
         _check_whole(table)
         return table
@@ -99,7 +93,7 @@ class _Builder:
         for name, keys in self.keys.cells.items():
             for cell in self.cell(name, keys):
                 if cell.name in found:
-                    raise ValueError(f"cell {cell.name} is there twice")
+                    raise ValueError(f"duplicate cell {cell.name}")
                 found[cell.name] = cell
         return found
 
@@ -120,7 +114,7 @@ class _Builder:
         return [cell] if keys.best_of is not None else self.points(cell, keys)
 
     def paper(self, name: str, keys: CellKeys) -> dict[str, Paper]:
-        """Printed numbers by metric; without any, every metric of the table has none."""
+        """Returns the printed numbers by metric; without any, empty ones for all metrics."""
         if keys.paper is None:
             return {metric: Paper() for metric in self.metrics}
         first = next(iter(self.metrics))
@@ -134,15 +128,15 @@ class _Builder:
         table, _, name = target.partition("/")
         path = self.path.with_name(f"{table}.yaml")
         if not path.is_file() or path == self.path:
-            raise ValueError(f"cell {cell.name}: same_as: {target}; name table/cell of another")
+            raise ValueError(f"cell {cell.name}: same_as: {target}; use table/cell of another")
         other = _Builder(path, read_keys(path))
         home = other.keys.cells.get(name)
         if home is None or home.overrides is None:
-            raise ValueError(f"cell {cell.name}: same_as: {target} is no cell with own runs there")
+            raise ValueError(f"cell {cell.name}: same_as: {target} has no runs of its own")
         return other.points(replace(cell, home=(table, name)), home)
 
     def points(self, cell: Cell, keys: CellKeys | TuningKeys) -> list[Cell]:
-        """The cell with its overrides, or one for each point of its grid."""
+        """Returns the cell with its overrides, or one cell per point of its grid."""
         arguments = (*self.keys.fixed, *keys.overrides)
         try:
             cell = replace(cell, overrides=expanded(arguments), arguments=arguments)
@@ -151,7 +145,7 @@ class _Builder:
         return [cell] if keys.grid is None else _product(cell, keys.grid)
 
     def tuning(self, cells: dict[str, Cell]) -> dict[str, Grid]:
-        judged: dict[str, Cell] = {}  # by grid, the first cell that shows its best point
+        judged: dict[str, Cell] = {}  # by grid: the first cell that shows its best point
         for cell in (cell for cell in cells.values() if cell.best_of is not None):
             first = judged.setdefault(cell.best_of, cell)
             if cell.best_of not in self.keys.tuning:
@@ -159,8 +153,8 @@ class _Builder:
                 raise ValueError(f"cell {cell.name}: best_of: {cell.best_of}; {known}")
             if cell.metrics[0] != first.metrics[0]:
                 raise ValueError(
-                    f"cell {cell.name}: best_of: {cell.best_of}, which cell {first.name} judges by "
-                    f"{first.metrics[0]}, this one by {cell.metrics[0]}; give it its own grid"
+                    f"cell {cell.name}: best_of: {cell.best_of} uses {first.metrics[0]} for cell "
+                    f"{first.name}, but {cell.metrics[0]} here; add another grid"
                 )
         return {name: self.grid(name, keys, judged) for name, keys in self.keys.tuning.items()}
 
@@ -168,8 +162,7 @@ class _Builder:
         metrics = judged[name].metrics if name in judged else tuple(self.metrics)
         if name in judged and keys.lower_is_better is None and metrics[0].endswith(LOWER):
             raise ValueError(
-                f"tuning {name}: lower_is_better: true or false is needed, as the best is chosen "
-                f"by {metrics[0]}"
+                f"tuning {name}: lower_is_better: set it to true or false for {metrics[0]}"
             )
         cell = Cell(name, name, (self.path.stem, name), overrides=(), metrics=metrics, paper={})
         points = tuple(self.points(cell, keys))
@@ -191,8 +184,8 @@ def _product(cell: Cell, grid: dict[str, list]) -> list[Cell]:
         suffix = "-".join(["", *words])
         if not NAME.fullmatch(cell.name + suffix):
             raise ValueError(
-                f"cell {cell.name}: grid: {', '.join(settings)}: letters, digits and _ . + - only, "
-                "as it names a folder; write a cell for each instead"
+                f"cell {cell.name}: grid: {', '.join(settings)}: values name folders, so use only "
+                "letters, digits and _ . + -, or write a cell for each"
             )
         points.append(
             replace(
@@ -210,16 +203,16 @@ def _product(cell: Cell, grid: dict[str, list]) -> list[Cell]:
 def _check_whole(table: Table) -> None:
     stds = [paper.std for cell in table.cells.values() for paper in cell.paper.values()]
     if table.paper_seeds is None and any(std is not None for std in stds):
-        raise ValueError("paper_seeds: needed, as the paper prints standard deviations")
+        raise ValueError("paper_seeds: required for the paper's standard deviations")
     names = [*table.cells, *(p.name for g in table.tuning.values() for p in g.points)]
     twice = {name for name in names if names.count(name) > 1}
     twice |= table.cells.keys() & table.tuning.keys()
     if twice:
-        raise ValueError(f"{min(twice)} is there twice")
+        raise ValueError(f"duplicate name {min(twice)}")
     labels = [(cell.label, metric) for cell in table.cells.values() for metric in cell.metrics]
     label, metric = next((pair for pair in labels if labels.count(pair) > 1), (None, None))
     if label is not None:
-        raise ValueError(f"two cells have the label {label!r} and {metric}; tell them apart")
+        raise ValueError(f"two cells have the label {label!r} for {metric}; rename one")
     by_overrides: dict[tuple, str] = {}
     for cell in table.points.values():
         same = by_overrides.setdefault(cell.overrides, cell.name)

@@ -58,11 +58,13 @@ def optional(check: Callable, key: str, value, **limits):
         raise ValueError(f"{error}; or null") from None
 
 
-def each(check: Callable, key: str, values, *, empty: bool = False, **limits):
-    """Applies `check` to every item of a list; `empty` says whether it may be empty."""
+def each(check: Callable, key: str, values, *, empty: bool = False, length: int = 0, **limits):
+    """Applies `check` to every item of a list, which may be `empty` or must have a `length`."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not listed or not (values or empty):
         raise ValueError(f"{key}={values}: must be a list in brackets, with at least one item")
+    if length and len(values) != length:
+        raise ValueError(f"{key}={values}: must have {length} items")
     for index, value in enumerate(values):
         check(f"{key}[{index}]", value, **limits)
     return values

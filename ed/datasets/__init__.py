@@ -1,1 +1,1 @@
-"""Images, their crops and corruptions, and ImageNet: read, decoded, checked. No task in here."""
+"""Images, their crops and corruptions, and ImageNet."""

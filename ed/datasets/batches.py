@@ -13,13 +13,12 @@ Batch = dict[str, Tensor]
 def shuffled_batches(
     count: int, batch_size: int, steps: range, *, seed: int, device: torch.device | str
 ) -> Iterator[tuple[int, Tensor]]:
-    """(step, indices (B,)) of a data set that is shuffled anew every epoch.
+    """Yields (step, indices (B,)), reshuffled every epoch.
 
-    The order of an epoch is a function of the seed and the epoch, so a run may start anywhere; it
-    moves to the device once an epoch. The last incomplete batch is dropped: all steps have one
-    shape.
+    The order depends only on seed and epoch, so a run can start at any step. The last incomplete
+    batch is dropped, so all batches have the same shape.
     """
-    pinned = torch.device(device).type == "cuda"  # a copy from other memory waits for the device
+    pinned = torch.device(device).type == "cuda"  # copies from pageable memory block
     for step in steps:
         epoch, place = divmod(step, count // batch_size)
         if step == steps.start or place == 0:

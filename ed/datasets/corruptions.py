@@ -1,7 +1,6 @@
-"""Corrupted pictures: shifts of the test set that need no other data.
+"""Image corruptions in the style of CIFAR-10-C (Hendrycks & Dietterich, 2019).
 
-Each takes pictures (N, 3, H, W) in [0, 1] and a severity, and gives pictures; values that leave the
-unit interval are cut. In the manner of CIFAR-10-C (Hendrycks & Dietterich, 2019), not its files.
+Each maps images (N, 3, H, W) in [0, 1] and a severity to images; `corrupt` clips the result.
 """
 
 import math
@@ -14,11 +13,11 @@ from torch.nn import functional as F
 from ed.core.validate import choice, fraction, positive
 from ed.runtime.streams import generator
 
-SEED = 0  # of the noise; not the run's: all runs are tested on the same pictures
+SEED = 0  # fixed, so that all runs are tested on the same images
 
 
 def corrupt(pixels: Tensor, name: str, severity: float) -> Tensor:
-    """uint8 pictures on the CPU -> the same pictures, corrupted; always the same way."""
+    """Corrupts uint8 images on the CPU, deterministically."""
     choice("task.corruptions", name, CORRUPTIONS)
     positive(f"task.corruptions.{name}", severity)
     corrupted = CORRUPTIONS[name](pixels.float() / 255, severity)
@@ -26,12 +25,11 @@ def corrupt(pixels: Tensor, name: str, severity: float) -> Tensor:
 
 
 def blur(x: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur, sigma in pixels; the border is mirrored."""
+    """Gaussian blur with reflected borders; sigma in pixels."""
     radius = math.ceil(3 * sigma)
     if radius >= min(x.shape[-2:]):
-        raise ValueError(
-            f"task.corruptions.blur={sigma}: too wide for pictures of {list(x.shape[-2:])}"
-        )
+        size = list(x.shape[-2:])
+        raise ValueError(f"task.corruptions.blur={sigma}: too wide for images of {size}")
     offsets = torch.arange(-radius, radius + 1)
     kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
     kernel = (kernel / kernel.sum()).expand(x.shape[1], 1, 1, -1)
@@ -47,13 +45,13 @@ def noise(x: Tensor, sigma: float) -> Tensor:
 
 
 def contrast(x: Tensor, loss: float) -> Tensor:
-    """Every picture drawn towards its own mean colour by the given part."""
+    """Blends each image with its own mean colour."""
     fraction("task.corruptions.contrast", loss)
     return torch.lerp(x, x.mean((-2, -1), keepdim=True), loss)
 
 
 def pixelate(x: Tensor, block: float) -> Tensor:
-    """Squares of the given side in one colour."""
+    """Averages blocks of `block` x `block` pixels."""
     side = int(block)
     if side != block or any(length % side for length in x.shape[-2:]):
         raise ValueError(f"task.corruptions.pixelate={block}: must divide {list(x.shape[-2:])}")

@@ -1,8 +1,8 @@
 """Random crops and horizontal flips for batches of small images, on the device.
 
 `resized` is torchvision's RandomResizedCrop: a box of random area and aspect ratio, resized to the
-full image. `reflect` and `pad` move the image by up to four pixels and fill the border with its
-mirror image or with black. ED without label anchors can exploit black borders: only unblended crops
+full image. `reflect` and `pad` shift the image by up to four pixels and fill the border with its
+reflection or with black. ED without label anchors can exploit black borders: only unblended crops
 have them, so a network that is confident only next to a black border makes every path flat.
 """
 
@@ -20,18 +20,18 @@ CROPS = ("resized", "reflect", "pad")
 PADDING = 4
 ASPECT = (3 / 4, 4 / 3)  # width / height; torchvision's default
 _STRETCH = tuple(math.log(ratio) / 2 for ratio in ASPECT)  # logarithm of sqrt(width / height)
-ATTEMPTS = 10  # boxes to draw before falling back to the whole image, as torchvision does
+ATTEMPTS = 10  # boxes to draw before falling back to the whole image, as in torchvision
 
 
 def check_crop(crop: str, area: Sequence[float]) -> None:
     choice("task.crop", crop, CROPS)
-    each(fraction, "task.crop_area", area, zero=False)
-    if len(area) != 2 or area[0] > area[1]:
-        raise ValueError(f"task.crop_area={area}: must be two fractions of the image, least first")
+    low, high = each(fraction, "task.crop_area", area, zero=False, length=2)
+    if low > high:
+        raise ValueError(f"task.crop_area={area}: must be in ascending order")
 
 
 def croppable(pixels: Tensor, crop: str) -> Tensor:
-    """Images (N, C, H, W) in the form that `random_crops` reads: padded once, or as they are."""
+    """Pads images (N, C, H, W) for `random_crops`, where the crop needs it."""
     if crop == "pad":
         return F.pad(pixels, [PADDING] * 4)
     if crop == "reflect":
@@ -43,7 +43,7 @@ def croppable(pixels: Tensor, crop: str) -> Tensor:
 def random_crops(
     images: Tensor, index: Tensor, crop: str, area: Sequence[float], generator: torch.Generator
 ) -> Tensor:
-    """Crops and flips of `images[index]`, prepared by `croppable`: (B, C, H, W), grey levels."""
+    """Randomly crops and flips `images[index]`, padded by `croppable`: (B, C, H, W)."""
     if crop != "resized":
         return crop_and_flip(images, index, PADDING, generator)
     boxes = draw_boxes(len(index), images.shape[-2:], area, generator)
@@ -81,8 +81,8 @@ def draw_boxes(
 ) -> Tensor:
     """Boxes (4, count) as top, left, height, width, drawn like torchvision's RandomResizedCrop.
 
-    Area is uniform in `area` x H x W, the logarithm of the aspect ratio uniform; a box that does
-    not fit is drawn again, at most ten times.
+    The area is uniform in `area` x H x W, the aspect ratio log-uniform; a box that does not fit is
+    redrawn up to ten times.
     """
     device = generator.device
     sizes, whole = _column(tuple(size), device), _column(_whole(size), device)
@@ -117,7 +117,7 @@ def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     # centres of output pixels inside the box, not beyond the centres of its outer pixels
     steps = torch.arange(0.5, max(size), device=pixels.device)
     place = (steps * (side / sizes)).sub_(0.5).clamp_(min=0).minimum(side - 1).add_(start)
-    # as grid_sample counts with align_corners=True: pixel 0 at -1, the last pixel at 1
+    # grid_sample with align_corners=True: pixel 0 at -1, the last pixel at 1
     place = place.mul_(2 / (sizes - 1)).sub_(1)
     y, x = place[0, :, :height], place[1, :, :width]
     x = torch.where(flip[:, None], x.flip(-1), x)
@@ -127,7 +127,7 @@ def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 
 @cache
 def _column(values: tuple[float, float], device: torch.device) -> Tensor:
-    """(2, 1); kept, as a copy from the host makes it wait for the device."""
+    """The values as a (2, 1) tensor, cached: copying from the host would block."""
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
 
@@ -139,6 +139,6 @@ def _whole(size: Sequence[int]) -> tuple[int, int]:
 
 
 def _mirrored(side: int, device) -> Tensor:
-    """Indices of an axis with PADDING mirrored pixels at both ends, the edge not repeated."""
+    """Indices that reflect-pad an axis by PADDING; the edge pixel is not repeated."""
     last = side - 1
     return last - (last - torch.arange(-PADDING, side + PADDING, device=device).abs()).abs()

@@ -1,11 +1,11 @@
-"""Small pictures with their labels: read from the hub or a folder, decoded once and kept."""
+"""Small labelled images from the hub or a folder, decoded once and cached."""
 
 import contextlib
 import hashlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,28 +48,23 @@ def load_images(
     remedy: str = IMAGES_REMEDY,
     resize: bool = False,
 ) -> Images:
-    """One split of a hub data set or of a local folder with the same columns, decoded once.
-
-    The arguments are those of `load_table`. Grey pictures become RGB. Other sizes are an error
-    unless they may be resized.
-    """
+    """Loads one split of `load_table` as RGB images; another size raises, unless `resize`."""
     table = load_table(source, split, key, remedy)
     names = set(table.column_names)
     image = next((name for name in ("img", "image") if name in names), None)
     if image is None or "label" not in names:
         raise ValueError(
             f"{key}={source}: split {split!r} has columns {sorted(names)}; "
-            "needed are 'img' (or 'image') and 'label', as in the hub's uoft-cs/cifar10"
+            "it needs 'img' (or 'image') and 'label', like the hub's uoft-cs/cifar10"
         )
     identity = f"{table._fingerprint}/{source}/{split}/{len(table)}/{size}"
     identity += "/resized" if resize else ""
-    decode = partial(_decode, table, image, size, f"{key}={source}", resize)
-    pixels, labels = decoded_once(identity, decode, (len(table), 3, *size))
+    decode_table = partial(_decode_table, table, image, size, f"{key}={source}", resize)
+    pixels, labels = decoded_once(identity, decode_table, (len(table), 3, *size))
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(
-            f"{key}={source}: labels of split {split!r} run from {labels.min()} to "
-            f"{labels.max()}, but {classes} classes are expected: give other pictures, or the "
-            "matching task.classes"
+            f"{key}={source}: labels of split {split!r} range from {labels.min()} to "
+            f"{labels.max()}, but {classes} classes are expected; change the data or task.classes"
         )
     return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
 
@@ -77,9 +72,9 @@ def load_images(
 def decoded_once(
     identity: str, decode: Callable, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels of `shape` and labels of `decode()`, cached for data that were decoded before."""
-    content = hashlib.sha256(identity.encode())
-    cached = _cache_folder() / f"pictures-{content.hexdigest()[:16]}.npz"
+    """Returns `decode()`, pixels of `shape` and labels; cached on disk under `identity`."""
+    folder = Path(os.environ.get("ED_CACHE") or Path.home() / ".cache" / "ed")
+    cached = folder / f"images-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.npz"
     arrays = _read_cache(cached, shape)
     if arrays is None:
         arrays = decode()
@@ -88,12 +83,12 @@ def decoded_once(
 
 
 def load_table(source: str, split: str, key: str, remedy: str = IMAGES_REMEDY):
-    """One split of a hub data set, of a folder, or of a file of `FORMATS`, as `datasets` has it.
+    """Loads one split of a hub data set, a folder, or a file in one of `FORMATS`.
 
-    `embedded` names the small CIFAR-10 subset that ships with the package. `key` is the config key
-    that gave `source`, `remedy` what it may be instead, for messages.
+    `embedded` names the small CIFAR-10 subset that ships with the package. For messages, `key` is
+    the config key of `source` and `remedy` lists its valid values.
     """
-    import datasets  # heavy: only where pictures are read
+    import datasets  # slow to import
 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
@@ -105,15 +100,12 @@ def load_table(source: str, split: str, key: str, remedy: str = IMAGES_REMEDY):
             return datasets.load_dataset(data_format, data_files=str(path), split=split)
         with hub_or_cache(str(path or source)):
             return datasets.load_dataset(str(path or source), split=split)
-    except Exception as error:  # datasets raises a dozen kinds: offline, unknown id, bad files
-        raise ValueError(
-            f"{key}={source}: split {split!r} could not be read "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}). Give {remedy}"
-        ) from error
+    except Exception as error:  # datasets raises many types: offline, unknown id, bad files
+        raise unreadable(f"{key}={source}: split {split!r}", error, remedy) from error
 
 
 def split_names(source: str, key: str, remedy: str = IMAGES_REMEDY) -> list[str]:
-    """The splits that `load_table` can load; those of a single file are one, train."""
+    """Returns the splits that `load_table` can load; a single file has only "train"."""
     import datasets
 
     path = _local(source, key, remedy)
@@ -123,91 +115,94 @@ def split_names(source: str, key: str, remedy: str = IMAGES_REMEDY) -> list[str]
         with hub_or_cache(str(path or source)):
             return datasets.get_dataset_split_names(str(path or source))
     except Exception as error:
-        raise ValueError(
-            f"{key}={source}: could not be read "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}). Give {remedy}"
-        ) from error
+        raise unreadable(f"{key}={source}", error, remedy) from error
+
+
+def unreadable(what: str, error: Exception, remedy: str) -> ValueError:
+    """Returns the one-line error for data that another library could not read."""
+    reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return ValueError(f"{what} could not be read ({reason}); use {remedy}")
 
 
 def _local(source: str, key: str, remedy: str) -> Path | None:
-    """The folder or file that `source` names; None for a hub id."""
+    """Returns the folder or file of `source`; None for a hub id."""
     if source == "embedded":
         return EMBEDDED
     path = Path(source).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix.lower() in FORMATS):
         return path
     if path.is_file():
-        raise ValueError(f"{key}={source}: files may be {', '.join(FORMATS)}. Give {remedy}")
+        raise ValueError(f"{key}={source}: not a {', '.join(FORMATS)} file; use {remedy}")
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise FileNotFoundError(f"{key}={source}: no such folder. Give {remedy}")
+        raise FileNotFoundError(f"{key}={source}: no such folder; use {remedy}")
     return None
 
 
-def _decode(
-    table, image: str, size: tuple[int, int], what: str, resize: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    from datasets import Image
+def decode(
+    images: Iterator, names: Sequence, size: tuple[int, int], *, what: str, resize: bool
+) -> np.ndarray:
+    """Decodes images to uint8 RGB (N, 3, H, W); `resize` scales and centre-crops them to `size`."""
     from PIL import ImageOps
     from PIL.Image import DecompressionBombError
     from tqdm import tqdm
 
-    table = table.cast_column(image, Image())  # files written without the hub's metadata
-    pixels = np.empty((len(table), 3, *size), dtype=np.uint8)
-    rows = tqdm(table, desc=f"decoding {what}", unit="picture", disable=None, leave=False)
-    rows = iter(rows)
-    for index in range(len(table)):
+    pixels = np.empty((len(names), 3, *size), dtype=np.uint8)
+    progress = tqdm(names, desc=f"decoding {what}", unit="image", disable=None, leave=False)
+    for index, name in enumerate(progress):
         try:
-            picture = next(rows)[image].convert("RGB")
-            picture = np.asarray(ImageOps.fit(picture, size[::-1]) if resize else picture)
+            image = next(images).convert("RGB")
+            image = np.asarray(ImageOps.fit(image, size[::-1]) if resize else image)
         except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
-            raise ValueError(f"{what}: picture {index} cannot be read: {error}") from error
+            raise ValueError(f"{what}: {name} cannot be read: {error}") from error
         except (AttributeError, TypeError):  # null
-            raise ValueError(f"{what}: row {index} holds no image; remove it") from None
-        if picture.shape[:2] != tuple(size):
+            raise ValueError(f"{what}: {name} is missing; remove its row") from None
+        if image.shape[:2] != tuple(size):
             raise ValueError(
-                f"{what}: picture {index} is {picture.shape[0]}x{picture.shape[1]}, but "
-                f"{size[0]}x{size[1]} is expected: give other pictures, or the matching "
-                "task.image_size"
+                f"{what}: {name} is {image.shape[0]}x{image.shape[1]}, but {size[0]}x{size[1]} is "
+                "expected; change the data or task.image_size"
             )
-        pixels[index] = picture.transpose(2, 0, 1)
-    return pixels, _labels(table, what)
+        pixels[index] = image.transpose(2, 0, 1)
+    return pixels
+
+
+def _decode_table(
+    table, column: str, size: tuple[int, int], what: str, resize: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    from datasets import Image
+
+    table = table.cast_column(column, Image())  # for files without the hub's metadata
+    names = [f"image {index}" for index in range(len(table))]
+    images = (row[column] for row in table)
+    return decode(images, names, size, what=what, resize=resize), _labels(table, what)
 
 
 def _labels(table, what: str) -> np.ndarray:
-    """The column of labels, which must be whole numbers: nothing is rounded or parsed."""
+    """Returns the labels, which must be integers: nothing is rounded or parsed."""
     labels = table["label"][:]
     for index, label in enumerate(labels):
         if type(label) is not int:
             raise ValueError(
-                f"{what}: the label of row {index} is {label!r:.60}; needed is a whole number, "
-                "counted from 0"
+                f"{what}: the label of row {index} is {label!r:.60}; use whole numbers from 0"
             )
     return np.asarray(labels, dtype=np.int64)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("ED_CACHE") or Path.home() / ".cache" / "ed")
 
 
 def _read_cache(path: Path, shape: tuple[int, ...]):
     try:
         with np.load(path, allow_pickle=False) as file:
             pixels, labels = file["pixels"], file["labels"]
-        kinds = (pixels.dtype, labels.dtype) == (np.uint8, np.int64)
-        return (pixels, labels) if kinds and _shapes(pixels, labels) == (shape, shape[:1]) else None
+        types = (pixels.dtype, labels.dtype) == (np.uint8, np.int64)
+        valid = types and (pixels.shape, labels.shape) == (shape, shape[:1])
+        return (pixels, labels) if valid else None
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None  # absent or damaged: decode again
 
 
-def _shapes(*arrays: np.ndarray) -> tuple:
-    return tuple(array.shape for array in arrays)
-
-
 def _write_cache(path: Path, arrays) -> None:
-    """Optional: without room for a cache the next run decodes again."""
+    """Writes the cache where there is room; otherwise the next run decodes again."""
     file = io.BytesIO()
     np.savez(file, pixels=arrays[0], labels=arrays[1])
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, file.getvalue())
-        sweep(path)  # whoever else is writing the same pictures need not go on
+        sweep(path)  # removes the temporary files of other writers

@@ -1,9 +1,8 @@
-"""Fine-tuning CLIP: accuracy in and out of distribution, and the weights it all started from.
+"""Fine-tuning CLIP, evaluated in and out of distribution.
 
-On ImageNet with its five shifts (`ImageNetFineTuning`), or as a stand-in that needs neither
-ImageNet nor OpenAI's weights: a small CLIP is trained on captions of one half of CIFAR-10
-(`StandInPretraining`), then fine-tuned on all of it (`StandIn`), with corrupted test pictures as
-shifts.
+On ImageNet with its five shifts (`ImageNetFineTuning`), or on a stand-in without ImageNet or
+OpenAI's weights: a small CLIP is trained on captions of half of CIFAR-10 (`StandInPretraining`),
+then fine-tuned on all of it (`StandIn`), with corrupted test images as shifts.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -24,12 +23,12 @@ from ed.tasks.imagenet_task import ImageNetTask
 
 
 class FineTuning(ImageTask):
-    """What fine-tuning adds to a task on pictures: shifts, and the weights it started from.
+    """Adds shifted evaluation sets, and keeps the initial weights.
 
-    These are part of every checkpoint: the file they were read from may be trained anew meanwhile.
+    Checkpoints include the initial weights, as the file they came from may change.
 
     Attributes:
-        shifts: sets of pictures to score, by the names that metrics carry; a subclass fills it.
+        shifts: evaluation sets by their names in metrics; set by subclasses.
     """
 
     zero_shot: dict[str, Tensor] | None = None
@@ -41,9 +40,9 @@ class FineTuning(ImageTask):
         return super().batches(model, start)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """As without shifts; and the accuracy under each of them, and their plain mean."""
+        """Adds the accuracy on each shift, and their unweighted mean."""
         report = super().evaluate(model)
-        found = {name: self.score(model, pictures)[0] for name, pictures in self.shifts.items()}
+        found = {name: self.score(model, images)[0] for name, images in self.shifts.items()}
         report |= {f"eval/acc_{name}": accuracy for name, accuracy in found.items()}
         return report | ({"eval/acc_ood": sum(found.values()) / len(found)} if found else {})
 
@@ -56,11 +55,11 @@ class FineTuning(ImageTask):
 
 
 class ImageNetFineTuning(FineTuning, ImageNetTask):
-    """ImageNet, CLIP's views of it, and the sets that shift it.
+    """Fine-tunes CLIP on ImageNet; evaluates on it and its shifts.
 
     Args:
-        shifts: the folder with the shifted sets, as their authors distribute them; None: none.
-        shift_names: which of them.
+        shifts: folder with the shifted sets, as their authors distribute them; None: no shifts.
+        shift_names: the sets to evaluate on.
     """
 
     def __init__(self, data: str, *, shifts: str | None, shift_names: Sequence[str], **settings):
@@ -75,11 +74,11 @@ class ImageNetFineTuning(FineTuning, ImageNetTask):
         super().prepare(device, seed)
 
     def sources(self) -> list[Source]:
-        return [*super().sources(), *(shift.pictures for shift in self.shifts.values())]
+        return [*super().sources(), *(shift.images for shift in self.shifts.values())]
 
 
 class StandIn(FineTuning):
-    """Stand-in for ImageNet and its shifts: CIFAR-10, and its test pictures corrupted."""
+    """Stand-in for ImageNet and its shifts: CIFAR-10 and corrupted test images."""
 
     mean, std = CLIP.mean, CLIP.std
 
@@ -89,7 +88,7 @@ class StandIn(FineTuning):
 
     def prepare(self, device: torch.device, seed: int) -> None:
         super().prepare(device, seed)
-        clean = self.test.to("cpu")  # a GPU rounds otherwise, and all should see the same pictures
+        clean = self.test.to("cpu")  # GPUs round differently; all runs need the same images
         self.shifts = {
             name: Images(corrupt(clean.pixels, name, severity), clean.labels).to(device)
             for name, severity in self.corruptions.items()
@@ -97,63 +96,62 @@ class StandIn(FineTuning):
 
 
 class StandInPretraining(ImageTask):
-    """Images and captions of a part of CIFAR-10: contrastive training of a small CLIP.
+    """Contrastive training of a small CLIP on captions of the first `part` of CIFAR-10.
 
-    With ten classes most captions of a batch come several times, and all captions of a class fit
-    all its pictures. So no pair of one class is a negative: every distinct caption is compared with
-    every picture, and both ways of matching have the whole class as their target.
+    With ten classes captions repeat within a batch, and any caption of a class fits any of its
+    images. So the loss compares every distinct caption with every image, and in both directions
+    the target is uniform over the class.
     """
 
     mean, std = CLIP.mean, CLIP.std
     has_labels = False  # outputs are captions, not classes
-    no_parts = "its captions choose among all pictures of a batch"
+    no_parts = "its loss compares captions with all images of a batch"
 
     def __init__(self, data: str, *, part: float, **settings):
         super().__init__(data, space="input", **settings)
         self.part = fraction("task.part", part, zero=False)
 
     def load(self, split: str) -> Images:
-        pictures = super().load(split)
+        images = super().load(split)
         if split == "test":
-            return pictures
-        count = round(self.part * len(pictures))
-        return Images(pictures.pixels[:count], pictures.labels[:count])
+            return images
+        count = round(self.part * len(images))
+        return Images(images.pixels[:count], images.labels[:count])
 
     def check_model(self, model: nn.Module) -> None:
         if not isinstance(model, Towers):
-            raise ValueError(
-                "task=clip_standin_pretrain needs both towers: model=clip_small_pretrain"
-            )
+            raise ValueError("task=clip_standin_pretrain: use model=clip_small_pretrain")
         if len(model.tokens) != self.classes:
             raise ValueError(
-                f"model.prompts names {len(model.tokens)} classes, but task.classes={self.classes}"
+                f"task.classes={self.classes}: model.prompts has {len(model.tokens)} classes"
             )
-        super().check_model(model.zero_shot())  # what is evaluated
+        super().check_model(model.zero_shot())  # the model that is evaluated
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = outputs.unflatten(1, (self.classes, -1))  # (pictures, classes, templates)
+        logits = outputs.unflatten(1, (self.classes, -1))  # (images, classes, templates)
         loss = matching_loss(logits, batch["label"])
         accuracy = (logits.mean(-1).argmax(-1) == batch["label"]).float().mean()
         return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Zero-shot classification of the test pictures."""
+        """Scores zero-shot classification of the test images."""
         return super().evaluate(model.zero_shot())
 
 
 def matching_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean of two cross-entropies: pictures choose among captions, captions among pictures.
+    """Mean of two cross-entropies: images over captions, and captions over images.
+
+    Targets are uniform over the class; classes without an image in the batch are skipped.
 
     Args:
-        logits: (pictures, classes, templates).
-        labels: (pictures,). Targets are uniform over what shares the class; a class of which the
-            batch has no picture chooses none.
+        logits: (images, classes, templates).
+        labels: (images,).
     """
     classes = logits.shape[1]
     match = F.one_hot(labels, classes).to(logits.dtype)
     captions = logits.flatten(1).log_softmax(1).view_as(logits).mean(-1)
     choose_caption = -(match * captions).sum() / len(labels)
     counts = match.sum(0)
-    pictures = (match * logits.log_softmax(0).mean(-1)).sum(0) / counts.clamp(min=1)
-    choose_picture = -pictures.sum() / (counts > 0).sum()
-    return (choose_caption + choose_picture) / 2
+    images = (match * logits.log_softmax(0).mean(-1)).sum(0) / counts.clamp(min=1)
+    choose_image = -images.sum() / (counts > 0).sum()
+    return (choose_caption + choose_image) / 2

@@ -5,6 +5,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ed.core.validate import choice
+from ed.datasets.images import unreadable
 from ed.runtime.hub import hub_or_cache
 from ed.tasks.text_task import TextTask
 
@@ -14,7 +15,7 @@ METRICS = {"rte": "eval/acc", "mrpc": "eval/acc", "cola": "eval/matthews"}
 
 
 class Glue(TextTask):
-    """Evaluates on the validation split, as test labels are hidden."""
+    """Fine-tunes on a GLUE task; evaluates on the validation split, as test labels are hidden."""
 
     def __init__(self, data: str = "nyu-mll/glue", name: str = "rte", **settings):
         choice("task.name", name, COLUMNS)
@@ -26,8 +27,8 @@ class Glue(TextTask):
         missing = {*COLUMNS[self.name], "label"} - set(table.column_names)
         if missing:
             raise ValueError(
-                f"task.data={self.data}: no column {', '.join(sorted(missing))} for "
-                f"task.name={self.name}, only {', '.join(table.column_names)}"
+                f"task.data={self.data}: task.name={self.name} needs column "
+                f"{', '.join(sorted(missing))}; found {', '.join(table.column_names)}"
             )
         texts = [table[column].to_pylist() for column in COLUMNS[self.name]]
         return texts, table["label"].to_pylist()
@@ -38,7 +39,7 @@ class Glue(TextTask):
 
 
 def matthews(predictions: Tensor, labels: Tensor) -> float:
-    """Matthews correlation of binary predictions; 0 where one side never varies."""
+    """Matthews correlation of binary predictions; 0 if either side is constant."""
     p, t = predictions.double(), labels.double()
     covariance = (p * t).mean() - p.mean() * t.mean()
     scale = (p.mean() * (1 - p.mean()) * t.mean() * (1 - t.mean())).sqrt()
@@ -46,27 +47,21 @@ def matthews(predictions: Tensor, labels: Tensor) -> float:
 
 
 def load_split(data: str, name: str, split: str):
-    """One split of a GLUE task as an Arrow table: from the hub, or a folder laid out like it."""
+    """Loads one split of a GLUE task as an Arrow table, from the hub or a folder like it."""
     folder = Path(data).expanduser()
+    remedy = f"a folder with {name}/{split}-*.parquet, or a reachable hub id like nyu-mll/glue"
     if data.startswith((".", "/", "~")) and not folder.is_dir():
-        raise FileNotFoundError(
-            f"task.data={data}: no such folder. Give a folder with {name}/{split}-*.parquet, or "
-            "the hub's nyu-mll/glue"
-        )
+        raise FileNotFoundError(f"task.data={data}: no such folder; use {remedy}")
     try:
         if folder.is_dir():
             return _read_parquet(folder / name, split)
-        import datasets  # heavy: only where the hub is asked
+        import datasets  # slow to import
 
         datasets.disable_progress_bars()
         with hub_or_cache(data):
             return datasets.load_dataset(data, name, split=split).with_format("arrow")[:]
-    except Exception as error:  # datasets raises a dozen kinds: offline, unknown id, bad files
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise ValueError(
-            f"task.data={data}: {name}, split {split!r}, could not be read ({reason}). Give a "
-            f"folder with {name}/{split}-*.parquet, or a reachable hub id such as nyu-mll/glue"
-        ) from error
+    except Exception as error:  # datasets raises many types: offline, unknown id, bad files
+        raise unreadable(f"task.data={data}: {name}, split {split!r},", error, remedy) from error
 
 
 def _read_parquet(folder: Path, split: str):

@@ -1,8 +1,8 @@
-"""Grokking: all equations a o b = c modulo p, a part of which is to teach the rest.
+"""Grokking: learn all equations a o b = c modulo p from a part of them.
 
-The simple form of the task: the tokens `a o b =`, the answer c read off the logits at the equals
-sign. The openai/grok form also frames an equation by end-of-sequence tokens and trains on the
-closing one, which follows every answer and is learnt within a few steps.
+The input is the tokens `a o b =`; the answer c is read off the logits at the equals sign.
+openai/grok also frames equations by end-of-sequence tokens and trains on the closing one, which
+is learnt within a few steps.
 """
 
 import math
@@ -22,7 +22,7 @@ OPERATIONS = {
     "addition": lambda x, y: x + y,
     "subtraction": lambda x, y: x - y,
     "multiplication": lambda x, y: x * y,
-    "division": None,  # by its inverse, see `equations`
+    "division": None,  # special case in `equations`
     "quadratic": lambda x, y: x**2 + x * y + y**2,
     "cubic": lambda x, y: x**3 + x * y,
 }
@@ -30,9 +30,9 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
 def equations(operation: str, modulus: int) -> Tensor:
-    """Every equation a o b = c modulo `modulus`, as rows (a, b, c).
+    """Returns every equation a o b = c modulo `modulus` as rows (a, b, c).
 
-    All pairs (a, b); for the division those with b != 0, made as a = b c.
+    Division has only b != 0, built as a = b c.
     """
     choice("task.operation", operation, OPERATIONS)
     count("task.modulus", modulus, least=2)
@@ -50,11 +50,11 @@ class ModularArithmetic(Task):
     """Learns a binary operation from a part of its table; evaluates on both parts.
 
     Args:
-        split_seed: of the split, which is the same for all seeds of a run.
-        batch_size: at most half of the training equations.
-        eval_every: steps between evaluations, beside
-        eval_per_decade: evaluations at steps that grow geometrically, so many while they grow
-            tenfold: what happens in the first thousand steps is otherwise lost.
+        split_seed: seed of the split, independent of the run's seed.
+        batch_size: capped at half of the training equations.
+        eval_every: steps between evaluations.
+        eval_per_decade: additional evaluations per factor of ten in steps, spaced geometrically,
+            to resolve the first thousand steps.
         loss_precision: of log-softmax and loss, not of the network. In `float32` the gradients of
             well-fitted equations round to zero (softmax collapse, Prieto et al. 2025).
     """
@@ -86,8 +86,8 @@ class ModularArithmetic(Task):
         self.num_examples = round(train_fraction * len(self.rows))
         if not 2 <= self.num_examples < len(self.rows):
             raise ValueError(
-                f"task.train_fraction={train_fraction}: of {len(self.rows)} equations at least 2 "
-                "are needed for training, and one for validation"
+                f"task.train_fraction={train_fraction}: {len(self.rows)} equations must be split "
+                "into at least 2 for training and 1 for validation"
             )
         self.split_seed, self.total_steps, self.warmup_steps = split_seed, steps, warmup_steps
         self.batch_size = min(batch_size, math.ceil(self.num_examples / 2))
@@ -95,11 +95,11 @@ class ModularArithmetic(Task):
 
     def check_model(self, model: nn.Module) -> None:
         if not isinstance(model, GrokkingTransformer):
-            raise ValueError(f"task=grokking needs model=grokking, not {type(model).__name__}")
+            raise ValueError(f"task=grokking: use model=grokking, not {type(model).__name__}")
         if model.vocabulary != self.modulus + 2 or len(model.positions) != 4:
             raise ValueError(
-                f"model.numbers={model.vocabulary - 2}, model.length={len(model.positions)}: "
-                f"task=grokking needs model.numbers={self.modulus}, model.length=4"
+                f"model.numbers={model.vocabulary - 2}, model.length={len(model.positions)}: use "
+                f"model.numbers={self.modulus}, model.length=4"
             )
 
     def prepare(self, device: torch.device, seed: int) -> None:
@@ -111,7 +111,7 @@ class ModularArithmetic(Task):
         )
 
     def _tokens(self, rows: Tensor) -> Batch:
-        """The tokens `a o b =` (N, 4) and the answers (N,)."""
+        """Returns the tokens `a o b =` (N, 4) and the answers (N,)."""
         a, b, c = rows.unbind(1)
         operator, equals = torch.full_like(a, self.modulus), torch.full_like(a, self.modulus + 1)
         return {"ids": torch.stack([a, operator, b, equals], dim=1), "label": c.contiguous()}
@@ -128,7 +128,7 @@ class ModularArithmetic(Task):
 
     def examples(self, index: Tensor) -> Batch:
         index = index.to(self.device)
-        # cheaper for the host than value[index], which counts where steps are this small
+        # less host overhead than value[index], which matters for steps this small
         return {name: value.index_select(0, index) for name, value in self.train.items()}
 
     def field(self, model: nn.Module, batch: Batch) -> Field:

@@ -1,4 +1,4 @@
-"""Classifying a user's own images: a folder of class folders, or any image data set."""
+"""Classification of your own images: a folder of class folders, or any image data set."""
 
 from functools import partial
 from pathlib import Path
@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ed.core.validate import each, fraction, positive
-from ed.datasets.images import Images, decoded_once, load_images, load_table, split_names
+from ed.core.validate import each, fraction, not_negative, positive
+from ed.datasets.images import Images, decode, decoded_once, load_images, load_table, split_names
 from ed.datasets.splits import EVALUATION, evaluation_split, held_out
 from ed.tasks.image_task import ImageTask
 
@@ -17,18 +17,18 @@ REMEDY = (
     "a folder with one folder of images per class (or with train/ and val/ of such), a folder with "
     "parquet files, or a hub id"
 )
-LEAST_STD = 1 / 255  # of a channel that does not vary
+LEAST_STD = 1 / 255  # for constant channels
 
 
 class ImageFolder(ImageTask):
-    """Images resized to `image_size` and kept on the device as bytes.
+    """Classifies images, resized to `image_size` and kept on the device as bytes.
 
-    `data` has class folders, or train/ and val/ (or test/) with class folders, as torchvision's
-    ImageFolder; or it names a data set with columns `image` and `label`. Without a split to
-    evaluate on, `holdout` of the training images is set aside, the same for every seed.
+    `data` has class folders, or train/ and val/ (or test/) with class folders, as in torchvision's
+    ImageFolder; or it names a data set with columns `image` and `label`. Without an evaluation
+    split, `holdout` of the training images is set aside, the same for every seed.
 
     Attributes:
-        class_names: of a folder, in the order of the labels.
+        class_names: the class folders in label order; None for a data set.
     """
 
     def __init__(
@@ -50,20 +50,16 @@ class ImageFolder(ImageTask):
         found = classes if self.class_names is None else len(self.class_names)
         if classes is not None and found != classes:
             raise ValueError(
-                f"task.classes={classes}: task.data={data} has {found} class folders; set "
-                f"task.classes={found}, or leave it out"
+                f"task.classes={classes}: task.data={data} has {found} class folders; use "
+                f"task.classes={found}"
             )
         super().__init__(data, classes=found or _count_classes(data), **settings)
         if (mean is None) != (std is None):
-            raise ValueError("task.mean, task.std: give both, or neither to compute them")
-        for key, values in {"mean": mean, "std": std}.items():
-            if values is not None and len(values) != 3:
-                raise ValueError(f"task.{key}={values}: must be three numbers, one per channel")
-        if std is not None:
-            each(positive, "task.std", std)
+            raise ValueError("task.mean, task.std: set both, or neither to compute them")
         self.computed = mean is None
         if not self.computed:
-            self.mean, self.std = tuple(mean), tuple(std)
+            self.mean = tuple(each(not_negative, "task.mean", mean, length=3))
+            self.std = tuple(each(positive, "task.std", std, length=3))
 
     def load(self, split: str) -> Images:
         name = evaluation_split(self._splits(), self.split, self.data)
@@ -100,10 +96,10 @@ class ImageFolder(ImageTask):
 
 
 def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of bytes (N, 3, H, W), in units of 255."""
+    """Mean and standard deviation per channel of uint8 (N, 3, H, W), divided by 255."""
     count = pixels.numel() // pixels.shape[1]
     total = torch.zeros(2, pixels.shape[1], dtype=torch.float64, device=pixels.device)
-    for part in pixels.split(256):  # float64 copies of all would be eight times the data
+    for part in pixels.split(256):  # bounds the memory of the float64 copies
         values = part.double() / 255
         total += torch.stack([values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
     mean, square = total / count
@@ -112,7 +108,7 @@ def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def _class_folder_root(data: str) -> Path | None:
-    """The folder whose folders are the classes to train on; None: `data` is a data set."""
+    """Returns the folder of the training class folders; None if `data` is a data set."""
     folder = Path(data).expanduser()
     if not folder.is_dir() or any(folder.rglob("*.parquet")):
         return None
@@ -122,10 +118,7 @@ def _class_folder_root(data: str) -> Path | None:
 def _class_names(root: Path, data: str) -> list[str]:
     names = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
     if len(names) < 2:
-        raise ValueError(
-            f"task.data={data}: {root} has {len(names)} folders, and two classes are the least. "
-            f"Give {REMEDY}"
-        )
+        raise ValueError(f"task.data={data}: {root} has {len(names)} class folders; use {REMEDY}")
     return names
 
 
@@ -133,14 +126,14 @@ def _count_classes(data: str) -> int:
     table = load_table(data, "train", "task.data", REMEDY)
     feature = table.features.get("label")
     if feature is None:
-        raise ValueError(f"task.data={data}: no column label, only {', '.join(table.column_names)}")
+        raise ValueError(f"task.data={data}: no column label in {', '.join(table.column_names)}")
     return getattr(feature, "num_classes", None) or 1 + max(table["label"])
 
 
 def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str) -> Images:
     unknown = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name not in names)
     if unknown:
-        raise ValueError(f"{what}: {root} has class {unknown[0]}, which the training images lack")
+        raise ValueError(f"{what}: {root} has class {unknown[0]}, which is not in training")
     files = [
         (path, label)
         for label, name in enumerate(names)
@@ -156,17 +149,8 @@ def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str
 
 
 def _decode_files(files: list, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scaled to cover `size` (height, width), the middle kept."""
-    from PIL import Image, ImageOps
-    from tqdm import tqdm
+    from PIL import Image
 
-    pixels = np.empty((len(files), 3, *size), dtype=np.uint8)
-    rows = tqdm(files, desc=f"decoding {what}", unit="image", disable=None, leave=False)
-    for index, (path, _) in enumerate(rows):
-        try:
-            with Image.open(path) as image:
-                fitted = ImageOps.fit(image.convert("RGB"), size[::-1])
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ValueError(f"{what}: {path} cannot be read: {error}") from error
-        pixels[index] = np.asarray(fitted).transpose(2, 0, 1)
-    return pixels, np.array([label for _, label in files], dtype=np.int64)
+    paths, labels = zip(*files, strict=True)
+    pixels = decode(map(Image.open, paths), paths, size, what=what, resize=True)
+    return pixels, np.array(labels, dtype=np.int64)

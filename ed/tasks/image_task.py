@@ -1,4 +1,4 @@
-"""Classifying small images that stay on the training device, as uint8 until they are used."""
+"""Classification of small images, kept on the training device as uint8."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,20 +14,16 @@ from ed.datasets.images import Images, load_images
 from ed.models import spaces
 from ed.runtime import processes
 from ed.runtime.streams import reseed
-from ed.tasks.base import (
-    Task,
-    check_shapes,
-    check_warmup,
-)
+from ed.tasks.base import EpochTask, check_shapes, check_warmup
 
 EVAL_BATCH = 1000
 
 
-class ImageTask(Task):
-    """Classifies small pictures that stay on the device: those of `data`, unless `load` says else.
+class ImageTask(EpochTask):
+    """Classifies the small images that `load` returns; they stay on the device.
 
     Attributes:
-        mean, std: of the normalisation, per channel.
+        mean, std: normalisation per channel.
     """
 
     metric = "eval/acc"
@@ -52,7 +48,7 @@ class ImageTask(Task):
     ):
         counts("task", epochs=epochs, batch_size=batch_size, eval_every=eval_every, classes=classes)
         check_warmup("epochs", warmup_epochs, epochs)
-        _check_size(image_size)
+        each(count, "task.image_size", image_size, length=2)
         check_crop(crop, crop_area)
         self.data, self.epochs, self.warmup_epochs = data, epochs, warmup_epochs
         self.batch_size, self.augment, self.space = batch_size, augment, space
@@ -64,7 +60,7 @@ class ImageTask(Task):
         return self.space == "input"
 
     def load(self, split: str) -> Images:
-        """The pictures of "train" or "test"."""
+        """Loads "train" or "test"."""
         return load_images(self.data, split, classes=self.classes, size=self.image_size)
 
     def prepare(self, device: torch.device, seed: int) -> None:
@@ -74,27 +70,17 @@ class ImageTask(Task):
         self.plan(device, seed, epoch=len(self.train))
 
     def plan(self, device: torch.device, seed: int, *, epoch: int) -> None:
-        """Constants on the device, and lengths in steps; `epoch`: pictures in one."""
-        self.seed, self.device = seed, device
-        if epoch < self.batch_size:
-            raise ValueError(
-                f"task.batch_size={self.batch_size}: task.data={self.data} has only "
-                f"{epoch} training pictures"
-            )
+        """Sets lengths in steps, and constants on the device; an epoch has `epoch` images."""
+        self.count_steps(epoch)
+        self.seed, self.device, self.num_examples = seed, device, len(self.train)
         self.shift = torch.tensor(self.mean, device=device).view(3, 1, 1)
         self.scale = torch.tensor(self.std, device=device).view(3, 1, 1)
-        self.steps_per_epoch = epoch // self.batch_size
-        self.num_examples = len(self.train)
-        self.total_steps = self.epochs * self.steps_per_epoch
-        self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
-        self.eval_steps = self.eval_every * self.steps_per_epoch
 
     def check_model(self, model: nn.Module) -> None:
         size = tuple(getattr(model, "image_size", self.image_size))
         if size != self.image_size:
             raise ValueError(
-                f"task.image_size={list(self.image_size)}: the model is for pictures of "
-                f"{list(size)}"
+                f"task.image_size={list(self.image_size)}: the model takes images of {list(size)}"
             )
         if self.space != "input":
             spaces.split(model, self.space)
@@ -121,10 +107,13 @@ class ImageTask(Task):
             yield {"x": self.normalise(pixels), "label": self.train.labels[index]}
 
     def examples(self, index: Tensor) -> Batch:
-        if self.device.type == "cuda":  # from pinned memory a copy does not wait for the device
+        if self.device.type == "cuda":  # copies from pageable memory block
             index = index.pin_memory()
         index = index.to(self.device, non_blocking=True)
         return {"x": self.normalise(self.train.pixels[index]), "label": self.train.labels[index]}
+
+    def images(self, batch: Batch) -> Tensor:
+        return (batch["x"] * self.scale + self.shift).clamp(0, 1)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         return (pixels.float() / 255 - self.shift) / self.scale
@@ -139,25 +128,20 @@ class ImageTask(Task):
         accuracy, loss = self.score(model, self.test)
         return {"eval/acc": accuracy, "eval/loss": loss}
 
-    def score(self, model: nn.Module, pictures: Images) -> tuple[float, float]:
-        """Accuracy in percent and mean loss; of several processes each scores a part of them."""
-        ours = processes.part(len(pictures))
-        correct, loss = pictures.labels.new_zeros(()), self.shift.new_zeros(())
+    def score(self, model: nn.Module, images: Images) -> tuple[float, float]:
+        """Returns accuracy in percent and mean loss; processes share the images."""
+        ours = processes.part(len(images))
+        correct, loss = images.labels.new_zeros(()), self.shift.new_zeros(())
         for start in ours[::EVAL_BATCH]:
             part = slice(start, min(start + EVAL_BATCH, ours.stop))
-            labels = pictures.labels[part]
-            outputs = model(self.normalise(pictures.pixels[part])).float()
+            labels = images.labels[part]
+            outputs = model(self.normalise(images.pixels[part])).float()
             correct = correct + (outputs.argmax(-1) == labels).sum()
             loss = loss + F.cross_entropy(outputs, labels, reduction="sum")
         correct, loss = (float(processes.total(value)) for value in (correct, loss))
-        return 100 * correct / len(pictures), loss / len(pictures)
+        return 100 * correct / len(images), loss / len(images)
 
     def noise_like(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Uniform pixels in [0, 1] before normalisation: the paper's random-pixel ablation."""
+        """Returns uniform pixels in [0, 1], normalised: the paper's random-pixel ablation."""
         pixels = torch.rand(x.shape, generator=generator, device=x.device)
         return (pixels - self.shift) / self.scale
-
-
-def _check_size(image_size: Sequence[int]) -> None:
-    if len(each(count, "task.image_size", image_size)) != 2:
-        raise ValueError(f"task.image_size={image_size}: must be height and width, e.g. [32,32]")

@@ -8,7 +8,7 @@ VIEWS = {"crop": Views(), "randaugment": Views(randaugment=2)}
 
 
 class ImageNet(ImageNetTask):
-    """Random crop and flip, with RandAugment or without; pixels in [-1, 1]; cross-entropy."""
+    """Random crop and flip, optionally RandAugment; pixels in [-1, 1]; cross-entropy."""
 
     def __init__(self, data: str, *, augment: str, **settings):
         choice("task.augment", augment, VIEWS)

@@ -1,7 +1,7 @@
-"""A task on ImageNet: pictures are read and decoded as training goes, by worker processes."""
+"""Base of the tasks on ImageNet: worker processes read and decode images during training."""
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 import torch
@@ -13,6 +13,7 @@ from ed.datasets.imagenet.evaluation import EvaluationSet, accuracy
 from ed.datasets.imagenet.loading import evaluation_batches, training_batches
 from ed.datasets.imagenet.sources import Source, open_training
 from ed.datasets.imagenet.views import Views
+from ed.runtime.streams import generator
 from ed.tasks.base import Batch
 from ed.tasks.image_task import ImageTask
 
@@ -20,14 +21,14 @@ logger = logging.getLogger("ed")
 
 
 class ImageNetTask(ImageTask):
-    """Classifies ImageNet; a subclass says how it looks at pictures.
+    """Classifies ImageNet; subclasses choose the views.
 
-    Batches hold bytes, which are normalised where the field begins, on the device.
+    Batches hold bytes; `field` normalises them on the device.
 
     Args:
-        views: at any size; that of `image_size` is taken.
-        validation: the split to evaluate on; "train" for data that has no other.
-        repeat: times that each training picture comes in an epoch.
+        views: preprocessing; its size is replaced by `image_size`.
+        validation: the split to evaluate on; "train" if there is no other.
+        repeat: times each training image is used in an epoch.
     """
 
     yields_share = True
@@ -35,7 +36,7 @@ class ImageNetTask(ImageTask):
     def __init__(self, data: str, views: Views, *, validation: str, repeat: int, **settings):
         super().__init__(data, augment=True, **settings)  # rejects unknown settings
         if len(set(self.image_size)) != 1:
-            raise ValueError(f"task.image_size={list(self.image_size)}: must be a square")
+            raise ValueError(f"task.image_size={list(self.image_size)}: must be square")
         count("task.repeat", repeat)
         self.views = replace(views, size=self.image_size[0])
         self.mean, self.std = views.mean, views.std
@@ -46,20 +47,20 @@ class ImageNetTask(ImageTask):
         highest = max(int(source.labels.max()) for source in (self.train, validation))
         if highest >= self.classes:
             raise ValueError(
-                f"task.classes={self.classes}: task.data={self.data} has labels up to {highest}"
+                f"task.classes={self.classes}: task.data={self.data} needs at least {highest + 1}"
             )
         self.test = EvaluationSet("val", validation)
         self.plan(device, seed, epoch=self.repeat * len(self.train))
 
     def sources(self) -> list[Source]:
-        """All that pictures are read from; a subclass adds its own."""
-        return [self.train, self.test.pictures]
+        """Returns all image sources; subclasses add theirs."""
+        return [self.train, self.test.images]
 
     def remarks(self) -> list[str]:
-        """What is unusual about the pictures, each thing once."""
+        """Returns the irregularities of all sources, without duplicates."""
         return list(dict.fromkeys(r for source in self.sources() for r in source.remarks))
 
-    def say_remarks(self) -> None:
+    def log_remarks(self) -> None:
         for remark in self.remarks():
             logger.warning(remark)
 
@@ -67,7 +68,7 @@ class ImageNetTask(ImageTask):
         return {"data": "; ".join(self.remarks())} if self.remarks() else {}
 
     def batches(self, model: nn.Module, start: int) -> Generator[Batch]:
-        self.say_remarks()  # now: while data was prepared, no log was open yet
+        self.log_remarks()  # not in `prepare`, which runs before the log is open
         return training_batches(
             self.train,
             self.views.train,
@@ -84,14 +85,25 @@ class ImageNetTask(ImageTask):
         batches = list(evaluation_batches(self.train, self.views.evaluate, **how))
         return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
+    def images(self, batch: Batch) -> Tensor:
+        return batch["x"] / 255
+
+    def input_stages(self) -> dict[str, Callable[[int], object]]:
+        def augment(index: int) -> Tensor:
+            return self.views.train(self.train.image(index), generator(self.seed, "stage", index))
+
+        size = self.views.size
+        stages = {"read": self.train.read, "read, decode": self.train.image}
+        return stages | {f"read, decode, augment to {size} x {size} bytes": augment}
+
     def field(self, model: nn.Module, batch: Batch) -> Field:
         return super().field(model, batch | {"x": self.normalise(batch["x"])})
 
-    def score(self, model: nn.Module, pictures: EvaluationSet) -> tuple[float, float]:
-        """Accuracy in percent and mean loss."""
+    def score(self, model: nn.Module, images: EvaluationSet) -> tuple[float, float]:
+        """Returns accuracy in percent and mean loss."""
         return accuracy(
             model,
-            pictures,
+            images,
             view=self.views.evaluate,
             normalise=self.normalise,
             device=self.device,

@@ -1,9 +1,8 @@
-"""MNIST-CIFAR (Shah et al., 2020): the paper's failure case, where the simplest rule is not enough.
+"""MNIST-CIFAR (Shah et al., 2020): the paper's failure case, where simple rules mislead.
 
-Each picture is a digit above a CIFAR-10 picture of the same label: 0 with automobile (label 0), 1
-with truck (label 1). Either block gives the label away. At test time the pictures of one block are
-shuffled over both labels while the other block keeps its own: chance there means that the model
-looks at the shuffled block alone.
+Each image is a digit above a CIFAR-10 image of the same label: 0 with automobile (label 0), 1
+with truck (label 1). Either block alone predicts the label. At test time one block is shuffled
+over both labels: chance accuracy means that the model uses only the shuffled block.
 """
 
 import math
@@ -17,10 +16,10 @@ from ed.runtime.streams import generator
 from ed.tasks.image_task import ImageTask
 
 DIGITS, OBJECTS = (0, 1), (1, 9)  # MNIST and CIFAR-10 classes of label 0 and label 1
-SIDE, DIGIT_SIDE = 32, 28  # of a block, and of a digit before it is padded to one
+SIDE, DIGIT_SIDE = 32, 28  # of a block, and of a digit before padding
 STACKED_SIZE = (2 * SIDE, SIDE)
 MNIST_REMEDY = "a folder with MNIST's parquet files, or a reachable hub id (like ylecun/mnist)"
-PAIRING_SEED = 0  # not the run's: all runs share one data set
+PAIRING_SEED = 0  # fixed, so that all runs share one data set
 
 
 class MnistCifar(ImageTask):
@@ -31,9 +30,8 @@ class MnistCifar(ImageTask):
         self.mnist = mnist
         if self.image_size != STACKED_SIZE or self.classes != len(DIGITS):
             raise ValueError(
-                f"task.image_size={list(self.image_size)}, task.classes={self.classes}: a digit "
-                f"above an object is {list(STACKED_SIZE)}, in {len(DIGITS)} classes; leave both as "
-                "they are"
+                f"task.image_size={list(self.image_size)}, task.classes={self.classes}: use the "
+                f"defaults {list(STACKED_SIZE)} and {len(DIGITS)}"
             )
 
     def load(self, split: str) -> Images:
@@ -58,15 +56,15 @@ class MnistCifar(ImageTask):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         report = super().evaluate(model)
-        for block, pictures in self.randomized.items():
-            report[f"eval/acc_{block}_randomized"] = self.score(model, pictures)[0]
+        for block, images in self.randomized.items():
+            report[f"eval/acc_{block}_randomized"] = self.score(model, images)[0]
         return report
 
 
 def stack(digits: Images, objects: Images, generator: torch.Generator) -> Images:
-    """Every object of the two classes, in its order, under a random digit of the same label.
+    """Stacks a random digit of the same label on every object of the two classes, in order.
 
-    No digit serves twice before all of its class have served once (980 zeros for 1,000 test cars).
+    Digits repeat only once all of their class are used (980 zeros for 1,000 test cars).
     """
     chosen = torch.isin(objects.labels, torch.tensor(OBJECTS)).nonzero().squeeze(1)
     labels = (objects.labels[chosen] == OBJECTS[1]).long()
@@ -76,8 +74,8 @@ def stack(digits: Images, objects: Images, generator: torch.Generator) -> Images
         available = (digits.labels == digit).nonzero().squeeze(1)
         if not len(places) or not len(available):
             raise ValueError(
-                f"task.data has {len(places)} pictures of class {name}, task.mnist has "
-                f"{len(available)} of digit {digit}: both are needed, so give complete sets"
+                f"task.data has {len(places)} images of class {name}, task.mnist has "
+                f"{len(available)} of digit {digit}; use the complete sets"
             )
         partner[places] = available[_repeated_permutation(len(available), len(places), generator)]
     margin = [(SIDE - DIGIT_SIDE) // 2] * 4
@@ -86,7 +84,7 @@ def stack(digits: Images, objects: Images, generator: torch.Generator) -> Images
 
 
 def shuffle_rows(pixels: Tensor, rows: slice, generator: torch.Generator) -> Tensor:
-    """A copy of pixels (N, 3, H, W) in which the given rows come from a randomly chosen picture."""
+    """Copies pixels (N, 3, H, W) with the given rows permuted across images."""
     order = torch.randperm(len(pixels), generator=generator).to(pixels.device)
     shuffled = pixels.clone()
     shuffled[..., rows, :] = pixels[order][..., rows, :]
@@ -94,6 +92,6 @@ def shuffle_rows(pixels: Tensor, rows: slice, generator: torch.Generator) -> Ten
 
 
 def _repeated_permutation(size: int, count: int, generator: torch.Generator) -> Tensor:
-    """`count` indices below `size`, random, each used again only once all are used."""
+    """Returns `count` random indices below `size`; each repeats only once all are used."""
     rounds = [torch.randperm(size, generator=generator) for _ in range(math.ceil(count / size))]
     return torch.cat(rounds)[:count]

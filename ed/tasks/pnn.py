@@ -1,4 +1,4 @@
-"""The paper's controlled study: maps from R^3 to R^3 of known degree, to be learnt exactly."""
+"""The paper's controlled study: learn polynomial maps R^3 -> R^3 of known degree."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from ed.core.validate import choice, counts
 from ed.runtime.streams import generator
 from ed.tasks.base import Batch, Task, check_shapes, check_warmup
 
-RANGE = 2.0  # inputs are uniform in [-2, 2]^3, a simple choice that fits the paper's table
+RANGE = 2.0  # inputs are uniform in [-2, 2]^3; not stated, but it reproduces the paper's table
 MAPS = range(1, 7)
 TEST_EXAMPLES = 10_000
 
 
 def target_map(number: int, x: Tensor) -> Tensor:
-    """Maps 1 to 6 of the paper at x (N, 3): (N, 3). Maps 4 to 6 are twice maps 1 to 3."""
+    """Evaluates map 1 to 6 of the paper at x (N, 3). Maps 4 to 6 are twice maps 1 to 3."""
     choice("task.map", number, MAPS)
     x1, x2, x3 = x.unbind(-1)
     scale, base = (1, number) if number <= 3 else (2, number - 3)
@@ -30,16 +30,16 @@ def target_map(number: int, x: Tensor) -> Tensor:
 
 
 def uniform_inputs(count: int, draw: torch.Generator) -> Tensor:
-    """(count, 3) in [-2, 2]^3, in float64."""
+    """Draws (count, 3) from [-2, 2]^3, in float64."""
     return RANGE * (2 * torch.rand(count, 3, generator=draw, dtype=torch.float64) - 1)
 
 
 class PolynomialMaps(Task):
-    """Learns one of the maps from fresh draws at every step; mean squared error.
+    """Learns one of the maps from fresh inputs at every step; mean squared error.
 
     Args:
         map: 1 to 6.
-        examples: size of the fixed set of inputs between which measures run their paths.
+        examples: size of the fixed set of inputs for measures.
     """
 
     metric = "eval/mse"
@@ -63,12 +63,12 @@ class PolynomialMaps(Task):
         self.total_steps, self.warmup_steps, self.eval_steps = steps, warmup_steps, eval_every
 
     def check_model(self, model: nn.Module) -> None:
-        remedy = "model=pnn with model.inputs=3 and model.outputs=3 does"
+        remedy = "use model=pnn with model.inputs=3 and model.outputs=3"
         check_shapes(model, "task=pnn", inputs=(3,), outputs=3, remedy=remedy)
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed
-        # from the run's seed: the spread over seeds is then that of paths and of training together
+        # seeded by the run, so that the spread over seeds covers paths and training
         self.inputs = uniform_inputs(self.num_examples, generator(seed, "examples")).to(device)
         self.test = uniform_inputs(TEST_EXAMPLES, generator(seed, "test")).to(device)
 

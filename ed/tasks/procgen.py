@@ -1,9 +1,9 @@
-"""PPO on Procgen: the rollout is a batch source, so the ordinary loop trains it.
+"""PPO on Procgen, trained by the ordinary loop: rollouts are a source of batches.
 
-`batches` plays with the current model, then yields minibatches, while the test copies play by the
-same weights; `loss` is the clipped objective.
-Saves happen between rollouts only. What the engine cannot restore is the state of the games: a
-resumed run starts new episodes, with the reward statistics and the curves where they were.
+`batches` plays with the current model, then yields minibatches while the test environments play
+with the same weights; `loss` is the clipped objective. Saves happen between rollouts only. The
+state of the games cannot be saved: a resumed run starts new episodes, but keeps the reward
+statistics and curves.
 """
 
 import copy
@@ -30,24 +30,25 @@ from ed.envs.procgen import (
 )
 from ed.runtime.processes import available_cores
 from ed.runtime.streams import reseed, stream_seed
+from ed.tasks.advantages import RewardNormaliser, generalised_advantages
 from ed.tasks.base import Batch, Task, check_shapes
 
-RECENT = 100  # episodes in the mean return of a curve
-REWARD_BOUND = 10.0
+RECENT = 100  # episodes in the mean return
 LEVELS_LOGGED = {"train": ("distinct", "lowest", "highest"), "test": ("lowest",)}
-PRECISIONS = ("bf16", "float32")  # of playing
-GPU_LANES = 3  # parts of the training copies: some are stepped while the GPU decides for another
+PRECISIONS = ("bf16", "float32")  # of the policy in rollouts
+GPU_LANES = 3  # groups of training environments: some step while the GPU acts for another
 
 
 class ProcgenPPO(Task):
-    """Trains on `num_levels` levels, plays all later levels beside it, and never trains on those.
+    """Trains on `num_levels` levels, and only evaluates on all later ones.
 
-    Measures look at the frames of the last rollout, with what was done and won in them.
+    Measures use the last rollout.
     """
 
     metric = "eval/test_return"
-    no_sharing = "each process would play games of its own"
+    no_sharing = "each process would play its own games"
     no_parts = "advantages are normalised over a minibatch"
+    no_evaluation = "it reports returns of training; use python scripts/play.py RUN"
     penalised = slice(ACTIONS)
 
     def __init__(
@@ -86,14 +87,15 @@ class ProcgenPPO(Task):
         not_negative("task.vf_coef", vf_coef)
         not_negative("task.ent_coef", ent_coef)
         choice("task.precision", precision, PRECISIONS)
-        if (num_envs * num_steps) % num_minibatches:
+        self.num_examples = num_envs * num_steps  # frames of a rollout
+        if self.num_examples % num_minibatches:
             raise ValueError(
-                f"task.num_minibatches={num_minibatches}: must divide the {num_envs * num_steps} "
+                f"task.num_minibatches={num_minibatches}: must divide the {self.num_examples} "
                 f"frames of a rollout (task.num_envs={num_envs} x task.num_steps={num_steps})"
             )
-        if frames < num_envs * num_steps:
+        if frames < self.num_examples:
             raise ValueError(
-                f"task.frames={frames}: less than one rollout of {num_envs * num_steps}"
+                f"task.frames={frames}: must be at least {self.num_examples}, one rollout"
             )
         self.game, self.mode, self.engine, self.threads = game, mode, engine, threads
         self.levels = split_levels(start_level, num_levels)
@@ -103,16 +105,15 @@ class ProcgenPPO(Task):
         self.vf_coef, self.ent_coef = vf_coef, ent_coef
         self.num_test_envs, self.num_test_steps = num_test_envs, num_test_steps
         self.precision, self.lanes = precision, 1
-        self.num_examples = num_envs * num_steps
         self.batch_size = self.num_examples // num_minibatches
         self.steps_per_rollout = update_epochs * num_minibatches
-        self.rollouts = frames // (num_envs * num_steps)
-        self.frames = self.rollouts * num_envs * num_steps  # whole rollouts only
+        self.rollouts = frames // self.num_examples
+        self.frames = self.rollouts * self.num_examples  # whole rollouts only
         self.total_steps = self.rollouts * self.steps_per_rollout
         self.eval_steps = eval_every * self.steps_per_rollout
 
     def check_model(self, model: nn.Module) -> None:
-        remedy = f"model=impala with model.actions={ACTIONS} has the action logits and the value"
+        remedy = f"use model=impala with model.actions={ACTIONS}"
         check_shapes(model, "task=procgen", inputs=FRAME, outputs=ACTIONS + 1, remedy=remedy)
 
     def prepare(self, device: torch.device, seed: int) -> None:
@@ -123,14 +124,18 @@ class ProcgenPPO(Task):
         self.generator = torch.Generator(device)
         if device.type == "cuda":
             self.lanes = GPU_LANES
-        self.model, self.latest = None, None  # who plays; the last rollout
-        self.clock, self.played, self.noted = time.monotonic(), 0, 0  # frames so far; when asked
+        self.model, self.latest = None, None  # the policy; the last rollout
+        self.clock, self.played, self.noted = (
+            time.monotonic(),
+            0,
+            0,
+        )  # noted: when last evaluated
 
     def provenance(self) -> dict[str, str]:
         return {"engine": engine_version(self.engine)}
 
     def make_games(self, side: str, count: int, seed: int) -> Games:
-        # lanes share the cores, and one that is decided for has no use for its share
+        # lanes share the cores; one that waits for the GPU does not use its share
         lanes, cores = self.lanes if side == "train" else 1, available_cores()
         each = cores if lanes == 1 else max(1, 3 * cores // (2 * lanes))
         return make_games(
@@ -144,13 +149,12 @@ class ProcgenPPO(Task):
         )
 
     def sides(self) -> dict[str, int]:
-        """Those that play, one after the other, and the steps of their rollouts."""
-        return {"train": self.num_steps} | (
-            {"test": self.num_test_steps} if self.num_test_envs else {}
-        )
+        """Returns the sides that play, with the steps of their rollouts."""
+        test = {"test": self.num_test_steps} if self.num_test_envs else {}
+        return {"train": self.num_steps} | test
 
     def make_lanes(self, side: str, rollout: int) -> list[Games]:
-        """Seeded by where training stands, as the state of games is not saved."""
+        """Starts new games, seeded by the rollout, as the state of games is not saved."""
         counts = _shares(self.num_envs, self.lanes) if side == "train" else [self.num_test_envs]
         seed = stream_seed(self.seed, f"environment {side}", rollout)
         return [self.make_games(side, count, seed + lane) for lane, count in enumerate(counts)]
@@ -170,8 +174,8 @@ class ProcgenPPO(Task):
         first = start // self.steps_per_rollout
         policy = self.make_policy(model)
         players = {side: self.make_player(side, first, policy) for side in self.sides()}
-        self.played = self.noted = first * self.num_envs * self.num_steps
-        self.clock = time.monotonic()  # building all this is no playing
+        self.played = self.noted = first * self.num_examples
+        self.clock = time.monotonic()  # excludes setup from the throughput
         for rollout in range(first, self.rollouts):
             reseed(self.generator, self.seed, "actions", rollout)
             policy.refresh()
@@ -179,15 +183,15 @@ class ProcgenPPO(Task):
                 player.draw(self.generator)
             play(players["train"])
             self._note("train", players["train"])
-            self.played += self.num_envs * self.num_steps
+            self.played += self.num_examples
             self.latest = self._advantages(players["train"].memory, self.normaliser)
             minibatches = self._minibatches(self.latest, rollout)
-            if "test" in players:  # by the weights that the training copies had
-                minibatches = self._beside(players["test"], minibatches)
+            if "test" in players:  # with the weights of the training rollout
+                minibatches = self._while_testing(players["test"], minibatches)
             yield from minibatches
 
-    def _beside(self, player: Player, minibatches: Iterator[Batch]) -> Iterator[Batch]:
-        """The minibatches, while the test copies play; they end before the last, to be logged."""
+    def _while_testing(self, player: Player, minibatches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yields minibatches while the test environments play; waits before the last one."""
         wait = begin(player)
         try:
             yield from islice(minibatches, self.steps_per_rollout - 1)
@@ -202,15 +206,15 @@ class ProcgenPPO(Task):
 
     def examples(self, index: Tensor) -> Batch:
         if self.latest is None:
-            self.latest = self._play_aside()
+            self.latest = self._extra_rollout()
         return {name: value[index.to(self.device)] for name, value in self.latest.items()}
 
-    def _play_aside(self) -> Batch:
-        """A rollout of a run that has nothing left to learn; it leaves no trace in its curves."""
+    def _extra_rollout(self) -> Batch:
+        """Plays a rollout for measures after training, without changing the run's statistics."""
         if self.model is None:
             raise ValueError(
-                "task=procgen: the frames to measure on come from playing, which train.py does: "
-                "give it measures=[...] with the run's settings"
+                "task=procgen: measures need a rollout; run train.py with measures=[...] and the "
+                "run's settings"
             )
         policy = self.make_policy(self.model)
         policy.refresh()
@@ -220,7 +224,7 @@ class ProcgenPPO(Task):
         play(player)
         return self._advantages(player.memory, copy.deepcopy(self.normaliser))
 
-    def _advantages(self, memory: dict[str, Tensor], normaliser: "RewardNormaliser") -> Batch:
+    def _advantages(self, memory: dict[str, Tensor], normaliser: RewardNormaliser) -> Batch:
         rewards, dones = (
             memory[name].to(self.device, non_blocking=True) for name in ("rewards", "dones")
         )
@@ -249,7 +253,7 @@ class ProcgenPPO(Task):
         return Field.of(model, scaled(batch["frames"]))
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Clipped surrogate, clipped value loss, entropy bonus (Schulman et al., 2017)."""
+        """PPO: clipped surrogate, clipped value loss, entropy bonus (Schulman et al., 2017)."""
         outputs = outputs.float()
         logarithms = F.log_softmax(outputs[:, self.penalised], dim=-1)
         chosen = logarithms.gather(1, batch["actions"][:, None]).squeeze(1)
@@ -268,16 +272,13 @@ class ProcgenPPO(Task):
         return total, {name: term.detach() for name, term in report.items()}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Mean raw returns of the last episodes; sides without a finished episode are left out.
+        """Returns mean raw returns of recent episodes, levels played, and training frames.
 
-        Beside them the levels that were played, and the training frames: how many so far, and how
-        many per second since last asked.
+        A side without a finished episode has no return. Frames per second count from the last
+        evaluation.
         """
-        found = {
-            f"eval/{side}_return": sum(seen) / len(seen)
-            for side, seen in self.returns.items()
-            if seen
-        }
+        played = {side: seen for side, seen in self.returns.items() if seen}
+        found = {f"eval/{side}_return": sum(seen) / len(seen) for side, seen in played.items()}
         for side, names in LEVELS_LOGGED.items():
             summary = self.levels_seen[side].summary()
             found |= {f"levels/{side}_{name}": summary[name] for name in names if name in summary}
@@ -302,8 +303,8 @@ class ProcgenPPO(Task):
         here = engine_version(self.engine)
         if state["engine"] != here:
             raise ValueError(
-                f"this run was played on {state['engine']}, here is {here}, which draws the games "
-                f"differently: install {state['engine'].replace(' ', '==')}, or start another run"
+                f"task.engine: this run used {state['engine']}, and {here} draws games differently"
+                f"; install {state['engine'].replace(' ', '==')}, or start another run"
             )
         self.normaliser.load_state_dict(state["normaliser"])
         for side in self.levels:
@@ -312,19 +313,19 @@ class ProcgenPPO(Task):
 
 
 def split_levels(start: int, count: int) -> dict[str, range]:
-    """Those to train on, and all later ones to test on: disjoint by construction."""
+    """Returns the training levels, and all later ones as test levels."""
     if start + count >= LEVELS:
         raise ValueError(
-            f"task.num_levels={count} from task.start_level={start}: leave some below {LEVELS} to "
-            "test on"
+            f"task.num_levels={count}, task.start_level={start}: levels end at {LEVELS}, which "
+            "leaves none to test on"
         )
     return {"train": range(start, start + count), "test": range(start + count, LEVELS)}
 
 
 class LevelRecord:
-    """Which of the allowed levels were played; any other is an error."""
+    """Records which of the allowed levels were played; any other raises."""
 
-    COUNTED = 100_000  # more levels than this are not told apart
+    COUNTED = 100_000  # distinct levels are counted only up to this many allowed ones
 
     def __init__(self, allowed: range):
         self.allowed = allowed
@@ -336,7 +337,7 @@ class LevelRecord:
             return
         lowest, highest = min(levels), max(levels)
         if lowest < self.allowed.start or highest >= self.allowed.stop:
-            raise RuntimeError(f"the engine played levels {lowest} to {highest} of {self.allowed}")
+            raise RuntimeError(f"the engine played levels {lowest}-{highest}, not {self.allowed}")
         self.lowest = lowest if self.lowest is None else min(lowest, self.lowest)
         self.highest = highest if self.highest is None else max(highest, self.highest)
         if self.seen is not None:
@@ -357,89 +358,6 @@ class LevelRecord:
         self.seen = None if state["seen"] is None else set(state["seen"])
 
 
-class RewardNormaliser:
-    """Divides rewards by the running standard deviation of the discounted return, then clips."""
-
-    def __init__(self, count: int, gamma: float, device: torch.device | str = "cpu"):
-        self.gamma = gamma
-        start = {"discounted": torch.zeros(count), "mean": 0.0, "variance": 1.0, "weight": 1e-4}
-        self.state = {
-            name: torch.as_tensor(value, dtype=torch.float64, device=device)
-            for name, value in start.items()
-        }
-
-    def __call__(self, rewards: Tensor, dones: Tensor) -> Tensor:
-        """(T, N) raw -> (T, N) normalised, each by what was known when it came."""
-        terms, alive = rewards.to(torch.float64, copy=True), 1 - dones.double()
-        terms[0] += self.gamma * self.state["discounted"]
-        # the return up to step t: a done at t - 1 cuts it
-        factors = self.gamma * torch.cat([torch.zeros_like(alive[:1]), alive[:-1]])
-        discounted = solve_backward(terms.flip(0), factors.flip(0)).flip(0)
-        self.state["discounted"] = discounted[-1] * alive[-1]
-        scale = (self._observe(discounted) + 1e-8).sqrt()
-        bounded = (rewards.double() / scale[:, None]).clamp(-REWARD_BOUND, REWARD_BOUND)
-        return bounded.to(rewards.dtype)
-
-    def _observe(self, values: Tensor) -> Tensor:
-        """The running variance after each row of values (T, N): (T,)."""
-        mean, variance, weight = (self.state[name] for name in ("mean", "variance", "weight"))
-        apart = values - mean  # around the mean so far, so that nothing cancels
-        counts = weight + torch.full_like(values[:, 0], values.shape[1]).cumsum(0)
-        shifts = apart.sum(1).cumsum(0) / counts
-        squares = (variance * weight + apart.square().sum(1).cumsum(0)) / counts
-        variances = squares - shifts.square()
-        last = {"mean": mean + shifts[-1], "variance": variances[-1], "weight": counts[-1]}
-        # no views: they are saved
-        self.state |= {name: value.clone() for name, value in last.items()}
-        return variances
-
-    def state_dict(self) -> dict:
-        """Without the returns under way: a resumed run starts new episodes."""
-        return {name: value for name, value in self.state.items() if name != "discounted"}
-
-    def load_state_dict(self, state: dict) -> None:
-        for name, value in state.items():
-            self.state[name].copy_(value)
-
-
-def generalised_advantages(
-    rewards: Tensor,
-    values: Tensor,
-    dones: Tensor,
-    last_value: Tensor,
-    *,
-    gamma: float,
-    gae_lambda: float,
-) -> Tensor:
-    """GAE (Schulman et al., 2016) over a rollout: all (T, N), `last_value` (N,) -> (T, N).
-
-    dones[t] says that the episode ended with step t, so nothing flows back over it. The engine's
-    time limit is such an end, too, as in the original, which does not tell it from others.
-    """
-    alive = 1 - dones
-    following = torch.cat([values[1:], last_value[None]])
-    errors = rewards + gamma * following * alive - values
-    return solve_backward(errors, gamma * gae_lambda * alive)
-
-
-def solve_backward(terms: Tensor, factors: Tensor) -> Tensor:
-    """x[t] = terms[t] + factors[t] x[t + 1] with x[T] = 0, for all t at once: (T, ...) -> (T, ...).
-
-    By doubling, in log2(T) passes instead of T: putting the equation for x[t + span] into that for
-    x[t] leaves one of the same form with twice the span.
-    """
-    span = 1
-    while span < len(terms):
-        reach = factors[:-span]
-        terms, factors = (
-            torch.cat([terms[:-span] + reach * terms[span:], terms[-span:]]),
-            torch.cat([reach * factors[span:], torch.zeros_like(factors[-span:])]),
-        )
-        span *= 2
-    return terms
-
-
 def _shares(count: int, parts: int) -> list[int]:
-    """`count` cut into up to `parts` nearly equal whole numbers."""
-    shares = [(count + i) // parts for i in range(parts)]
-    return [share for share in shares if share]
+    """Splits `count` into up to `parts` nearly equal, non-zero integers."""
+    return [share for i in range(parts) if (share := (count + i) // parts)]

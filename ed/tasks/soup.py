@@ -1,4 +1,4 @@
-"""ImageNet as published models are looked at: nothing is trained."""
+"""Evaluation of published models on ImageNet, without training."""
 
 from collections.abc import Generator, Sequence
 
@@ -13,14 +13,14 @@ from ed.tasks.imagenet_task import ImageNetTask
 
 
 class Soup(ImageNetTask):
-    """No steps: the model is evaluated and measured as it comes, at CLIP's view of evaluation.
+    """Evaluates and measures a model as it is, with CLIP's preprocessing.
 
     Args:
-        examples: how many training pictures, a fixed random choice, stand for all in measures and
-            in the train accuracy.
+        examples: size of the fixed random subset of training images for measures and the train
+            accuracy.
     """
 
-    recipe: dict | None = None  # of the model, where it is known
+    recipe: dict | None = None  # of the model, if known
 
     def __init__(
         self,
@@ -41,18 +41,17 @@ class Soup(ImageNetTask):
         self.recipe = getattr(model, "recipe", None)
 
     def provenance(self) -> dict:
-        """With the recipe of the model: what tells the points of a pool apart."""
-        own = {"recipe": self.recipe} if self.recipe else {}
-        return super().provenance() | own
+        """Adds the model's recipe, which identifies the points of a pool."""
+        return super().provenance() | ({"recipe": self.recipe} if self.recipe else {})
 
     def prepare(self, device: torch.device, seed: int) -> None:
         super().prepare(device, seed)
         order = torch.randperm(len(self.train), generator=generator(0, "soup"))
-        self.chosen = order[: self.chosen_count]  # of all seeds: models are compared on the same
+        self.chosen = order[: self.chosen_count]  # the same for all models and seeds
         self.num_examples, self.total_steps = len(self.chosen), 0
 
     def batches(self, model, start: int) -> Generator[Batch]:
-        self.say_remarks()
+        self.log_remarks()
         return (_ for _ in ())
 
     def examples(self, index: Tensor) -> Batch:

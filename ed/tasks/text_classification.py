@@ -1,4 +1,4 @@
-"""Classifying a user's own texts: a csv, json or parquet file, a folder of them, or a hub id."""
+"""Classification of your own texts: a csv, json or parquet file, a folder, or a hub id."""
 
 from ed.core.validate import fraction
 from ed.datasets.images import load_table, split_names
@@ -9,10 +9,10 @@ REMEDY = "a csv, json or parquet file, a folder with train and validation files,
 
 
 class TextClassification(TextTask):
-    """Fine-tunes a text encoder on texts and labels of any names.
+    """Fine-tunes a text encoder on your own texts and labels.
 
-    Labels are whole numbers from 0, or names, which are numbered in alphabetical order. Without a
-    split to evaluate on, `holdout` of the texts is set aside, the same for every seed.
+    Labels are whole numbers from 0, or names, numbered in alphabetical order. Without an
+    evaluation split, `holdout` of the texts is set aside, the same for every seed.
     """
 
     def __init__(
@@ -42,20 +42,16 @@ class TextClassification(TextTask):
         if name is None:
             indices = held_out(len(table), self.holdout, self.split_seed)
             table = table.select((indices[0] if split == "train" else indices[1]).tolist())
-        return [list(table[column]) for column in self.texts], self._numbers(
-            list(table[self.label])
-        )
+        texts = [list(table[column]) for column in self.texts]
+        return texts, self._numbers(list(table[self.label]))
 
     def _table(self, split: str):
         table = load_table(self.data, split, "task.data", REMEDY)
-        for key, column in (
-            ("text", self.texts[0]),
-            ("pair", self.texts[-1]),
-            ("label", self.label),
-        ):
+        columns = {"text": self.texts[0], "pair": self.texts[-1], "label": self.label}
+        for key, column in columns.items():
             if column not in table.column_names:
                 raise ValueError(
-                    f"task.{key}={column}: task.data={self.data} has no such column, only "
+                    f"task.{key}={column}: task.data={self.data} has only columns "
                     f"{', '.join(table.column_names)}"
                 )
         complete = table.filter(
@@ -64,7 +60,7 @@ class TextClassification(TextTask):
         if len(complete) < len(table):
             raise ValueError(
                 f"task.data={self.data}: {len(table) - len(complete)} rows of split {split!r} lack "
-                "a text or a label; fill them in, or take them out"
+                "a text or a label; complete or remove them"
             )
         return table
 
@@ -72,7 +68,7 @@ class TextClassification(TextTask):
         return len(self._names()) or 1 + max(self._table("train")[self.label])
 
     def _names(self) -> list[str]:
-        """The labels in alphabetical order, where they are names."""
+        """Returns the label names in alphabetical order; [] if labels are numbers."""
         labels = set(self._table("train")[self.label])
         return sorted(labels) if any(isinstance(label, str) for label in labels) else []
 

@@ -1,4 +1,4 @@
-"""Classifying sentences, with paths in embedding space: shared by the tasks on text."""
+"""Base of the tasks on text: sentence classification with paths in embedding space."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from ed.datasets.batches import Batch, shuffled_batches
 from ed.models.text import checkpoint_source
 from ed.runtime import processes
 from ed.runtime.hub import hub_or_cache
-from ed.tasks.base import Task, check_warmup
+from ed.tasks.base import EpochTask, check_warmup
 
 PADDINGS = ("fixed", "dynamic")
 EVAL_BATCH = 256
-MULTIPLE = 8  # of tokens, which attention kernels like
+MULTIPLE = 8  # pad lengths to a multiple, for faster attention kernels
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Tokenised sentences: ids, segments and mask (N, L), labels (N,), lengths on the host.
+    """Tokenised sentences: ids, segments, mask (N, L) and labels (N,); lengths on the host.
 
-    L is that of the longest sentence, not the most that is allowed: CoLA's longest has 47 tokens.
+    L is the length of the longest sentence, not the maximum allowed.
     """
 
     ids: Tensor
@@ -35,7 +35,7 @@ class Sentences:
     lengths: Tensor
 
     def batch(self, index: Tensor, length: int | None) -> Batch:
-        """The rows of `index`, cut to `length` tokens where one is given."""
+        """Returns the rows of `index`, cut to `length` tokens if given."""
         width = slice(length)
         return {
             "ids": self.ids[index, width],
@@ -45,7 +45,7 @@ class Sentences:
         }
 
 
-class TextTask(Task):
+class TextTask(EpochTask):
     """Fine-tunes a text encoder on `load("train")` and evaluates it on `load("validation")`."""
 
     metric = "eval/acc"
@@ -75,25 +75,22 @@ class TextTask(Task):
         self.static_shapes = padding == "fixed"
 
     def load(self, split: str) -> tuple[list[list[str]], list[int]]:
-        """Texts, one list per column (two for pairs of sentences), and the labels of a split."""
+        """Returns texts, one list per column (two for sentence pairs), and labels."""
         raise NotImplementedError
 
     def check_model(self, model: nn.Module) -> None:
         longest = getattr(model, "longest", None)
         if longest is None:
             raise ValueError(
-                f"{type(self).__name__} needs a text model such as model=bert_base, not "
+                f"{type(self).__name__} needs a text model like model=bert_base, not "
                 f"{type(model).__name__}"
             )
         classes = getattr(model, "classes", self.classes)
         if classes != self.classes:
-            raise ValueError(
-                f"model.classes={classes}: task.classes={self.classes}, and both must agree"
-            )
+            raise ValueError(f"model.classes={classes}: must equal task.classes={self.classes}")
         if self.max_length > longest:
             raise ValueError(
-                f"task.max_length={self.max_length}: the model has positions for {longest} tokens; "
-                f"use at most {longest}"
+                f"task.max_length={self.max_length}: the model takes at most {longest} tokens"
             )
 
     def prepare(self, device: torch.device, seed: int) -> None:
@@ -104,26 +101,18 @@ class TextTask(Task):
             for split in ("train", "validation")
         )
         self.num_examples = len(self.train.labels)
-        if self.num_examples < self.batch_size:
-            raise ValueError(
-                f"task.batch_size={self.batch_size}: task.data={self.data} has only "
-                f"{self.num_examples} training sentences"
-            )
-        self.steps_per_epoch = self.num_examples // self.batch_size
-        self.total_steps = self.epochs * self.steps_per_epoch
-        self.warmup_steps = round(self.warmup_epochs * self.steps_per_epoch)
-        self.eval_steps = self.eval_every * self.steps_per_epoch
+        self.count_steps(self.num_examples)
 
     def _tokenise(
         self, texts: list[list[str]], labels: Sequence[int], tokenizer, device
     ) -> Sentences:
-        """All sentences padded to one length: a second of work, so nothing is cached."""
+        """Tokenises all sentences, padded to one length; fast enough not to cache."""
         if not labels:
             raise ValueError(f"task.data={self.data}: a split has no sentences")
         if min(labels) < 0 or max(labels) >= self.classes:
             raise ValueError(
-                f"task.data={self.data}: labels run from {min(labels)} to {max(labels)}, but "
-                f"task.classes={self.classes}"
+                f"task.classes={self.classes}: labels of task.data={self.data} range from "
+                f"{min(labels)} to {max(labels)}"
             )
         encoded = tokenizer(
             *texts, truncation=True, max_length=self.max_length, return_token_type_ids=True
@@ -138,7 +127,7 @@ class TextTask(Task):
 
     def batches(self, model, start: int) -> Iterator[Batch]:
         steps = range(start, self.total_steps)
-        # with dynamic padding the host must know the lengths, so the order stays there
+        # dynamic padding needs the lengths on the host, so the order stays there
         how = {"seed": self.seed, "device": self.device if self.static_shapes else "cpu"}
         for _, index in shuffled_batches(self.num_examples, self.batch_size, steps, **how):
             yield self.examples(index)
@@ -147,7 +136,7 @@ class TextTask(Task):
         return self.train.batch(index.to(self.device), self._longest(self.train, index))
 
     def _longest(self, sentences: Sentences, index: Tensor) -> int | None:
-        """Tokens of the longest sentence of a batch; None where all have one length anyway."""
+        """Returns the length of a batch's longest sentence; None with fixed padding."""
         return None if self.padding == "fixed" else int(sentences.lengths[index].max())
 
     def field(self, model: nn.Module, batch: Batch) -> Field:
@@ -169,7 +158,7 @@ class TextTask(Task):
         return self.score(logits, labels)
 
     def score(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
-        """What `evaluate` reports, from all logits (N, C) and labels (N,) of the split."""
+        """Returns the metrics of all logits (N, C) and labels (N,) of the split."""
         return {
             "eval/acc": 100 * (logits.argmax(-1) == labels).float().mean().item(),
             "eval/loss": F.cross_entropy(logits, labels).item(),
@@ -177,8 +166,7 @@ class TextTask(Task):
 
 
 def _padded(rows: list[list[int]], mask: Tensor, value: int) -> Tensor:
-    """Rows of different lengths in the places of `mask` (N, L), `value` behind them."""
-    # many times faster than the tokenizers' own padding, which goes through Python integers
+    """Pads rows with `value` to the shape of `mask` (N, L), much faster than tokenizers do."""
     table = torch.full(mask.shape, value)
     table[mask] = torch.tensor(list(chain.from_iterable(rows)))
     return table
@@ -193,6 +181,6 @@ def load_tokenizer(name: str):
             return AutoTokenizer.from_pretrained(source, use_fast=True)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
-            f"task.tokenizer={name}: no tokenizer could be had ({str(error).splitlines()[0]}). "
-            "Give the name of a hub model, or a folder with its tokenizer files"
+            f"task.tokenizer={name}: could not be loaded ({str(error).splitlines()[0]}); use a hub "
+            "model, or a folder with its tokenizer files"
         ) from error

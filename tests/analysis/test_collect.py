@@ -24,7 +24,7 @@ def test_rows_distinguish_done_stopped_failed_diverged_and_pending_runs(table, t
     runs = expand(table, root=tmp_path)
     fabricate(runs[0])
     (runs[0].folder / "FAILED").write_text("exit 1: error: before that\n")  # finished by hand
-    tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'  # cut short by a kill
+    tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'  # truncated by a kill
     fabricate(runs[1], done=False, tail=tail)
     for run, error in ((runs[2], "too bad"), (runs[3], "diverged: train/loss = nan")):
         fabricate(run, done=False)
@@ -36,10 +36,10 @@ def test_rows_distinguish_done_stopped_failed_diverged_and_pending_runs(table, t
     session = {"device": "cpu", "commit": "abcdef0123", "dirty": None}  # a copy without history
     (runs[0].folder / "meta.json").write_text(json.dumps({"sessions": [session]}))
     copied = collect_run(runs[0], table)
-    assert (copied.dirty, copied.total_steps) == (None, 20)  # as many as its summary says
+    assert (copied.dirty, copied.total_steps) == (None, 20)  # from its summary
     assert copied.torch == ""
     (runs[0].folder / "meta.json").unlink()
-    assert collect_run(runs[0], table).dirty is None  # nobody knows
+    assert collect_run(runs[0], table).dirty is None  # unknown
     assert (stopped.status, stopped.steps, stopped.total_steps) == ("stopped", 12, 20)
     assert stopped.last == {"eval/acc": 80.0}  # a results file could not be read with a nan in it
     assert (failed.status, failed.error) == ("failed", "exit 1: error: too bad")
@@ -47,7 +47,7 @@ def test_rows_distinguish_done_stopped_failed_diverged_and_pending_runs(table, t
     assert pending.status == "pending"
 
 
-def test_a_run_that_went_on_elsewhere_names_every_place_and_its_latest_length(table, tmp_path):
+def test_a_run_resumed_elsewhere_lists_all_machines(table, tmp_path):
     run = expand(table, root=tmp_path)[0]
     fabricate(run, done=False)
     first = {"device": "cpu", "commit": "a", "dirty": True, "steps": 15, "versions": {"torch": "2"}}
@@ -61,14 +61,14 @@ def test_a_run_that_went_on_elsewhere_names_every_place_and_its_latest_length(ta
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("hello", "line 2 is not JSON"),
-        ("[1]", "line 2 is not a row of metrics"),
-        ('{"loss": 1}', "line 2 is not a row of metrics"),
-        ('{"step": 9, "loss": "low"}', "line 2 is not a row of metrics"),
-        ('{"step": 2}', "line 2: step 2 after step 5"),
+        ("hello", "line 2"),
+        ("[1]", "line 2"),
+        ('{"loss": 1}', "line 2"),
+        ('{"step": 9, "loss": "low"}', "line 2"),
+        ('{"step": 2}', "line 2: step 2"),
     ],
 )
-def test_a_foreign_line_is_an_error_with_file_and_line(tmp_path, line, complaint):
+def test_an_invalid_line_is_named(tmp_path, line, complaint):
     path = tmp_path / METRICS
     path.write_text(f'{{"step": 5}}\n{line}\n{{"step": 10}}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl") as error:
@@ -76,51 +76,49 @@ def test_a_foreign_line_is_an_error_with_file_and_line(tmp_path, line, complaint
     assert complaint in str(error.value)
 
 
-def test_only_a_last_line_without_its_end_counts_as_cut_short(tmp_path):
+def test_only_a_last_line_without_newline_counts_as_truncated(tmp_path):
     path = tmp_path / METRICS
     path.write_text('{"step": 5}\n{"step": 1')
     assert read_metrics(tmp_path) == [{"step": 5}]
-    path.write_text('{"step": 5}\n{"step": 5}')  # all of it but the end of the line
+    path.write_text('{"step": 5}\n{"step": 5}')  # complete except for the newline
     assert read_metrics(tmp_path) == [{"step": 5}, {"step": 5}]
     path.write_text('{"step": 5}\n{"step": 1\n')
     with pytest.raises(ValueError, match="line 2"):
         read_metrics(tmp_path)
 
 
-def test_a_folder_with_another_run_is_refused(table, tmp_path):
+def test_a_folder_with_another_run_is_rejected(table, tmp_path):
     run = expand(table, cells=["ed"], root=tmp_path)[0]
     fabricate(run)
     config = yaml.safe_load((run.folder / "config.yaml").read_text())
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 5}))
-    with pytest.raises(CollectError, match="has seed=5, but the table says 0: it is another run"):
+    with pytest.raises(CollectError, match=r"seed=5.* 0: "):
         collect_run(run, table)
     other = {"regularizer": config["regularizer"] | {"_target_": "ed.regularizers.sam.Sam"}}
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config | other))
-    with pytest.raises(
-        CollectError, match=r"_target_=ed\.regularizers\.sam\.Sam, but the table says"
-    ):
+    with pytest.raises(CollectError, match=r"_target_=ed\.regularizers\.sam\.Sam"):
         collect_run(run, table)
     config["task"]["epochs"] = 20
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(CollectError, match=r"task\.epochs=20, but the table says 300") as error:
+    with pytest.raises(CollectError, match=r"task\.epochs=20.* 300: ") as error:
         collect_run(run, table)
-    assert str(error.value).endswith(f"; move {run.folder} away and launch again")
+    assert f"move {run.folder} away" in str(error.value)
     del config["task"]
     (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(CollectError, match=r"has no task, but the table says cifar10.*; move "):
+    with pytest.raises(CollectError, match=r"no task.* cifar10.*; move "):
         collect_run(run, table)
 
 
-def test_a_run_of_another_choice_that_builds_the_same_class_is_refused(table, tmp_path):
+def test_another_choice_of_the_same_class_is_another_run(table, tmp_path):
     run = expand(table, cells=["ed"], root=tmp_path)[0]
     fabricate(run)
     meta = {"sessions": [{"command": "train.py task=cifar10_mini task.epochs=300 regularizer=ed"}]}
     (run.folder / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(CollectError, match="task=cifar10_mini, but the table says cifar10: it is"):
+    with pytest.raises(CollectError, match=r"task=cifar10_mini.* cifar10: "):
         collect_run(run, table)
 
 
-def test_settings_that_change_no_result_are_no_other_run(table, tmp_path):
+def test_incidental_settings_do_not_make_another_run(table, tmp_path):
     sets = ["system.save_seconds=30", "logger.mode=offline", "measures.ed.pairs=2"]
     run, other = (expand(table, cells=["ed"], sets=s, root=tmp_path)[0] for s in ([], sets))
     fabricate(run)
@@ -128,8 +126,8 @@ def test_settings_that_change_no_result_are_no_other_run(table, tmp_path):
     assert collect_run(other, table).status == "done"
 
 
-def test_seeds_that_were_measured_differently_are_told(table, tmp_path):
-    """Where the measure is a number of the table; bounds on memory change nothing."""
+def test_seeds_measured_differently_are_reported(table, tmp_path):
+    """Only if the table shows the measure; memory limits change nothing."""
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run, pairs, bound in zip(runs, (400, 2), (1, 4), strict=True):
         fabricate(run)
@@ -139,11 +137,11 @@ def test_seeds_that_were_measured_differently_are_told(table, tmp_path):
     rows = [collect_run(run, table) for run in runs]
     assert seed_differences(rows, table) == []
     measured = dataclasses.replace(table, metrics={"measure/ed": "ED"})
-    told = "mini/ed: seeds differ in measures.ed.pairs: 400 (seed 0), 2 (seed 1)"
-    assert seed_differences(rows, measured) == [told]
+    expected = "mini/ed: seeds differ in measures.ed.pairs: 400 (seed 0), 2 (seed 1)"
+    assert seed_differences(rows, measured) == [expected]
 
 
-def test_seeds_that_were_trained_differently_are_told(table, tmp_path):
+def test_seeds_trained_differently_are_reported(table, tmp_path):
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run in runs:
         fabricate(run)
@@ -160,18 +158,18 @@ def test_seeds_that_were_trained_differently_are_told(table, tmp_path):
     for number, precision in enumerate(("bf16", "float32")):
         path = runs[number].folder / "config.yaml"
         path.write_text(yaml.safe_dump(config | {"seed": number, "precision": precision}))
-    told = "mini/ed: seeds differ in precision: bf16 (seed 0), float32 (seed 1)"
-    assert differences() == [told]
+    expected = "mini/ed: seeds differ in precision: bf16 (seed 0), float32 (seed 1)"
+    assert differences() == [expected]
 
 
-def test_a_setting_that_no_override_names_makes_another_run_too(table, tmp_path):
+def test_a_changed_default_makes_another_run(table, tmp_path):
     run = expand(table, cells=["ed"], root=tmp_path)[0]
     fabricate(run)
     path = run.folder / "config.yaml"
     config = yaml.safe_load(path.read_text())
     config["regularizer"]["pairs"] = 64
     path.write_text(yaml.safe_dump(config))
-    with pytest.raises(CollectError, match=r"regularizer\.pairs=64, but the table says null"):
+    with pytest.raises(CollectError, match=r"regularizer\.pairs=64.* null: "):
         collect_run(run, table)
 
 
@@ -185,7 +183,7 @@ def test_a_setting_that_no_override_names_makes_another_run_too(table, tmp_path)
         ("meta.json", "[]"),
     ],
 )
-def test_a_damaged_file_of_a_run_is_named_in_one_line(table, tmp_path, name, text):
+def test_a_damaged_file_is_named_in_one_line(table, tmp_path, name, text):
     run = expand(table, root=tmp_path)[0]
     fabricate(run)
     (run.folder / name).write_text(text)
@@ -198,11 +196,11 @@ def test_a_damaged_file_of_a_run_is_named_in_one_line(table, tmp_path, name, tex
 @pytest.mark.parametrize(
     ("last", "complaint"),
     [
-        ({"eval/acc": math.nan}, "eval/acc is nan; move it away"),
-        ({"eval/loss": 1.0}, "has none of the table's metrics eval/acc, only eval/loss"),
+        ({"eval/acc": math.nan}, "eval/acc is nan"),
+        ({"eval/loss": 1.0}, "eval/acc.*eval/loss"),
     ],
 )
-def test_a_summary_without_the_tables_numbers_is_refused(table, tmp_path, last, complaint):
+def test_a_summary_without_the_tables_metrics_is_rejected(table, tmp_path, last, complaint):
     run = expand(table, cells=["ed"], root=tmp_path)[0]
     fabricate(run)
     summary = json.loads((run.folder / "DONE").read_text())
@@ -211,10 +209,10 @@ def test_a_summary_without_the_tables_numbers_is_refused(table, tmp_path, last, 
         collect_run(run, table)
 
 
-def test_two_runs_claiming_the_same_cell_are_an_error_that_names_both(table, tmp_path):
+def test_two_runs_of_the_same_cell_raise_and_are_named(table, tmp_path):
     for root, accuracy in (("a", 80.0), ("b", 81.0)):
         fabricate(expand(table, root=tmp_path / root)[0], accuracy)
-    with pytest.raises(CollectError, match="two runs claiming the same cell") as error:
+    with pytest.raises(CollectError, match="mini/baseline/seed0") as error:
         merge(collect(table, [tmp_path / "a", tmp_path / "b"]))
     assert all(str(tmp_path / root / "mini/baseline/seed0") in str(error.value) for root in "ab")
 

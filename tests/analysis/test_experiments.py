@@ -16,7 +16,7 @@ from scripts.table import all_names
 
 
 def all_cells() -> list[Run]:
-    """One run per cell, the first seed's; cells that are another table's runs come there."""
+    """One run per cell, with the first seed; borrowed cells are tested in their own table."""
     tables = [load_table(name) for name in all_names()]
     runs = [run for table in tables for run in expand(table, seeds=table.seeds[:1])]
     return list({run.folder: run for run in runs}.values())

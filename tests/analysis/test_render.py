@@ -26,12 +26,12 @@ def test_mean_and_std_agree_with_numpy():
     assert summarise([]) == Ours(None, None, 0)
 
 
-def test_verdict_uses_two_standard_errors_and_judges_nothing_without_the_papers_std():
+def test_verdict_uses_two_standard_errors_and_needs_the_papers_std():
     both = tolerance(Ours(0.0, 3.0, 9), Paper(0.0, 2.0), 4)
     assert both == pytest.approx(2 * np.sqrt(9 / 9 + 4 / 4))
     assert tolerance(Ours(0.0, None, 1), Paper(0.0, 2.0), 4) == 4.0
     done = {"paper_count": 4, "done": 9, "planned": 9}
-    for side in (1, -1):  # far better differs, too, and so does far worse
+    for side in (1, -1):  # far better differs, and so does far worse
         near, far = (Paper(10.0 + side * both * part, 2.0) for part in (0.999, 1.001))
         assert verdict(Ours(10.0, 3.0, 9), near, **done) == "match"
         assert verdict(Ours(10.0, 3.0, 9), far, **done) == "differs"
@@ -51,7 +51,7 @@ def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
     assert r"| ed | 90.00 | 85.05 ± 0.07 (2) | -4.95 | no std: -6 % |  |" in text
     assert "| sam | - | 6.00 ± 1.41 (2) |  | not in paper | [^2] |" in text
     assert "[^1]: a | note\n[^2]: rho-0.5: the best of 2 of 2 grid points" in text
-    assert "8 runs are done, 4.00 hours in all" in text
+    assert "8 runs in 4.00 hours" in text
     latex = to_latex(table, full_rows(table))
     assert r"baseline & $80.00 \pm 1.00$ & $79.80 \pm 0.42$ & 2 & match \\" in latex
     assert r"& 2 & no std: -6 \% \\" in latex  # a bare % would swallow the end of the line
@@ -60,23 +60,24 @@ def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
 def test_the_footer_counts_runs_whose_code_is_unknown(table):
     about = {"device": "cpu", "torch": "2.0", "commit": "abcdef0123", "dirty": False}
     rows = [replace(row, **about) for row in full_rows(table)]
-    assert "commit abcdef01. The last step" in to_markdown(table, rows)
+    assert "commit abcdef01. Values" in to_markdown(table, rows)
     rows[0] = replace(rows[0], dirty=None)
-    assert "Code state unknown: 1 run " in to_markdown(table, rows)
+    assert "not recorded for 1 run." in to_markdown(table, rows)
     rows[1] = replace(rows[1], commit="", dirty=None)
     text = to_markdown(table, rows)
-    assert "commit abcdef01, unknown. Code state unknown: 2 runs " in text
-    rows[1] = replace(rows[1], dirty=True)  # known to differ, from what is not
-    assert "Code state unknown: 1 run " in to_markdown(table, rows)
+    assert "commit abcdef01, unknown." in text
+    assert "not recorded for 2 runs." in text
+    rows[1] = replace(rows[1], dirty=True)  # known to differ from an unknown commit
+    assert "not recorded for 1 run." in to_markdown(table, rows)
 
 
-def test_numbers_have_the_decimals_that_their_file_asks_for(tmp_path):
+def test_numbers_have_the_decimals_of_their_file(tmp_path):
     table = write_table(tmp_path, digits=1)
     text = to_markdown(table, full_rows(table))
     assert "| baseline | 80.0 ± 1.0 | 79.8 ± 0.4 (2) | -0.2 |" in text
 
 
-def test_several_metrics_begin_with_a_table_of_cells_by_metrics(tmp_path):
+def test_several_metrics_start_with_an_overview(tmp_path):
     cells = {
         "plain": {
             "overrides": [],
@@ -97,7 +98,7 @@ def test_several_metrics_begin_with_a_table_of_cells_by_metrics(tmp_path):
     assert "| plain | 79.50 ± 0.71 [80.00] | 8.50 ± 0.00 |\n| ed | - | - |" in grid
     assert table.cells["sam"].paper == {"eval/acc": Paper(70.0)}
     assert "| plain, accuracy | 80.00 | 79.50 ± 0.71 (2) |" in line_by_line
-    assert "Number by number" not in to_markdown(table, [])  # nothing to look at yet
+    assert "Number by number" not in to_markdown(table, [])  # no numbers yet
 
 
 @pytest.mark.parametrize(
@@ -117,17 +118,17 @@ def test_several_metrics_begin_with_a_table_of_cells_by_metrics(tmp_path):
         (math.nan, math.nan, "nan ± nan"),
     ],
 )
-def test_small_numbers_keep_their_digits_and_others_are_as_ever(mean, std, shown):
+def test_small_numbers_get_more_decimals(mean, std, shown):
     assert mean_and_std(mean, std, 2) == shown
 
 
-def test_a_difference_has_the_decimals_that_the_paper_prints():
+def test_a_difference_has_the_papers_decimals():
     assert signed(-3.061, Paper(87.8), 2) == "-3.06"
     assert signed(0.0021, Paper(0.012), 2) == "+0.002"
     assert signed(-0.0021, Paper(1.34), 2) == "+0.00"
 
 
-def test_latex_writes_powers_of_ten(table):
+def test_latex_uses_scientific_notation(table):
     rows = [replace(r, last={"eval/acc": 1e-10 * r.last["eval/acc"]}) for r in full_rows(table)]
     assert r"$8.0 \cdot 10^{-9} \pm 4.2 \cdot 10^{-11}$" in to_latex(table, rows)
 
@@ -143,14 +144,14 @@ def test_the_best_by_a_loss_is_the_lowest(tmp_path):
 
 def test_a_grid_is_pending_until_all_its_points_are_done(table):
     *rows, last = full_rows(table)
-    for under_way in ([], [replace(last, status=Status.STOPPED)]):  # whatever that has shown so far
+    for under_way in ([], [replace(last, status=Status.STOPPED)]):  # whatever its values so far
         line = table_lines(table, [*rows, *under_way])[-1]
         assert line.verdict == "pending 3 of 4"
         assert line.ours.mean == 2.0
         assert line.remarks == ["rho-0.1: the best of 1 of 2 grid points"]
 
 
-def test_a_grid_does_not_wait_for_what_diverged(table, tmp_path):
+def test_a_grid_skips_diverged_points(table, tmp_path):
     *rows, last = full_rows(table)
     with pytest.raises(FloatingPointError) as error:
         check_finite({"train/loss": math.nan}, 0, 1, tmp_path)
@@ -165,7 +166,7 @@ def test_a_grid_does_not_wait_for_what_diverged(table, tmp_path):
     assert table_lines(table, nothing)[-1].verdict == "pending 0 of 4"
 
 
-def test_reduced_runs_are_shown_apart_and_never_judged(table):
+def test_reduced_runs_are_shown_separately_without_a_verdict(table):
     rows = [Row(**vars(r) | {"deviations": "task.epochs=2"}) for r in full_rows(table)]
     text = to_markdown(table, rows)
     assert "| baseline | 80.00 ± 1.00 | - |  | pending 0 of 2 | [^1] |" in text
@@ -175,7 +176,7 @@ def test_reduced_runs_are_shown_apart_and_never_judged(table):
     )
 
 
-def test_a_table_of_other_settings_is_never_judged(tmp_path):
+def test_a_table_in_other_settings_has_no_verdicts(tmp_path):
     table = write_table(tmp_path, comparable=False)
     judged = {line.label: line.verdict for line in table_lines(table, full_rows(table))}
     assert judged == {"baseline": "reference only", "ed": "reference only", "sam": "not in paper"}

@@ -1,4 +1,4 @@
-"""Experiment files: which runs a table has, and what is wrong with a file."""
+"""Experiment files: the runs of a table, and errors in files."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def test_expansion_lists_every_cell_seed_and_grid_point(table):
     assert runs[4].overrides[2:4] == ("regularizer=sam", "regularizer.rho=0.1")
 
 
-def test_choosing_cells_and_seeds_keeps_folders_but_settings_move_them(table):
+def test_settings_change_folders_but_chosen_cells_and_seeds_do_not(table):
     whole = {run.folder: run for run in expand(table)}
     chosen = expand(table, cells=["baseline", "sam", "ed"], seeds=[1])
     assert [run.cell for run in chosen] == ["baseline", "rho-0.1", "rho-0.5", "ed"]
@@ -49,24 +49,24 @@ def test_choosing_cells_and_seeds_keeps_folders_but_settings_move_them(table):
     assert expand(table, cells=["ed", "ed"], seeds=[1, 1]) == expand(table, cells=["ed"], seeds=[1])
 
 
-def test_settings_that_cannot_change_a_result_are_no_deviations(table):
+def test_incidental_settings_are_not_deviations(table):
     (run, *_) = expand(table, sets=["system.log_every=5", "logger=wandb"], data=["/else"])
     assert run.deviations == ()
     assert run.folder == Path("runs/mini/baseline/seed0")
     assert {"system.log_every=5", "logger=wandb", "task.data=/else"} <= set(run.overrides)
 
 
-def test_every_set_of_a_table_may_lie_elsewhere_but_none_may_be_another(table):
+def test_data_may_move_but_not_change(table):
     (run, *_) = expand(table, data=["/a=b/cifar10", "task.mnist=/mnist"])
     assert run.deviations == ()
     assert {"task.data=/a=b/cifar10", "task.mnist=/mnist"} <= set(run.overrides)
-    with pytest.raises(SpecError, match=r"--data embedded: .* --set task.data=embedded they are"):
+    with pytest.raises(SpecError, match=r"--data embedded: .* --set task.data=embedded"):
         expand(table, data=["embedded"])
-    with pytest.raises(SpecError, match=r"--data task.epochs=1: use task.data, task.mnist"):
+    with pytest.raises(SpecError, match=r"--data task.epochs=1: .*task.data"):
         expand(table, data=["task.epochs=1"])
 
 
-def test_settings_of_measures_deviate_where_a_measure_is_the_result(table, tmp_path):
+def test_settings_of_measures_deviate_if_a_measure_is_the_result(table, tmp_path):
     sets = ["measures.ed.pairs=10"]
     assert expand(table, sets=sets)[0].deviations == ()
     metrics = {"eval/acc": "accuracy", "measure/ed": "ED"}
@@ -74,7 +74,7 @@ def test_settings_of_measures_deviate_where_a_measure_is_the_result(table, tmp_p
     assert expand(pool, sets=sets)[0].deviations == tuple(sets)
 
 
-def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
+def test_a_cell_may_borrow_runs_of_another_table(tmp_path):
     write_table(tmp_path)
     cells = {"same": {"same_as": "mini/ed", "paper": None}}
     borrower = write_table(tmp_path, "other", cells=cells, tuning={}, fixed=["task=glue"])
@@ -84,7 +84,7 @@ def test_a_cell_may_be_the_runs_of_another_table(tmp_path):
     assert "task=cifar10" in run.overrides
 
 
-def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
+def test_a_cell_may_borrow_a_whole_grid_of_another_table(tmp_path):
     pool = {"overrides": [], "grid": {"optimizer.lr": [1, 2]}, "paper": None}
     write_table(tmp_path, cells={"pool": pool}, tuning={})
     cells = {"same": {"same_as": "mini/pool", "paper": None}}
@@ -102,9 +102,9 @@ def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
         ({"seeds": [0, 0]}, "seeds"),
         ({"seeds": [-1]}, "seeds.0: -1"),
         ({"cells": {}}, "cells"),
-        ({"metrics": {"eval/acc": "a"}}, "either metric"),
-        ({"titel": "x"}, "unknown key 'titel'; did you mean title"),
-        ({"cells": {"a": {"paper": None}}}, "cells.a: give one of overrides, same_as, best_of"),
+        ({"metrics": {"eval/acc": "a"}}, "metrics"),
+        ({"titel": "x"}, "'titel'; did you mean title"),
+        ({"cells": {"a": {"paper": None}}}, "cells.a: "),
         ({"cells": {"a b": {"overrides": [], "paper": None}}}, "letters, digits"),
         ({"cells": {"a": {"overrides": ["x"], "paper": None}}}, "cells.a.overrides.0"),
         ({"cells": {"a": {"best_of": "b", "paper": None}}, "tuning": {}}, "best_of: b"),
@@ -117,12 +117,12 @@ def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
         ({"cells": {"a": {"overrides": [], "paper": {"eval/x": {"mean": 1}}}}}, "paper: eval/x"),
         (
             {"cells": {n: {"overrides": ["x=1"], "paper": None} for n in "ab"}},
-            "cells a and b have the same overrides",
+            "cells a and b",
         ),
-        ({"paper_seeds": None}, "paper_seeds: needed"),
+        ({"paper_seeds": None}, "paper_seeds: "),
         (
             {"cells": {n: {"overrides": [f"x={n}"], "label": "same", "paper": None} for n in "ab"}},
-            "two cells have the label 'same' and eval/acc; tell them apart",
+            "label 'same'",
         ),
         (
             {
@@ -145,7 +145,7 @@ def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
                     n: SPEC["tuning"]["rho"] | {"overrides": [f"x={n}"]} for n in ("rho", "ed")
                 }
             },
-            "ed is there twice",
+            "name ed",
         ),
         (
             {
@@ -179,7 +179,7 @@ def test_a_cell_may_be_a_whole_grid_of_another_table(tmp_path):
         ),
         (
             {"cells": {"a": {"overrides": [], "grid": {"task.data": ["/x/y"]}, "paper": None}}},
-            "cell a: grid: task.data=/x/y: letters, digits",
+            "cell a: grid: task.data=/x/y: ",
         ),
         ({"figure": "draw"}, "figure: 'draw'"),
         ({"aggregate": "eval/x"}, "aggregate: eval/x"),
@@ -203,13 +203,15 @@ def test_errors_in_experiment_files_name_the_place(tmp_path, changes, complaint)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_elsewhere_is_told_to_scripts_as_a_file(table):
-    assert "Made by `python scripts/table.py mini.yaml --commit`" in to_markdown(table, [])
+def test_the_readme_names_the_command_that_made_it(table):
+    assert "Generated by `python scripts/table.py mini.yaml --commit`" in to_markdown(table, [])
     for name in ("pnn", os.path.relpath(EXPERIMENTS / "pnn.yaml")):
-        assert "Made by `python scripts/table.py pnn --commit`" in to_markdown(load_table(name), [])
+        assert "Generated by `python scripts/table.py pnn --commit`" in to_markdown(
+            load_table(name), []
+        )
 
 
-def test_nothing_on_a_grid_is_null_as_hydra_writes_it(tmp_path):
+def test_none_on_a_grid_is_null(tmp_path):
     cells = {"a": {"overrides": [], "grid": {"regularizer.components": [None, 3]}, "paper": None}}
     runs = expand(write_table(tmp_path, cells=cells, tuning=None), seeds=[0])
     assert [run.overrides[-2] for run in runs] == [
@@ -218,14 +220,14 @@ def test_nothing_on_a_grid_is_null_as_hydra_writes_it(tmp_path):
     ]
 
 
-def test_a_missing_key_and_a_cell_given_twice_are_errors(tmp_path):
+def test_missing_and_duplicate_keys_raise(tmp_path):
     path = tmp_path / "t.yaml"
     text = yaml.safe_dump(SPEC, sort_keys=False)
     path.write_text(text.replace("title: A table\n", ""))
     with pytest.raises(SpecError, match="title: "):
         load_table(str(path))
     path.write_text(text.replace("  ed:\n", "  baseline:\n"))
-    with pytest.raises(SpecError, match=r"line 1[0-9]: 'baseline'"):
+    with pytest.raises(SpecError, match=r"line 1[0-9]: .*'baseline'"):
         load_table(str(path))
 
 
@@ -234,19 +236,19 @@ def test_unknown_names_list_the_nearest(table):
         expand(table, cells=["basline"])
     with pytest.raises(SpecError, match="did you mean mini"):
         load_table("minni", table.path.parent)
-    with pytest.raises(SpecError, match="has seeds 0, 1"):
+    with pytest.raises(SpecError, match="--seeds 7"):
         expand(table, seeds=[7])
-    with pytest.raises(SpecError, match="key=value"):
+    with pytest.raises(SpecError, match=r"--set 'task.epochs'"):
         expand(table, sets=["task.epochs"])
     for text in ("seed=1", "system.run_dir=/else"):
-        with pytest.raises(SpecError, match=f"--set {text}: the table decides this"):
+        with pytest.raises(SpecError, match=f"--set {text}: "):
             expand(table, sets=[text])
-    with pytest.raises(SpecError, match="given twice"):
+    with pytest.raises(SpecError, match=r"--set task.epochs"):
         expand(table, sets=["task.epochs=1", "task.epochs=2"])
 
 
-def test_a_grid_is_decided_by_the_metric_of_its_cell(tmp_path):
-    """Accuracy is the table's first metric; the cell is judged by Matthews, so this decides."""
+def test_a_grid_is_judged_by_the_metric_of_its_cell(tmp_path):
+    """Accuracy is the table's first metric, but the cell is judged by Matthews."""
     table = write_table(
         tmp_path,
         metric=None,
@@ -268,10 +270,10 @@ def test_a_grid_is_decided_by_the_metric_of_its_cell(tmp_path):
         ("eval/matthews", 32),
     ]
     assert rows[0].last["best/matthews"] == 15
-    assert "and beside it the best evaluation" in to_markdown(table, rows)
+    assert "the best evaluation" in to_markdown(table, rows)
 
 
-def test_a_file_named_after_the_folder_above_is_refused(tmp_path):
+def test_a_file_named_after_the_parent_folder_is_rejected(tmp_path):
     (tmp_path / "...yaml").write_text(yaml.safe_dump(SPEC))
     with pytest.raises(SpecError, match=r"\.\.\.yaml"):
         load_table(str(tmp_path / "...yaml"))
@@ -280,11 +282,11 @@ def test_a_file_named_after_the_folder_above_is_refused(tmp_path):
 def test_overrides_are_single_lines(tmp_path):
     cells = SPEC["cells"] | {"evil": {"overrides": ["seed=1\ntouch x"], "paper": None}}
     (tmp_path / "evil.yaml").write_text(yaml.safe_dump(SPEC | {"cells": cells}))
-    with pytest.raises(SpecError, match=r"cells\.evil\.overrides.*control character"):
+    with pytest.raises(SpecError, match=r"cells\.evil\.overrides"):
         load_table(str(tmp_path / "evil.yaml"))
 
 
-def test_a_table_of_ones_own_needs_neither_place_nor_paper(tmp_path):
+def test_your_own_table_needs_no_paper(tmp_path):
     cells = {"plain": {"overrides": ["regularizer=none"]}, "ed": {"overrides": ["regularizer=ed"]}}
     table = write_table(tmp_path, place=None, cells=cells, tuning=None)
     assert "None" not in to_markdown(table, [])

@@ -72,7 +72,7 @@ def test_boxes_have_the_areas_aspect_ratios_and_places_of_torchvision():
     assert ours.min() >= 0
 
 
-def test_an_image_too_narrow_for_any_box_is_cropped_in_its_centre():
+def test_an_image_too_narrow_for_any_box_gets_a_centre_crop():
     image = torch.zeros(3, 64, 4)
     box = draw_boxes(5, (64, 4), (0.9, 1.0), seeded(0))
     expected = RandomResizedCrop.get_params(image, [0.9, 1.0], [3 / 4, 4 / 3])
@@ -133,14 +133,14 @@ def test_zero_padding_draws_the_crops_of_the_committed_runs():
         ({"crop_area": [0.5, "all"]}, "task.crop_area"),
     ],
 )
-def test_impossible_crops_are_refused(settings, key):
+def test_invalid_crops_are_rejected(settings, key):
     leaf = {k: v for k, v in compose_config(["task=cifar10"]).task.items() if k != "_target_"}
     with pytest.raises(ValueError, match=key):
         Cifar10(**{**leaf, **settings})
 
 
-def test_runs_with_another_crop_are_no_runs_of_the_table(tmp_path, capsys):
-    """Not even those from before there was a choice."""
+def test_a_table_ignores_runs_with_another_crop(tmp_path, capsys):
+    """Including runs from before the setting existed."""
     found = read_curves(ROOT / "experiments" / "results" / "crop_300" / "curves.parquet")
     for seed in (1, 2):
         record, folder = found["pad_baseline", seed], tmp_path / f"table1/baseline/seed{seed}"

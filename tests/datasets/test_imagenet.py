@@ -1,4 +1,4 @@
-"""ImageNet: where pictures come from, their classes, and how sets are scored."""
+"""ImageNet: sources of images, classes, and scores."""
 
 import multiprocessing
 from pathlib import Path
@@ -68,8 +68,8 @@ def test_logits_of_other_classes_never_win(name):
 
 
 @pytest.mark.parametrize("name", ["r", "a", "objectnet"])
-def test_a_model_that_is_perfect_on_the_mapped_classes_scores_all(name):
-    """Each label is answered by each of its indices in turn, below a louder wrong class."""
+def test_a_perfect_model_scores_100_percent(name):
+    """Each index of a label wins within the set, even below a larger logit outside it."""
     groups = shifts()[name].groups
     mapped = {index for group in groups for index in group}
     wrong = max(set(range(1000)) - mapped)  # beyond all labels of the set
@@ -85,7 +85,7 @@ def test_a_model_that_is_perfect_on_the_mapped_classes_scores_all(name):
         lambda x: next(place), EvaluationSet(name, source, groups), batch_size=64, **how
     )
     assert score == 100.0
-    place = iter(logits.split(64))  # without the restriction the loud class wins every time
+    place = iter(logits.split(64))  # without the restriction the class outside always wins
     unrestricted, _ = accuracy(
         lambda x: next(place), EvaluationSet(name, source), batch_size=64, **how
     )
@@ -93,13 +93,13 @@ def test_a_model_that_is_perfect_on_the_mapped_classes_scores_all(name):
 
 
 def test_two_processes_score_what_one_scores(monkeypatch):
-    pictures = EvaluationSet("val", InMemory([0, 1, 2, 0, 1]))
+    images = EvaluationSet("val", InMemory([0, 1, 2, 0, 1]))
     how = {"view": Views(size=8).evaluate, "normalise": lambda x: x.float() / 255, "device": "cpu"}
 
     def score():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))
-        return accuracy(model, pictures, **how, batch_size=2, workers=0)
+        return accuracy(model, images, **how, batch_size=2, workers=0)
 
     whole, parts = score(), []
     monkeypatch.setattr("ed.runtime.processes.total", lambda value: value)
@@ -122,35 +122,36 @@ def test_official_layouts_are_found_and_labelled(tmp_path):
     for name, shift in sets.items():
         found = open_shift(name, tmp_path)
         assert found.groups == shift.groups
-        assert sorted(found.pictures.labels) == list(range(len(shift.labels)))
-        said = f"{len(shift.labels):,} pictures instead of the {shift.pictures:,} of {shift.title}"
-        assert [said in remark for remark in found.pictures.remarks] == [True]
-        for index in (0, len(found.pictures) - 1):
-            folder = Path(found.pictures.name(index)).parent.name
-            assert found.pictures.labels[index] == shift.labels[folder]
+        assert sorted(found.images.labels) == list(range(len(shift.labels)))
+        (remark,) = found.images.remarks
+        for value in (f"{len(shift.labels):,}", f"{shift.images:,}", shift.title):
+            assert value in remark
+        for index in (0, len(found.images) - 1):
+            folder = Path(found.images.name(index)).parent.name
+            assert found.images.labels[index] == shift.labels[folder]
     # folder "10" sorts before "2", but is class 10
-    v2 = open_shift("v2", tmp_path / shifts()["v2"].folders[0]).pictures
+    v2 = open_shift("v2", tmp_path / shifts()["v2"].folders[0]).images
     for index in range(len(v2)):
         assert str(v2.labels[index]) == Path(v2.name(index)).parent.name
 
 
-def test_the_border_of_objectnet_is_cut(tmp_path):
+def test_the_border_of_objectnet_is_cropped(tmp_path):
     shift = shifts()["objectnet"]
     framed = Image.new("RGB", (20, 14), (255, 0, 0))
     framed.paste((0, 0, 200), (2, 2, 18, 12))
     for folder in shift.labels:
         (tmp_path / "images" / folder).mkdir(parents=True)
         framed.save(tmp_path / "images" / folder / "a.png")
-    inside = open_shift("objectnet", tmp_path).pictures.picture(0)
+    inside = open_shift("objectnet", tmp_path).images.image(0)
     assert inside.size == (16, 10)
     assert inside.getcolors() == [(160, (0, 0, 200))]
 
 
 @pytest.fixture
 def few_classes(monkeypatch) -> tuple[str, ...]:
-    """ImageNet as if it had 20 classes: a thousand folders take long to remove again."""
+    """ImageNet with 20 classes: a thousand folders are slow to remove."""
     few = classes.synsets()[:20]
-    monkeypatch.setattr(sources, "synsets", lambda: few)
+    monkeypatch.setattr(sources, "folder_labels", lambda: {name: i for i, name in enumerate(few)})
     return few
 
 
@@ -161,49 +162,42 @@ def test_training_folders(tmp_path, few_classes):
     assert train.labels.tolist() == [index // 2 for index in range(40)]
     assert validation.labels.tolist() == list(range(20))
     assert train.name(3).endswith("train/n01443537/1.JPEG")
-    assert "40 pictures instead of the 1,281,167 of ImageNet (train)" in train.remarks[0]
+    assert "1,281,167" in train.remarks[0]
 
 
-def test_what_is_wrong_in_folders_is_said_with_names_and_counts(tmp_path):
+def test_problems_with_folders_are_named_and_counted(tmp_path):
     labels = {"n1": 0, "n2": 1, "n3": 2, "n4": 3}
     root = fill(tmp_path / "set", ["n1", "n2", "extra"])
     (root / "n3").mkdir()
     (root / "loose.JPEG").write_bytes(encoded())
-    with pytest.raises(ValueError, match=r"^task\.data=here: in ") as error:
+    with pytest.raises(ValueError, match=r"^task\.data=here: ") as error:
         open_folders(root, labels, what="task.data=here")
-    for phrase in (
-        "1 of 4 class folders are missing (n4)",
-        "1 of 4 class folders hold no pictures (n3)",
-        "1 folders are of no known class (extra)",
-        "1 pictures lie outside class folders",
-    ):
+    for phrase in ("1 of 4", "missing (n4)", "no images (n3)", "(extra)", "outside class folders"):
         assert phrase in str(error.value)
-    with pytest.raises(FileNotFoundError, match=r"task\.data=x: .*nowhere: no such folder"):
+    with pytest.raises(FileNotFoundError, match=r"task\.data=x: .*nowhere"):
         open_folders(tmp_path / "nowhere", labels, what="task.data=x")
 
 
-def test_files_that_are_no_pictures_are_counted(tmp_path):
+def test_other_files_are_counted(tmp_path):
     root = fill(tmp_path, ["n1"], count=2)
     (root / "n1" / "notes.txt").write_text("")
     source = open_folders(root, {"n1": 0}, what="x")
     assert len(source) == 2
-    assert source.remarks == (f"{root}: 1 files that are no pictures are left out",)
+    assert [remark.startswith(f"{root}: skipped 1 ") for remark in source.remarks] == [True]
 
 
 def test_missing_validation_folder_and_missing_shift(tmp_path, few_classes):
     fill(tmp_path / "train", few_classes)
-    with pytest.raises(
-        FileNotFoundError, match=r"/val: no such folder; task.validation=validation"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"task.validation=validation"):
         open_training(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"ImageNet-R: no class folders.*task.shift_names"):
+    with pytest.raises(FileNotFoundError, match=r"task.shifts=.*ImageNet-R.*task.shift_names"):
         open_shift("r", tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"no such folder\. Give a folder with train/"):
+    with pytest.raises(FileNotFoundError, match=r"task.data=./nowhere"):
         open_split("./nowhere", "train")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_corrupt_picture_is_named(tmp_path, workers):
+def test_a_corrupt_image_is_named(tmp_path, workers):
     root = fill(tmp_path, ["n1"], count=3)
     whole = (root / "n1" / "1.JPEG").read_bytes()
     (root / "n1" / "1.JPEG").write_bytes(whole[: len(whole) // 2])
@@ -211,9 +205,9 @@ def test_a_corrupt_picture_is_named(tmp_path, workers):
     how = {"device": "cpu", "workers": workers}
     with pytest.raises(ImageError) as error:
         list(evaluation_batches(source, Views(size=8).evaluate, **how))
-    assert str(error.value).startswith(f"{root}/n1/1.JPEG cannot be decoded")
+    assert str(error.value).startswith(f"{root}/n1/1.JPEG ")
     assert len(str(error.value).splitlines()) == 1
-    assert not multiprocessing.active_children()  # none is left to wait for
+    assert not multiprocessing.active_children()
 
 
 # ---- parquet files
@@ -238,7 +232,7 @@ def test_parquet_files(tmp_path):
     train, validation = open_training(str(tmp_path))
     assert train.labels.tolist() == list(range(1000))
     assert len(validation) == 1001
-    assert train.picture(5).size == (40, 30)
+    assert train.image(5).size == (40, 30)
 
 
 def test_parquet_files_in_a_folder_called_train(tmp_path):
@@ -246,20 +240,20 @@ def test_parquet_files_in_a_folder_called_train(tmp_path):
     assert len(open_split(str(tmp_path), "train")) == 1000
 
 
-def test_tables_with_other_classes_are_refused(tmp_path):
+def test_tables_with_other_classes_are_rejected(tmp_path):
     few = write_table(tmp_path / "few", range(999))
-    with pytest.raises(ValueError, match="pictures of 999 classes, with labels from 0 to 998"):
+    with pytest.raises(ValueError, match=r"task.data=.*few, split 'train' has 999 classes"):
         open_split(str(few), "train")
     swapped = ["n01443537", "n01440764", *classes.synsets()[2:]]
     other = write_table(tmp_path / "other", range(1000), names=swapped)
-    with pytest.raises(ValueError, match="calls class 0 n01443537, which is usually n01440764"):
+    with pytest.raises(ValueError, match=r"class 0 .*n01443537.*n01440764"):
         open_split(str(other), "train")
-    with pytest.raises(ValueError, match="split 'validation' could not be read"):
+    with pytest.raises(ValueError, match=r"task.data=.*few: split 'validation'"):
         open_split(str(few), "validation")
 
 
 def test_the_real_sample(full_data):
-    """One picture per class, decoded, in the usual order, seen at the true size."""
+    """One image per class, in the usual order, at full size."""
     source = open_split(str(full_data / "imagenet_sample"), "train")
     assert source.labels.tolist() == list(range(1000))
     batches = list(

@@ -1,4 +1,4 @@
-"""ImageNet: batches from worker processes, in an order that a run can enter anywhere."""
+"""ImageNet: batches from worker processes, in a resumable order."""
 
 import multiprocessing
 import os
@@ -35,7 +35,7 @@ def test_batches_are_the_same_from_any_step_and_with_any_number_of_workers():
     assert not torch.equal(stream(source, 7, seed=1)[0]["label"], whole[7]["label"])
 
 
-def test_every_epoch_has_another_order_and_augmentation():
+def test_every_epoch_has_its_own_order_and_augmentation():
     source = InMemory(range(70))
     batches = stream(source, 0)
     assert all(sorted(batch["label"].tolist()) == list(range(70)) for batch in batches)
@@ -44,7 +44,7 @@ def test_every_epoch_has_another_order_and_augmentation():
     assert (first != second).flatten(1).any(1).float().mean() > 0.9
 
 
-def test_repeated_pictures_come_equally_often_with_other_augmentations():
+def test_repeated_images_come_equally_often_with_other_augmentations():
     source = InMemory(range(35))
     (batch, *_) = stream(source, 0, repeat=2)
     assert sorted(batch["label"].tolist()) == sorted([*range(35), *range(35)])
@@ -64,7 +64,7 @@ def test_two_processes_read_the_rows_of_one(monkeypatch):
             assert torch.equal(torch.cat([first[name], second[name]]), value)
 
 
-def test_loading_leaves_the_global_random_stream_alone():
+def test_loading_does_not_change_the_global_random_state():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
@@ -73,12 +73,12 @@ def test_loading_leaves_the_global_random_stream_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("late", [0, 1], ids=["both began", "one begins"])
-def test_workers_outlive_a_request_to_stop_and_end_with_their_batches(late, monkeypatch):
+@pytest.mark.parametrize("late", [0, 1], ids=["both started", "one starting"])
+def test_workers_survive_stop_signals_and_end_with_their_batches(late, monkeypatch):
     """A scheduler signals all processes of a job; the run must still finish its step and save."""
-    begin = loading._outlive_requests
+    begin = loading._delay_stop_signals
     monkeypatch.setattr(
-        loading, "_outlive_requests", lambda worker: (time.sleep(late * worker), begin(worker))
+        loading, "_delay_stop_signals", lambda worker: (time.sleep(late * worker), begin(worker))
     )
     source, how = InMemory(range(100)), {"seed": 0, "device": "cpu", "workers": 2}
     view = Views(size=8).train
@@ -97,13 +97,13 @@ def test_workers_outlive_a_request_to_stop_and_end_with_their_batches(late, monk
     assert not any(worker.is_alive() for worker in workers)
 
 
-def test_fewer_than_no_workers_are_refused():
+def test_a_negative_number_of_workers_is_rejected():
     how = {"device": "cpu", "workers": -1}
     with pytest.raises(ValueError, match=r"system.workers=-1"):
         next(evaluation_batches(InMemory([0]), Views(size=8).evaluate, **how))
 
 
-def test_chosen_pictures_come_in_the_order_asked_for():
+def test_chosen_images_come_in_the_given_order():
     source = InMemory(range(9))
     how = {"device": "cpu", "workers": 0, "batch_size": 2}
     batches = list(

@@ -1,4 +1,4 @@
-"""What a network sees of a picture: crops, flips and RandAugment, against torchvision."""
+"""Views: crops, flips and RandAugment, compared with torchvision."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from ed.datasets.imagenet import CLIP, Views
 from ed.datasets.imagenet.randaugment import OPERATIONS, rand_augment
 from ed.datasets.imagenet.views import random_crop, to_tensor
 from ed.runtime.streams import generator
-from tests.helpers.imagenet import picture
+from tests.helpers.imagenet import make_image
 
 
 @pytest.mark.parametrize("views", [Views(), CLIP, Views(size=32)], ids=["224", "clip", "32"])
@@ -17,7 +17,7 @@ from tests.helpers.imagenet import picture
 def test_the_centre_crop_is_torchvisions(views, size):
     from torchvision.transforms import v2
 
-    image = picture(size=size)
+    image = make_image(size=size)
     how = v2.InterpolationMode.BICUBIC if views.bicubic else v2.InterpolationMode.BILINEAR
     expected = v2.functional.center_crop(
         v2.functional.resize(image, round(views.size * views.resize), how), views.size
@@ -51,7 +51,7 @@ def test_random_crops_keep_their_area_and_ratio():
     assert abs((left / (width - w).clip(1))[small].mean() - 0.5) < 0.04
 
 
-def test_a_picture_that_no_crop_fits_gives_its_centre():
+def test_an_image_that_fits_no_crop_gets_a_centre_crop():
     assert random_crop((1000, 30), (0.5, 1), (3 / 4, 4 / 3), generator(0, "x")) == (480, 0, 40, 30)
     assert random_crop((30, 1000), (0.5, 1), (3 / 4, 4 / 3), generator(0, "x")) == (0, 480, 30, 40)
 
@@ -59,15 +59,15 @@ def test_a_picture_that_no_crop_fits_gives_its_centre():
 def test_the_training_view_is_torchvisions_resized_crop():
     from torchvision.transforms import v2
 
-    image = picture(size=(120, 90))
+    image = make_image(size=(120, 90))
     views = Views(size=48, flip=False)
     left, top, width, height = random_crop(image.size, views.area, views.ratio, generator(3, "x"))
     expected = v2.functional.resized_crop(image, top, left, height, width, [48, 48])
     assert torch.equal(views.train(image, generator(3, "x")), to_tensor(expected))
 
 
-def test_half_of_the_pictures_are_mirrored_and_clips_never():
-    image = picture(size=(32, 32))
+def test_flips_mirror_half_of_the_images_and_clip_has_none():
+    image = make_image(size=(32, 32))
     whole = Views(size=32, area=(1.0, 1.0), ratio=(1.0, 1.0))
     mirrored = to_tensor(image).flip(-1)
     seen = [whole.train(image, generator(i, "x")) for i in range(200)]
@@ -81,8 +81,8 @@ def test_half_of_the_pictures_are_mirrored_and_clips_never():
 
 
 def test_randaugment_operations():
-    """Closed forms of what each of the sixteen does to a picture, in their order."""
-    image = picture(size=(56, 56))
+    """Closed forms of the sixteen operations, in order."""
+    image = make_image(size=(56, 56))
     pixels = np.array(image).astype(int)
     results = [np.array(operation(image, [0.1, 0.1])).astype(int) for operation in OPERATIONS]
     assert len(results) == 16
@@ -103,7 +103,7 @@ def test_randaugment_operations():
     assert grey[:15, :15].all()  # a square of 20 around (5, 5)
     assert (results[15][15:] == pixels[15:]).all()
     for result in (results[10], results[11], results[12]):
-        assert (result == 128).all(-1).any()  # grey where nothing is known
+        assert (result == 128).all(-1).any()  # grey fill
     assert (results[11][50, :41] == pixels[50, 15:]).all()  # row 50.5 is moved by 0.3 of it
     assert (results[12][:41, 50] == pixels[15:, 50]).all()
     turned = image.rotate(30, fillcolor=(128, 128, 128))
@@ -111,8 +111,8 @@ def test_randaugment_operations():
 
 
 def test_colours_of_randaugment():
-    """All enhanced to 1.9: away from grey, from the mean, from black and from the smoothed."""
-    image = picture(size=(56, 56))
+    """Factor 1.9 away from grey, from the mean, from black and from the smoothed image."""
+    image = make_image(size=(56, 56))
     pixels, grey = np.array(image) / 1.0, np.array(image.convert("L"))[..., None] / 1.0
     mean = np.round(grey.mean())
     smooth = np.array(image.filter(ImageFilter.SMOOTH)) / 1.0
@@ -123,12 +123,12 @@ def test_colours_of_randaugment():
 
 
 def test_signs_of_randaugment_are_drawn():
-    image = picture(size=(56, 56))
+    image = make_image(size=(56, 56))
     for operation in OPERATIONS[10:15]:
         there, back = (np.array(operation(image, [draw, 0.5])) for draw in (0.1, 0.9))
         assert (there != back).any()
 
 
-def test_randaugment_of_none_is_the_picture():
-    image = picture()
+def test_no_randaugment_operations_is_the_identity():
+    image = make_image()
     assert rand_augment(image, 0, generator(0, "x")) is image

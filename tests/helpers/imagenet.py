@@ -1,4 +1,4 @@
-"""Fabricated pictures, in folders and in memory, for the tests of ImageNet."""
+"""Fabricated images, in folders and in memory, for the tests of ImageNet."""
 
 import io
 from pathlib import Path
@@ -9,20 +9,20 @@ from PIL import Image
 from ed.datasets.imagenet import Source
 
 
-def picture(seed: int = 0, size: tuple[int, int] = (40, 30)) -> Image.Image:
-    """A smooth random picture of (width, height)."""
+def make_image(seed: int = 0, size: tuple[int, int] = (40, 30)) -> Image.Image:
+    """A smooth random image of (width, height)."""
     coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
 
 
 def encoded(kind: str = "JPEG", **how) -> bytes:
     buffer = io.BytesIO()
-    picture(**how).save(buffer, kind)
+    make_image(**how).save(buffer, kind)
     return buffer.getvalue()
 
 
 def fill(root: Path, folders, *, count: int = 1, suffix: str = ".JPEG") -> Path:
-    """Class folders with the same small picture in each."""
+    """Class folders with the same small image in each."""
     content = encoded("PNG" if suffix == ".png" else "JPEG")
     for folder in folders:
         (root / folder).mkdir(parents=True)
@@ -32,7 +32,7 @@ def fill(root: Path, folders, *, count: int = 1, suffix: str = ".JPEG") -> Path:
 
 
 class InMemory(Source):
-    """Fabricated pictures, one per label."""
+    """Fabricated images, one per label."""
 
     def __init__(self, labels, kind: str = "PNG"):
         self.place, self.labels = "memory", np.asarray(labels)

@@ -25,7 +25,7 @@ ALLOWED = {
     "analysis": ("runtime",),
     "integrations": ("core",),
 }
-SHARED_TASK_MODULES = {"base", "image_task", "imagenet_task", "text_task"}
+SHARED_TASK_MODULES = {"advantages", "base", "image_task", "imagenet_task", "text_task"}
 
 
 def imported_modules(path: Path) -> set[str]:

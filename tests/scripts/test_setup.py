@@ -22,7 +22,7 @@ def prepare(folder: Path, exit_code: int) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("link", [True, False])
 @pytest.mark.parametrize("exit_code", [0, 1])
-def test_nothing_is_installed_into_an_environment_of_others(tmp_path, link, exit_code):
+def test_nothing_is_installed_into_a_foreign_environment(tmp_path, link, exit_code):
     theirs, calls = prepare(tmp_path, exit_code)
     if link:
         (theirs / "ready").touch()  # it may be finished, and somebody else's all the same

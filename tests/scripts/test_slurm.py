@@ -178,7 +178,7 @@ def launched_here(*arguments: str) -> Iterator[subprocess.Popen]:
             process.terminate()  # no effect once it has ended
 
 
-def test_an_unknown_partition_is_one_line_and_leaves_nothing(cluster, tmp_path):
+def test_an_unknown_partition_raises_one_line_and_writes_nothing(cluster, tmp_path):
     arguments = ["--runs", str(tmp_path / "runs"), "--where", "slurm", "--partition", "nope"]
     result = launch(write_table(tmp_path), *arguments)
     assert result.returncode == 1
@@ -186,7 +186,7 @@ def test_an_unknown_partition_is_one_line_and_leaves_nothing(cluster, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_sbatch_refuses_is_one_line(cluster, tmp_path):
+def test_a_rejection_by_sbatch_is_one_line(cluster, tmp_path):
     arguments = ["--runs", str(tmp_path / "runs"), "--where", "slurm", "--gres", "gpu:1"]
     result = launch(write_table(tmp_path), *arguments)
     assert result.returncode == 1
@@ -260,8 +260,8 @@ def test_the_tasks_of_a_step_are_one_run_and_are_requeued_together(cluster, tmp_
     assert [session["processes"] for session in history] == [2, 2]
 
 
-def test_a_run_gets_the_cores_that_were_asked_for(cluster, tmp_path):
-    """Without --cpus SLURM grants a process one core, which decodes too few pictures."""
+def test_a_run_gets_the_requested_cores(cluster, tmp_path):
+    """Without --cpus SLURM grants a process one core, which decodes too few images."""
     path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0]), tmp_path / "runs"
     launch(path, "--runs", str(root), "--cells", "ed", "--where", "slurm", "--cpus", "2")
     (run,) = expand(load_table(path), cells=["ed"], root=root)
@@ -273,7 +273,7 @@ def test_a_run_gets_the_cores_that_were_asked_for(cluster, tmp_path):
     wait_for(lambda: ended(run), "the end of the cancelled run", 60)
 
 
-def test_a_crash_and_a_process_that_fails_among_others_are_marked(cluster, tmp_path):
+def test_crashes_and_single_failing_processes_are_marked(cluster, tmp_path):
     path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0, 1]), tmp_path / "runs"
     arguments = [path, "--runs", str(root), "--cells", "ed"]
     launch(*arguments, "--where", "slurm", "--seeds", "0")
@@ -294,7 +294,7 @@ def test_a_crash_and_a_process_that_fails_among_others_are_marked(cluster, tmp_p
     assert said.startswith("exit 1: error: task.batch_size=25: must divide evenly among 2"), said
 
 
-def test_a_sweep_brings_back_what_failed_and_requeues_what_was_stopped(cluster, tmp_path):
+def test_a_sweep_reports_failures_and_requeues_stopped_runs(cluster, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     launcher = ["hydra/launcher=slurm", "hydra.launcher.partition=ci"]
     overrides = [*TRAINING, "regularizer=none", "model.heads=2,3", f"system.runs={tmp_path}"]

@@ -47,15 +47,15 @@ def train(*arguments: str, cwd: Path = ROOT, **environment) -> subprocess.Comple
 
 
 def train_afresh(*arguments: str, **environment) -> subprocess.CompletedProcess:
-    """In a new process, which has imported nothing yet."""
+    """Runs train.py in a new process."""
     words = [sys.executable, str(ROOT / "train.py"), *arguments]
     env = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
 
 
 @pytest.mark.parametrize("argument", [("--cfg", "job"), ("--help",)], ids=lambda a: a[0])
-def test_help_and_config_answer_without_loading_torch(argument):
-    """Which takes seconds: without it, one."""
+def test_help_and_config_do_not_import_torch(argument):
+    """Importing torch takes seconds."""
     result = train_afresh(*argument, PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 0
     assert "regularizer" in result.stdout
@@ -73,19 +73,19 @@ def test_help_and_config_answer_without_loading_torch(argument):
         ),
         ("optimiser.lr=3", "unknown key 'optimiser.lr'; did you mean optimizer.lr"),
         ("sede=1", "unknown key 'sede'; did you mean seed"),
-        ("regularizer=edd", "regularizer=edd: no such choice; did you mean ed? There are asam, ed"),
+        ("regularizer=edd", "regularizer=edd: no such choice; did you mean ed"),
         ("measures=[ed,sharpnes]", "measures=sharpnes: no such choice; did you mean sharpness"),
         (
             "regularizer.rho=0.1",
-            "unknown key 'regularizer.rho' here; it belongs to regularizer=",
+            "'regularizer.rho'",
         ),
-        ("regularizer.lambda=3", "the paper's lambda is regularizer.weight"),
+        ("regularizer.lambda=3", "regularizer.weight"),
         (
             "measures.ed.pairs=50",
-            "measures.ed.pairs: ed is not among the measures; add measures=[ed]",
+            "measures=[ed]",
         ),
-        ("regularizer.weight=[", "error: regularizer.weight=[ cannot be read: write key=value, br"),
-        ("regularizer.weight", "error: regularizer.weight cannot be read: write key=value"),
+        ("regularizer.weight=[", "error: regularizer.weight=["),
+        ("regularizer.weight", "error: regularizer.weight"),
         (
             "task=procgen",  # with the default model, a classifier
             "error: model.classes: ",
@@ -107,7 +107,7 @@ def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
         (["task=pnn", "model=pnn", "debug=tiny"], "^error: task.data: .*debug=tiny"),
     ],
 )
-def test_a_setting_that_nobody_takes_is_named(overrides, message, tmp_path):
+def test_a_setting_without_a_parameter_is_named(overrides, message, tmp_path):
     result = train(*overrides, f"system.runs={tmp_path}")
     assert result.returncode == 1
     assert re.search(message, result.stderr), result.stderr
@@ -120,15 +120,15 @@ def test_a_setting_that_nobody_takes_is_named(overrides, message, tmp_path):
         (["regularizer=sam", "sampler=uniform"], True),
         (["sampler=uniform", "sampler.even=true"], True),
         (["regularizer=ed", "sampler=uniform"], False),
-        (["regularizer=sam"], False),  # the default sampler, which nobody chose
+        (["regularizer=sam"], False),  # the default sampler
         (["regularizer=ed_performance"], False),
     ],
 )
-def test_a_sampler_that_nothing_uses_is_noticed(overrides, unused):
+def test_an_unused_sampler_is_found(overrides, unused):
     assert sampler_is_unused(compose_config(overrides), overrides) is unused
 
 
-def test_a_sampler_that_nothing_uses_gets_one_line(tmp_path):
+def test_an_unused_sampler_gets_one_line(tmp_path):
     words = ["regularizer=sam", "sampler=uniform", "system.device=tpu"]  # fails before training
     lines = train(*words, f"system.runs={tmp_path}").stderr.splitlines()
     assert [line.partition("=")[0] for line in lines] == [
@@ -137,13 +137,11 @@ def test_a_sampler_that_nothing_uses_gets_one_line(tmp_path):
     ]
 
 
-def test_a_key_of_swept_choices_is_written_as_a_sweep(tmp_path):
+def test_a_key_of_swept_choices_needs_a_sweep(tmp_path):
     words = ["-m", *SMALL, f"system.runs={tmp_path}", "regularizer=ed,jacobian"]
     result = train(*words, "regularizer.weight=3")
-    assert result.stderr == (
-        "error: regularizer.weight=3: in a sweep over regularizer write it as one, too: "
-        "'regularizer.weight=choice(3)'\n"
-    )
+    assert result.stderr.startswith("error: regularizer.weight=3: ")
+    assert "'regularizer.weight=choice(3)'" in result.stderr
     result = train(*words, "regularizer.weight=choice(3)")
     assert result.returncode == 0, result.stderr
     assert len(list(tmp_path.glob("adhoc/*/seed0/DONE"))) == 2
@@ -154,10 +152,8 @@ def test_a_key_of_swept_choices_is_written_as_a_sweep(tmp_path):
 def test_a_swept_choice_without_the_key_is_named(choices, value, monkeypatch):
     overrides = [f"regularizer={choices}", f"regularizer.weight={value}"]
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
-    assert composition(ConfigCompositionException(), overrides) == (
-        f"regularizer.weight={value}: regularizer=none has no such setting; give it a command of "
-        "its own"
-    )
+    found = composition(ConfigCompositionException(), overrides)
+    assert found.startswith(f"regularizer.weight={value}: regularizer=none ")
 
 
 def test_a_swept_choice_may_inherit_the_key():
@@ -166,23 +162,21 @@ def test_a_swept_choice_may_inherit_the_key():
     assert "'regularizer.anchored=choice(false)'" in found
 
 
-def test_a_swept_choice_that_is_none_is_named(monkeypatch):
+def test_an_unknown_swept_choice_is_named(monkeypatch):
     """Hydra reads the choices of a sweep after the keys, so it complains about a key first."""
     overrides = ["regularizer=edd,ed", "regularizer.weight=3"]
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
     found = composition(ConfigCompositionException(), overrides)
-    assert found.startswith("regularizer=edd: no such choice; did you mean")
+    assert found.startswith("regularizer=edd: ")
 
 
-def test_a_mistyped_launcher_is_told_by_its_group():
+def test_a_mistyped_launcher_is_named_with_its_group():
     with pytest.raises(MissingConfigException) as error:
         compose_config(["hydra/launcher=slrum"])
-    assert composition(error.value, []) == (
-        "hydra/launcher=slrum: no such choice; did you mean slurm? There are slurm"
-    )
+    assert composition(error.value, []).startswith("hydra/launcher=slrum: ")
 
 
-def test_a_part_of_ones_own_that_overrides_what_is_not_there_is_named(tmp_path, monkeypatch):
+def test_your_own_config_that_overrides_an_unknown_group_is_named(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     leaf = "defaults: [ed, override /sampeler: uniform, _self_]\n"
     (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
@@ -190,7 +184,7 @@ def test_a_part_of_ones_own_that_overrides_what_is_not_there_is_named(tmp_path, 
     with pytest.raises(ConfigCompositionException) as error:
         compose_config(["regularizer=own"], folders=[tmp_path])
     found = composition(error.value, ["regularizer=own"])
-    assert found.startswith("In 'regularizer/own': Could not override 'sampeler@")
+    assert "sampeler" in found
     assert "\n" not in found
 
 
@@ -208,8 +202,8 @@ def test_a_setting_of_a_measure_is_found_below_its_name():
     assert "did you mean measures.ed.pairs" in found
 
 
-def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
-    """Hydra's --config-dir brings further choices, whose keys are known to the messages as well."""
+def test_your_own_configs_may_live_outside_the_repository(tmp_path):
+    """Hydra's --config-dir adds choices, and messages suggest their keys."""
     for group, name, leaf in (
         ("sampler", "ends", "_target_: own_parts.Ends\nshift: 0.0\n"),
         ("regularizer", "shrink", "_target_: own_parts.Shrink\nfactor: 0.5\n"),
@@ -228,7 +222,7 @@ def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
     assert result.returncode == 0, result.stderr
     for wrong, message in {
         "regularizer.factr=1": "did you mean regularizer.factor",
-        "sampler=end": "sampler=end: no such choice; did you mean ends?",
+        "sampler=end": "sampler=end: ",
         "regularizer.factor=x": "regularizer.factor=x",
     }.items():
         result = train(*own, *both, wrong, **path)
@@ -239,20 +233,18 @@ def test_parts_of_ones_own_need_no_place_in_the_repository(tmp_path):
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        ("factor: 0.5", "regularizer._target_ is missing"),
-        ("_target_: mine.Shrnk", "regularizer._target_=mine.Shrnk: not found"),
-        ("_target_: mine.Shrink.bild", "regularizer._target_=mine.Shrink.bild: not found"),
-        ("_target_: yours.Shrink", "regularizer._target_=yours.Shrink: not found"),
+        ("factor: 0.5", "regularizer._target_"),
+        ("_target_: mine.Shrnk", "regularizer._target_=mine.Shrnk"),
+        ("_target_: mine.Shrink.bild", "regularizer._target_=mine.Shrink.bild"),
+        ("_target_: yours.Shrink", "regularizer._target_=yours.Shrink"),
         (
             "_target_: mine.Shrink",
-            "required positional argument: 'factor'",
+            "'factor'",
         ),
         ("_target_: [mine.Shrink", "own.yaml"),
     ],
 )
-def test_mistakes_in_a_part_of_ones_own_end_in_one_line(
-    leaf, message, tmp_path, monkeypatch, capsys
-):
+def test_mistakes_in_your_own_configs_raise_one_line(leaf, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
     (tmp_path / "mine.py").write_text("class Shrink:\n    def __init__(self, factor): pass\n")
@@ -268,19 +260,20 @@ def test_mistakes_in_a_part_of_ones_own_end_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("key", "overrides", "told"),
+    ("key", "overrides", "suggestion"),
     [
-        ("lr", [], "did you mean logger, optimizer.lr?"),
-        ("zzz", [], "see python train.py --cfg job"),
-        ("measures.edd.pairs", [], "did you mean measures?"),
-        ("measures.ed.pair", ["measures=[ed]"], "did you mean measures.ed.pairs, "),
-        ("regularizer.lambda", ["regularizer=mixup"], "did you mean regularizer.alpha, "),
-        ("regularizer.wieght", ["regularizer=ed,sam"], "did you mean regularizer.weight, "),
+        ("lr", [], "optimizer.lr"),
+        ("zzz", [], "--cfg job"),
+        ("measures.edd.pairs", [], "measures"),
+        ("measures.ed.pair", ["measures=[ed]"], "measures.ed.pairs"),
+        ("regularizer.lambda", ["regularizer=mixup"], "regularizer.alpha"),
+        ("regularizer.wieght", ["regularizer=ed,sam"], "regularizer.weight"),
     ],
 )
-def test_an_unknown_key_names_what_is_near_and_there(key, overrides, told):
+def test_an_unknown_key_suggests_existing_ones(key, overrides, suggestion):
     found = composition(ConfigCompositionException(), [*overrides, f"{key}=3"])
-    assert found.startswith(f"unknown key '{key}'; {told}")
+    assert f"'{key}'" in found
+    assert suggestion in found
 
 
 @pytest.mark.parametrize(
@@ -298,10 +291,10 @@ def test_an_unknown_key_names_what_is_near_and_there(key, overrides, told):
 def test_the_papers_symbols_are_known(regularizer, symbol, name):
     overrides = [f"regularizer={regularizer}", f"regularizer.{symbol}=3"]
     found = composition(ConfigCompositionException(), overrides)
-    assert f"the paper's {symbol} is regularizer.{name}" in found
+    assert f"regularizer.{name}" in found
 
 
-def test_a_part_of_ones_own_that_is_there_and_fails_is_not_called_missing(tmp_path, monkeypatch):
+def test_your_own_module_that_fails_to_import_is_not_called_missing(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "own.yaml").write_text("_target_: failing.Shrink")
     (tmp_path / "failing.py").write_text("from math import nothing\n")
@@ -330,26 +323,24 @@ def make(weight: float): pass
     ("leaf", "message"),
     [
         ("{_target_: own_kinds.Own, name: 3, weight: 1}", None),
-        ("{_target_: own_kinds.Own, name: three, weight: 1}", "name=three: must be a whole number"),
-        ("{_target_: own_kinds.Own, name: 3, weight: x}", "weight=x: must be a number"),
-        ("{_target_: own_kinds.Typed, part: 3, weight: x}", "weight=x: must be a number"),
-        ("{_target_: own_kinds.make, weight: x}", "weight=x: must be a number"),
+        ("{_target_: own_kinds.Own, name: three, weight: 1}", "name=three"),
+        ("{_target_: own_kinds.Own, name: 3, weight: x}", "weight=x"),
+        ("{_target_: own_kinds.Typed, part: 3, weight: x}", "weight=x"),
+        ("{_target_: own_kinds.make, weight: x}", "weight=x"),
         ("{_target_: own_kinds.make, weight: '???'}", None),  # it has a message of its own
     ],
 )
-def test_kinds_are_those_of_the_nearest_constructor_that_names_them(
-    leaf, message, tmp_path, monkeypatch
-):
+def test_types_come_from_the_nearest_constructor(leaf, message, tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
     (tmp_path / "own_kinds.py").write_text(OWN_CONSTRUCTORS)
     monkeypatch.syspath_prepend(tmp_path)
-    refused = pytest.raises(ValueError, match=f"^regularizer.{message}$")
-    with refused if message else contextlib.nullcontext():
+    rejected = pytest.raises(ValueError, match=f"^regularizer.{message}: ")
+    with rejected if message else contextlib.nullcontext():
         check_settings(compose_config(["regularizer=own"], folders=[tmp_path]))
 
 
-def test_every_setting_of_the_system_has_a_kind():
+def test_every_system_setting_has_a_type():
     whole = compose_config([])
     for key in set(whole.system) - set(SWITCHES):  # these may be auto
         cfg = whole.copy()
@@ -358,12 +349,12 @@ def test_every_setting_of_the_system_has_a_kind():
             check_settings(cfg)
 
 
-def test_settings_of_measures_are_of_their_kinds():
+def test_settings_of_measures_are_type_checked():
     with pytest.raises(ValueError, match=r"measures\.ed\.pairs=many"):
         check_settings(compose_config(["measures=[ed]", "measures.ed.pairs=many"]))
 
 
-def test_a_run_whose_own_parts_are_not_found_says_where_to_put_them(tmp_path):
+def test_a_run_with_missing_modules_suggests_pythonpath(tmp_path):
     small_run(tmp_path)
     config = (tmp_path / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(config.replace("ed.tasks.", "my_tasks."))
@@ -371,12 +362,13 @@ def test_a_run_whose_own_parts_are_not_found_says_where_to_put_them(tmp_path):
         load_run(tmp_path, trust=True)
 
 
-def test_a_broken_file_beside_does_not_hide_what_is_wrong(tmp_path, monkeypatch):
+def test_an_unrelated_broken_file_does_not_hide_the_mistake(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "torn.yaml").write_text("weight: [")
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
     found = composition(ConfigCompositionException(), ["regularizer.rho=1"])
-    assert found == "unknown key 'regularizer.rho' here; it belongs to regularizer=asam, sam"
+    assert "'regularizer.rho'" in found
+    assert found.endswith("regularizer=asam, sam")
 
 
 OWN_PARTS = """
@@ -403,7 +395,7 @@ class Count(Measure):
 
 
 MISTAKES = {
-    "+sed=3": r"\+sed: no such key",
+    "+sed=3": r"\+sed",
     "seed=first": "seed=first",
     "seed=1.5": "seed=1.5",
     "seed=true": "seed=True",
@@ -417,22 +409,22 @@ MISTAKES = {
     "task.epochs=true": "task.epochs=True",
     "model.dropout=much": "model.dropout=much",
     "system.device=gpu": "system.device=gpu",
-    "task.data=/no/such/folder": "task.data=/no/such/folder: no such folder",
+    "task.data=/no/such/folder": "task.data=/no/such/folder",
     "task.batch_size=0": "task.batch_size=0",
     "task.batch_size=1e2": "task.batch_size=100.0",
     "task.batch_size=1": "task.batch_size=1",
-    "task.batch_size=5000": "task.batch_size=5000: task.data=embedded has only 2000",
+    "task.batch_size=5000": "task.batch_size=5000: .*2000",
     "task.epochs=0": "task.epochs=0",
     "task.epochs=1.5": "task.epochs=1.5",
     "task.warmup_epochs=2": "task.warmup_epochs=2",
     "task.eval_every=0": "task.eval_every=0",
-    "task.classes=5": "labels of split 'train' run from 0 to 9, but 5 classes",
+    "task.classes=5": "0 to 9, .*5 classes",
     "task.space=nowhere": "task.space=nowhere",
     "accumulate=3": "accumulate=3",
     "accumulate=true": "accumulate=True",
     "accumulate=2.0": "accumulate=2.0",
     "system.compile=flase": "system.compile=flase",
-    "system.cuda_graph=true": "system.cuda_graph=true: cpu has no CUDA graphs; leave it at auto",
+    "system.cuda_graph=true": "system.cuda_graph=true",
     "system.log_every=0": "system.log_every=0",
     "system.log_every=2.5": "system.log_every=2.5",
     "sampler=uniform sampler.even=no": "sampler.even=no",
@@ -441,7 +433,7 @@ MISTAKES = {
     "system.runs=null": "system.runs=null",
     "system.save_seconds=null": "system.save_seconds=null",
     "system.keep_checkpoint=maybe": "system.keep_checkpoint=maybe",
-    "system.measure_every=2": "system.measure_every=2: there is nothing to measure; name some",
+    "system.measure_every=2": "system.measure_every=2",
     "precision=fp16": "precision=fp16",
     "logger.mode=ofline": "logger.mode=ofline",
     "optimizer.lr=0": "optimizer.lr=0.*",
@@ -454,7 +446,7 @@ MISTAKES = {
     "optimizer.milestones=0.5": "optimizer.milestones=0.5",
     "optimizer.milestones=[30]": r"optimizer.milestones\[0\]=30",
     "optimizer.schedule=step": "optimizer.schedule=step",
-    "optimizer.schedule=multistep": "schedule=multistep: without optimizer.milestones the rate",
+    "optimizer.schedule=multistep": "schedule=multistep: .*optimizer.milestones",
     "task.image_size=32": r"task.image_size=32",
     "model.heads=3": "model.width=32: .*model.heads=3",
     "model.heads=0": "model.heads=0",
@@ -466,7 +458,7 @@ MISTAKES = {
     "regularizer.weight=nan": "regularizer.weight=nan",
     "regularizer.pairs=0": "regularizer.pairs=0",
     "regularizer.pairs=1.5": "regularizer.pairs=1.5",
-    "regularizer.pairs=50000": "regularizer.pairs=50000: 200 examples .* form 40000 pairs",
+    "regularizer.pairs=50000": "regularizer.pairs=50000: .*40000",
     "regularizer.components=4": "regularizer.components=4",
     "regularizer.components=1.5": "regularizer.components=1.5",
     "regularizer.degree=-1": "regularizer.degree=-1",
@@ -484,7 +476,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("override", MISTAKES)
-def test_impossible_settings_are_refused_before_anything_is_written(override, tmp_path):
+def test_invalid_settings_are_rejected_before_anything_is_written(override, tmp_path):
     with pytest.raises((*EXPECTED, InstantiationException)) as caught:
         small_run(tmp_path / "run", "regularizer=ed", *override.split())
     cause = caught.value.__cause__ if isinstance(caught.value, InstantiationException) else None
@@ -498,15 +490,15 @@ def test_impossible_settings_are_refused_before_anything_is_written(override, tm
 @pytest.mark.parametrize(
     "override", ["+sed=3", "seed=first", "optimizer.lr=fast", "precision=fp16", "task.epochs=ten"]
 )
-def test_evaluate_refuses_what_train_does(override, capsys):
+def test_evaluate_rejects_what_train_does(override, capsys):
     assert evaluate.main([*SMALL, override]) == 1
     printed = capsys.readouterr().err
     assert re.match(f"error: {MISTAKES[override]}", printed), printed
     assert printed.count("\n") == 1
 
 
-def test_a_file_in_place_of_a_folder_is_named_with_the_key(tmp_path):
-    """By train.py and its sweeps."""
+def test_a_file_instead_of_a_folder_is_named_with_its_key(tmp_path):
+    """In train.py and its sweeps."""
     file = tmp_path / "file"
     file.touch()
     for key, place in (("run_dir", file), ("run_dir", file / "below"), ("runs", file)):
@@ -519,16 +511,16 @@ def test_a_file_in_place_of_a_folder_is_named_with_the_key(tmp_path):
     assert re.fullmatch(f"error: {file}.*system.runs.*\n", result.stderr)
 
 
-def test_a_run_folder_that_may_not_be_written_is_named_with_the_key(tmp_path, monkeypatch, capsys):
+def test_an_unwritable_run_folder_is_named_with_its_key(tmp_path, monkeypatch, capsys):
     def refuse(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(RunError, match=rf"^system\.run_dir: .* {tmp_path}/run \(Permission denied"):
+    with pytest.raises(RunError, match=rf"^system\.run_dir: .*{tmp_path}/run"):
         RunFolder(tmp_path / "run", small_config(tmp_path / "run"))
     assert launch.main(f"table1 --cells ed --seeds 0 --runs {tmp_path}".split()) == 1
     printed = capsys.readouterr().err
-    assert f"{tmp_path}/table1/ed/seed0 (Permission denied: " in printed
+    assert f"{tmp_path}/table1/ed/seed0" in printed
     assert "--runs" in printed
     assert printed.count("\n") == 1
 
@@ -536,21 +528,21 @@ def test_a_run_folder_that_may_not_be_written_is_named_with_the_key(tmp_path, mo
 @pytest.mark.parametrize(
     "kind", [PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError]
 )
-def test_a_wrong_place_is_explained_in_one_line(kind, capsys):
+def test_a_wrong_path_is_one_line(kind, capsys):
     assert explain(kind(1, "No way", "/a/place")) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("error: /a/place: No way; ")
     assert printed.count("\n") == 1
 
 
-def test_a_metric_that_no_table_would_show_is_refused(tmp_path, monkeypatch):
+def test_a_metric_that_no_table_would_show_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr("ed.tasks.image_task.ImageTask.metric", "acc")
-    with pytest.raises(ValueError, match="metric is 'acc': call it eval/acc, here and in `evalua"):
+    with pytest.raises(ValueError, match="eval/acc"):
         small_run(tmp_path / "run")
 
 
-def test_of_several_processes_the_silent_ones_end_after_the_one_that_speaks(monkeypatch, capsys):
-    """torchrun ends all of them with the first that ends: a quick one would cut the message off."""
+def test_silent_processes_exit_after_the_one_that_reports(monkeypatch, capsys):
+    """torchrun stops all processes with the first that exits, which could cut off the message."""
     from ed.engine import errors
 
     waits = []
@@ -566,23 +558,23 @@ def test_of_several_processes_the_silent_ones_end_after_the_one_that_speaks(monk
     assert capsys.readouterr().err == ""
 
 
-MENDED = (ValueError, FileNotFoundError, FloatingPointError, RunError, SaveError, EngineError)
+FIXABLE = (ValueError, FileNotFoundError, FloatingPointError, RunError, SaveError, EngineError)
 
 
-@pytest.mark.parametrize("kind", [*MENDED, LostProcess])
-def test_what_a_user_can_mend_is_explained_in_one_line(kind, capsys):
+@pytest.mark.parametrize("kind", [*FIXABLE, LostProcess])
+def test_errors_that_users_can_fix_are_one_line(kind, capsys):
     assert explain(kind("too bad; do this")) == 1
     assert capsys.readouterr().err == "error: too bad; do this\n"
 
 
-def test_a_defect_is_explained_by_its_traceback(capsys):
+def test_a_bug_prints_its_traceback(capsys):
     with pytest.raises(KeyError) as error:
         {}["a key"]
     assert explain(error.value) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_too_few_nodes_without_damping_are_refused(tmp_path):
+def test_too_few_nodes_without_damping_are_rejected(tmp_path):
     result = train(
         *SMALL, "regularizer=ed", "regularizer.degree=4", "regularizer.damping=0",
         f"system.runs={tmp_path}",
@@ -607,22 +599,22 @@ def test_a_sweep_gives_every_run_its_own_folder(tmp_path):
     assert again.stdout.count("already done") == 4
 
 
-def test_a_sweep_goes_on_after_a_run_that_fails(tmp_path):
-    """Every failure has its line when it happens; the last line says which runs they were."""
+def test_a_sweep_continues_after_a_failed_run(tmp_path):
+    """Each failure is printed at once; the last line lists the failed runs."""
     words = ["-m", *SMALL, f"system.runs={tmp_path}", "optimizer.lr=1e30,0,0.001"]
     result = train(*words)
     assert result.returncode == 1
     assert [path.parent.name for path in tmp_path.rglob("DONE")] == ["seed0"]
-    diverged, refused, last = result.stderr.splitlines()  # no traceback
+    diverged, rejected, last = result.stderr.splitlines()  # no traceback
     assert re.match("error: .*(diverged|not finite)", diverged)
-    assert refused.startswith("error: optimizer.lr=0: ")
-    assert last == "error: 2 of the sweep's runs failed: optimizer.lr=1e+30; optimizer.lr=0"
+    assert rejected.startswith("error: optimizer.lr=0: ")
+    assert re.match("error: 2 .*optimizer.lr=1e\\+30; optimizer.lr=0", last)
     again = train(*words)
     assert again.returncode == 1
     assert again.stdout.count("already done") == 1
 
 
-def test_a_sweep_that_is_stopped_starts_no_other_run(tmp_path):
+def test_a_stopped_sweep_starts_no_other_run(tmp_path):
     words = ["-m", *SMALL, f"system.runs={tmp_path}", "seed=0,1", "system.max_minutes=1e-9"]
     result = train(*words)
     assert result.returncode == 75
@@ -630,7 +622,7 @@ def test_a_sweep_that_is_stopped_starts_no_other_run(tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_wandb_offline_logs_and_a_resumed_run_stays_one(tmp_path, monkeypatch):
+def test_wandb_offline_logs_a_resumed_run_as_one(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     extra = ["logger=wandb", "logger.mode=offline"]
@@ -644,7 +636,7 @@ def test_wandb_offline_logs_and_a_resumed_run_stays_one(tmp_path, monkeypatch):
 
 
 def test_wandb_groups_a_tables_runs_by_cell_and_names_them_by_seed(tmp_path, monkeypatch):
-    """From the launcher's own command line to what the tracker was told, in two sessions."""
+    """From the launcher's command to the tracker, in two sessions."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     runs = expand(load_table("table1"), cells=["ed"], seeds=[0, 1], root=tmp_path)
@@ -664,24 +656,24 @@ def test_wandb_groups_a_tables_runs_by_cell_and_names_them_by_seed(tmp_path, mon
     assert seen[0][2] != seen[1][2]
 
 
-def test_wandb_has_every_row_at_its_step_and_goes_on_with_a_run(tmp_path, monkeypatch):
-    told, logged = [], []
+def test_wandb_logs_every_row_and_resumes(tmp_path, monkeypatch):
+    started, logged = [], []
     run = SimpleNamespace(
         log=lambda values, step: logged.append({"step": step, **values}), finish=lambda: None
     )
-    wandb = SimpleNamespace(init=lambda **how: told.append(how) or run)
+    wandb = SimpleNamespace(init=lambda **how: started.append(how) or run)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     small_run(tmp_path, "logger=wandb")
     assert logged == read_rows(tmp_path / "metrics.jsonl")
-    assert [how["resume"] for how in told] == ["allow"]  # "never" ends a run that is resumed
+    assert [how["resume"] for how in started] == ["allow"]  # "never" ends a run that is resumed
 
 
-def test_a_stop_on_request_is_said_once_and_is_no_error(tmp_path):
+def test_a_requested_stop_is_reported_once_and_is_not_an_error(tmp_path):
     result = train(*SMALL, f"system.run_dir={tmp_path / 'run'}", "system.max_minutes=1e-9")
     assert result.returncode == 75
-    said = [line for line in (result.stdout + result.stderr).splitlines() if "stopped" in line]
-    assert len(said) == 1
-    assert re.fullmatch(r"stopped and saved at step 1 of \d+; the same command resumes it", said[0])
+    stopped = [line for line in (result.stdout + result.stderr).splitlines() if "stopped" in line]
+    assert len(stopped) == 1
+    assert re.match(r"stopped and saved at step 1 of \d+", stopped[0])
     assert "stopped" in (tmp_path / "run" / "train.log").read_text()
 
 
@@ -704,14 +696,14 @@ def test_a_missing_setting_without_a_default_is_named(capsys):
     assert printed.count("\n") == 1
 
 
-def test_hydras_own_run_folder_is_refused(tmp_path):
+def test_hydras_own_run_folder_is_rejected(tmp_path):
     result = train(*SMALL, f"hydra.run.dir={tmp_path}/mine")
     assert result.returncode == 1
     assert f"use system.run_dir={tmp_path}/mine" in result.stderr
     assert not (tmp_path / "mine").exists()
 
 
-def test_csv_has_every_value_once_and_goes_on_with_a_run(tmp_path):
+def test_csv_has_every_value_once_and_resumes(tmp_path):
     often = ["logger=csv", "system.save_seconds=0"]
     with pytest.raises(Interrupted):
         small_run(tmp_path, *often, "system.max_minutes=0")
@@ -735,7 +727,7 @@ def test_tensorboard_has_every_value(tmp_path):
     assert found == [(row["step"], pytest.approx(row["train/loss"])) for row in rows]
 
 
-def test_a_logger_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
+def test_a_missing_logger_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"^logger=tensorboard: "):
         small_run(tmp_path, "logger=tensorboard")

@@ -1,4 +1,4 @@
-"""Text: cutting encoders behind their embeddings, padding, metrics, the real data sets."""
+"""Text: splitting encoders after their embeddings, padding, metrics, real data sets."""
 
 import numpy as np
 import pyarrow as pa
@@ -101,7 +101,7 @@ def make_model(checkpoint):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_cut_model_equals_the_ordinary_one(architecture, tmp_path):
-    """Embedding block, then the rest: the model's own outputs, whatever the padding."""
+    """Embedding block and the rest give the model's outputs, whatever the padding."""
     folder = write_checkpoint(tmp_path, architecture)
     model = make_model(folder)
     torch.manual_seed(1)
@@ -160,7 +160,7 @@ def test_padding_never_changes_an_output(data, checkpoint, name):
 
 @pytest.mark.parametrize("length", [24, 12])
 def test_tokens_are_those_of_the_tokenizers_own_padding(data, checkpoint, length):
-    """Up to the longest sentence: what would follow there is padding and nothing else."""
+    """Equal up to the longest sentence; only padding follows."""
     task = make_task(data, checkpoint, "rte", max_length=length)
     table = load_split(data, "rte", "train")
     encoded = load_tokenizer(checkpoint)(
@@ -210,14 +210,14 @@ def test_embedding_gradient_of_ed_equals_finite_differences(data, checkpoint):
         torch.testing.assert_close((gradient * direction).sum(), difference, rtol=1e-5, atol=1e-9)
 
 
-def test_a_new_model_drops_out(data, checkpoint):
+def test_a_new_model_has_dropout(data, checkpoint):
     model, task = TextClassifier(checkpoint, classes=2), make_task(data, checkpoint)
     field = task.field(model, task.train.batch(torch.arange(8), None))
     assert not torch.equal(field(), field())
 
 
 class ReadsBack(TorchDispatchMode):
-    """Notes operations that bring a value to the host, where a GPU would have to wait."""
+    """Records operations that copy a value to the host, which would block on a GPU."""
 
     SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 
@@ -232,7 +232,7 @@ class ReadsBack(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("overrides", [["none"], ["mixup"], ["ed", "regularizer.anchored=false"]])
-def test_an_objective_never_waits_for_the_device(data, checkpoint, overrides):
+def test_an_objective_never_synchronises(data, checkpoint, overrides):
     """Masks with and without padding in them: some mask code looks whether there is any.
 
     Without anchors, as on a CPU (and only there) `one_hot` looks at its labels.
@@ -258,7 +258,7 @@ def test_metrics_equal_those_of_scikit_learn(data, checkpoint):
     with torch.no_grad():
         field = task.field(model, task.validation.batch(torch.arange(30), None))
         first, second = field().unbind(-1)
-        model.model.classifier.bias[1] += (first - second).mean()  # so that both are predicted
+        model.model.classifier.bias[1] += (first - second).mean()  # to predict both classes
         outputs, found = field(), task.evaluate(model)
     truth, guess = task.validation.labels, outputs.argmax(-1)
     assert 0 < guess.sum() < 30
@@ -301,10 +301,10 @@ def test_every_method_trains(data, checkpoint, regularizer, padding, tmp_path):
     assert set(summary["best"]) == {"eval/matthews"}
 
 
-def test_interrupted_equals_uninterrupted_and_the_model_may_move(
+def test_interrupted_equals_uninterrupted_even_if_the_model_moves(
     data, checkpoint, tmp_path, monkeypatch
 ):
-    """Dropout and ED go on where they were; a run is the same wherever its checkpoint lies."""
+    """Dropout and ED resume; the location of the checkpoint does not matter."""
     settings = [data, "model=minilm_l6", "regularizer=ed"]
     name = "sentence-transformers/all-MiniLM-L6-v2"
     for place in ("here", "there"):
@@ -321,7 +321,7 @@ def test_interrupted_equals_uninterrupted_and_the_model_may_move(
     assert load_checkpoint(tmp_path / "cut", print)["step"] == 5
 
 
-def test_measures_look_at_the_training_sentences_whatever_their_padding(data, tmp_path):
+def test_measures_do_not_depend_on_padding(data, tmp_path):
     measures = ["measures=[ed,sharpness,norm,gap]", "measures.ed.pairs=5", "measures.ed.degree=4"]
     measures += ["measures.ed.resolution=6", "measures.sharpness.batch_size=7", "task.name=rte"]
     # weights of this size: a nearly constant network has an ED below float32 rounding
@@ -351,13 +351,13 @@ def test_real_sets_have_their_known_sizes(full_data, name, train, validation):
 def test_bad_input_is_named(data, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"task\.name=sst2"):
         make_task(data, checkpoint, "sst2")
-    with pytest.raises(ValueError, match=r"task\.tokenizer=.*: no tokenizer could be had"):
+    with pytest.raises(ValueError, match=r"task\.tokenizer="):
         make_task(data, str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"task\.data=\./nothing: no such folder"):
+    with pytest.raises(FileNotFoundError, match=r"task\.data=\./nothing"):
         make_task("./nothing", checkpoint)
     with pytest.raises(ValueError, match=r"model\.checkpoint="):
         TextClassifier(str(tmp_path), classes=2)
-    with pytest.raises(ValueError, match=r"rte, split 'train', could not be read .*no such files"):
+    with pytest.raises(ValueError, match=r"task\.data=.* rte, split 'train'"):
         make_task(str(tmp_path), checkpoint, "rte")
     task, model = make_task(data, checkpoint, max_length=60), make_model(checkpoint)
     with pytest.raises(ValueError, match=r"task\.max_length=60"):
@@ -366,9 +366,9 @@ def test_bad_input_is_named(data, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"model\.classes=3"):
         TextClassifier(checkpoint, classes=3)  # a head of two classes was saved with it
     model.classes = 3
-    with pytest.raises(ValueError, match=r"model\.classes=3: task\.classes=2, and both must agree"):
+    with pytest.raises(ValueError, match=r"model\.classes=3.*task\.classes=2"):
         task.check_model(model)
-    with pytest.raises(ValueError, match="needs a text model such as model=bert_base, not Linear"):
+    with pytest.raises(ValueError, match="model=bert_base"):
         task.check_model(torch.nn.Linear(2, 2))
 
 
@@ -377,16 +377,16 @@ def test_a_missing_column_is_named(data, checkpoint, tmp_path):
     for split in ("train", "validation"):
         table = pa.table({"sentence1": ["the cat"], "label": [0]})
         pq.write_table(table, tmp_path / "rte" / f"{split}-00000-of-00001.parquet")
-    with pytest.raises(ValueError, match=r"no column sentence2 for task\.name=rte, only sentence1"):
+    with pytest.raises(ValueError, match=r"task\.name=rte.*sentence2"):
         make_task(str(tmp_path), checkpoint, "rte")
 
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([0, -1], r"labels run from -1 to 0, but task\.classes=2"), ([], "no sentences")],
+    [([0, -1], r"task\.classes=2.*-1 to 0"), ([], "task.data=")],
 )
-def test_labels_that_cannot_be_learnt_are_named(checkpoint, tmp_path, labels, message):
-    """The hub's test splits hide theirs as -1, which a GPU would answer with an assertion."""
+def test_invalid_labels_are_named(checkpoint, tmp_path, labels, message):
+    """The hub's test splits hide their labels as -1, which would fail an assertion on a GPU."""
     (tmp_path / "cola").mkdir()
     columns = {"sentence": pa.array(["the cat"] * len(labels), pa.string())}
     table = pa.table(columns | {"label": pa.array(labels, pa.int64())})
@@ -395,15 +395,15 @@ def test_labels_that_cannot_be_learnt_are_named(checkpoint, tmp_path, labels, me
         make_task(str(tmp_path), checkpoint)
 
 
-def test_a_missing_model_comes_with_the_way_to_it(tmp_path, monkeypatch):
+def test_a_missing_model_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CHECKPOINTS", str(tmp_path))
-    monkeypatch.setattr(  # the hub is not asked
+    monkeypatch.setattr(  # no request to the hub
         transformers.AutoModelForSequenceClassification,
         "from_pretrained",
         lambda name, **_: transformers.AutoConfig.from_pretrained(str(tmp_path)),
     )
-    complaint = r"model\.checkpoint=sentence-transformers/all-MiniLM-L6-v2"
-    with pytest.raises(ValueError, match=complaint) as caught:
+    key = r"model\.checkpoint=sentence-transformers/all-MiniLM-L6-v2"
+    with pytest.raises(ValueError, match=key) as caught:
         TextClassifier("sentence-transformers/all-MiniLM-L6-v2", classes=2)
     message = str(caught.value)
     assert "$ED_CHECKPOINTS/sentence-transformers/all-MiniLM-L6-v2" in message
@@ -412,13 +412,13 @@ def test_a_missing_model_comes_with_the_way_to_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("key", "value"), [("epochs", 0), ("max_length", 0), ("warmup_epochs", 2)])
-def test_impossible_settings_name_their_key(key, value):
+def test_invalid_settings_name_their_key(key, value):
     with pytest.raises(ValueError, match=f"task.{key}={value}: "):
         make_task("data", "checkpoint", **{key: value})
 
 
-def test_an_encoder_without_an_embedding_block_is_refused(tmp_path):
+def test_an_encoder_without_an_embedding_block_is_rejected(tmp_path):
     config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50)
     transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="GPT2Model has no embedding block"):
+    with pytest.raises(ValueError, match="GPT2Model"):
         TextClassifier(str(tmp_path), classes=2)

@@ -1,4 +1,4 @@
-"""Grokking: the equations and their split, the decoder, and that it learns and is drawn."""
+"""Grokking: equations and split, the decoder, training and its figure."""
 
 import math
 
@@ -33,7 +33,7 @@ def built(*overrides, seed=0):
     return task, model
 
 
-def test_attention_written_out_is_attention():
+def test_attention_equals_its_definition():
     torch.manual_seed(0)
     given = [torch.randn(3, 2, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     upstream = torch.randn(3, 2, 5, 8, dtype=torch.float64)
@@ -70,14 +70,14 @@ def test_the_split_is_fixed_disjoint_and_exact():
     assert len(task.validation["ids"]) == 6518
     rows = torch.cat([task.train["ids"], task.validation["ids"]])
     assert len(rows.unique(dim=0)) == 9312
-    assert torch.equal(task.train["ids"], other.train["ids"])  # the split is not the run's seed
+    assert torch.equal(task.train["ids"], other.train["ids"])  # whatever the seed
     ids, label = task.train["ids"], task.train["label"]
     assert torch.equal(ids[:, 2] * label % 97, ids[:, 0])
     assert (ids[:, 1] == 97).all()
     assert (ids[:, 3] == 98).all()
 
 
-def test_batches_are_training_equations_at_most_half_of_them():
+def test_a_batch_is_at_most_half_of_the_training_equations():
     task, model = built()
     assert task.batch_size == 512
     epoch = [batch for batch, _ in zip(task.batches(model, 0), range(5), strict=False)]
@@ -110,8 +110,8 @@ def test_no_output_depends_on_later_tokens():
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_decoder_is_the_textbook_one(norm):
-    """Against torch's layer with a causal mask, the positions written out."""
+def test_the_decoder_equals_a_reference(norm):
+    """Compared with torch's layer with a causal mask and explicit positions."""
     _, model = built("model.width=16", "task.modulus=7", f"model.norm={norm}")
     ids = torch.randint(9, (3, 4), generator=torch.Generator().manual_seed(0))
     positions = torch.tensor(
@@ -139,7 +139,7 @@ KOKER += ["model.positions=learned"]
 
 
 def koker_logits(model, ids):
-    """The decoder of teddykoker/grokking, written out with torch's own attention module."""
+    """The decoder of teddykoker/grokking, with torch's attention module."""
     width, length = model.tokens.weight.shape[1], ids.shape[1]
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     x = model.tokens.weight[ids] + model.positions[:length]
@@ -147,7 +147,7 @@ def koker_logits(model, ids):
         attention = nn.MultiheadAttention(width, block.heads, batch_first=True, dtype=x.dtype)
         attention.in_proj_weight, attention.in_proj_bias = block.attend.weight, block.attend.bias
         attention.out_proj = block.mix
-        x = block.norm_attention(x)  # the residual stream, too
+        x = block.norm_attention(x)  # also the residual stream
         x = x + attention(x, x, x, attn_mask=later, need_weights=False)[0]
         hidden = F.linear(block.norm_layers(x), block.widen.weight, block.widen.bias)
         hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
@@ -155,7 +155,7 @@ def koker_logits(model, ids):
     return model.norm(x)[:, -1] @ model.output.weight.T
 
 
-def test_the_variant_by_settings_is_the_published_network():
+def test_the_settings_of_the_variant_give_the_published_network():
     _, model = built("model.width=16", "task.modulus=7", *KOKER)
     model.double()
     draw_weights = torch.Generator().manual_seed(1)
@@ -173,7 +173,7 @@ def test_the_variant_by_settings_is_the_published_network():
     torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)
 
 
-def test_the_experiment_is_that_network():
+def test_the_experiment_uses_the_published_network():
     cfg = compose_config(["experiment=grokking_koker"])
     model = instantiate(cfg.model)
     block = 12 * 128**2 + 9 * 128 + 4 * 128  # matrices, their biases, two norms
@@ -201,7 +201,7 @@ def test_a_loss_in_float64_keeps_gradients_that_float32_rounds_to_zero():
     assert loss.item() == pytest.approx(8 * math.exp(-20), rel=1e-5)
 
 
-def test_dropout_is_on_what_layers_add_and_off_in_evaluation():
+def test_dropout_applies_to_residual_branches_in_training_only():
     _, model = built("task.modulus=7", "model.dropout=0.5")
     x = model.embed(torch.tensor([[1, 7, 2, 8]]))
     model.train()
@@ -212,7 +212,7 @@ def test_dropout_is_on_what_layers_add_and_off_in_evaluation():
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_where_all_that_layers_add_drops_out_the_input_is_left(norm):
+def test_full_dropout_leaves_the_input_unchanged(norm):
     block = built("task.modulus=7", f"model.norm={norm}")[1].blocks[0].train()
     block.dropout.p = 1.0
     x = torch.randn(2, 4, 128)
@@ -221,7 +221,7 @@ def test_where_all_that_layers_add_drops_out_the_input_is_left(norm):
 
 
 def test_both_parts_are_evaluated_under_their_names():
-    """A model that knows the training equations by heart, and answers nothing else right."""
+    """A model that has memorised the training equations and fails on all others."""
     task, _ = built("task.modulus=7", "task.train_fraction=0.5", "task.warmup_steps=3")
     assert task.warmup_steps == 3
     ids, labels = task.train["ids"].tolist(), task.train["label"].tolist()
@@ -241,7 +241,7 @@ def test_both_parts_are_evaluated_under_their_names():
     assert found["eval/loss"] == pytest.approx(50, rel=1e-4)
 
 
-def test_parameters_are_those_of_the_paper():
+def test_parameter_count_equals_the_papers():
     """Tokens, output, two blocks of 12 width^2 and two norms: no bias elsewhere."""
     _, model = built()
     expected = 2 * 99 * 128 + 2 * (12 * 128**2 + 4 * 128)
@@ -262,13 +262,13 @@ def test_paths_end_in_the_outputs_at_the_equations():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task.modulus=9"], "task.modulus=9: division needs a prime modulus"),
+        (["task.modulus=9"], "task.modulus=9"),
         (["task.operation=power"], "task.operation=power"),
-        (["task.train_fraction=1"], "task.train_fraction=1: of 9312 equations"),
+        (["task.train_fraction=1"], "task.train_fraction=1"),
         (["task.eval_per_decade=0"], "task.eval_per_decade=0"),
         (["task.steps=1e6"], "task.steps=1000000.0"),
         (["task.warmup_steps=-1"], "task.warmup_steps=-1"),
-        (["model.numbers=96"], "task=grokking needs model.numbers=97"),
+        (["model.numbers=96"], "model.numbers=97"),
         (["model.heads=3"], "model.width=128"),
         (["model.heads=0"], "model.heads=0"),
         (["model.norm=none"], "model.norm=none"),
@@ -279,18 +279,18 @@ def test_paths_end_in_the_outputs_at_the_equations():
         (["task.loss_precision=float16"], "task.loss_precision=float16"),
     ],
 )
-def test_impossible_settings_are_refused(overrides, message):
+def test_invalid_settings_are_rejected(overrides, message):
     with pytest.raises(Exception, match=message):
         built(*overrides)
 
 
-def test_another_model_is_refused():
-    with pytest.raises(ValueError, match="task=grokking needs model=grokking, not Linear"):
+def test_another_model_is_rejected():
+    with pytest.raises(ValueError, match="task=grokking"):
         built("task.modulus=7")[0].check_model(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("variant", [[], [*KOKER, "task.loss_precision=float64"]])
-def test_it_learns_the_training_equations_and_is_measured_on_the_way(variant, tmp_path):
+def test_it_learns_the_training_equations_and_evaluates_during_training(variant, tmp_path):
     settings = [*SMALL, *variant, "task.steps=150", "task.eval_every=100", "task.eval_per_decade=2"]
     settings += ["system.measure_every=2", f"system.run_dir={tmp_path / 'run'}"]
     settings += [f"measures.{name}.pairs=10" for name in ("ed", "ed_norm")]
@@ -312,7 +312,7 @@ def history(steps=(1, 10, 100, 1000), accuracies=(1.0, 2.0, 60.0, 99.0)) -> list
 
 
 class Drawn:
-    """As much of a collected row as a figure asks for."""
+    """The parts of a collected row that a figure uses."""
 
     def __init__(self, seed: int, rows: list[dict], cell: str = "division"):
         self.seed, self.home, self.rows = seed, ("grokking", cell), rows
@@ -354,5 +354,5 @@ def test_the_figure_shows_the_cell_with_a_transition():
     assert others == f"no transition: {table.cells['division'].label}"
 
 
-def test_nothing_is_drawn_of_runs_without_history():
+def test_runs_without_history_give_no_figure():
     assert draw(load_table("grokking"), [Drawn(0, [])]) is None

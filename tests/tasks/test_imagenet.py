@@ -1,4 +1,4 @@
-"""ImageNet as a task: runs in pieces, lengths, and what evaluation and measures see."""
+"""The ImageNet task: resuming, lengths, evaluation and measures."""
 
 import json
 from pathlib import Path
@@ -42,13 +42,13 @@ def small_run(folder: Path, *overrides: str) -> dict:
 
 @pytest.fixture
 def no_workers(monkeypatch):
-    """What system.workers=0 says; cores are counted where it does not arrive."""
+    """Loads in this process, like system.workers=0."""
     monkeypatch.setattr(processes, "available_cores", lambda: pytest.fail("workers begin"))
 
 
-def test_a_run_in_pieces_is_the_run_in_one(tmp_path, no_workers):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, no_workers):
     small_run(tmp_path / "whole")
-    for _ in range(2):  # of 3 steps, each in a session of its own
+    for _ in range(2):  # of 3 steps, each in its own session
         with pytest.raises(Interrupted):
             small_run(tmp_path / "pieces", "system.max_minutes=0")
     summary = small_run(tmp_path / "pieces")
@@ -57,15 +57,15 @@ def test_a_run_in_pieces_is_the_run_in_one(tmp_path, no_workers):
     assert all(torch.equal(value, pieces[name]) for name, value in whole.items())
     assert {"eval/acc", "eval/loss"} <= summary["last"].keys()
     log = (tmp_path / "pieces" / "train.log").read_text()
-    remark = "2,000 pictures instead of the 1,281,167 of ImageNet (train): results are not comp"
+    remark = "2,000 images instead of the 1,281,167 of ImageNet (train)"
     assert remark in log
-    assert "500 pictures instead of the 50,000 of ImageNet (validation)" in log
+    assert "500 images instead of the 50,000 of ImageNet (validation)" in log
     for session in json.loads((tmp_path / "pieces" / "meta.json").read_text())["sessions"]:
         assert remark in session["data"]
 
 
-def test_evaluation_without_training_is_of_the_model_that_training_begins_with(no_workers):
-    """In eval mode, so without dropout; its weights are those of the seed."""
+def test_evaluate_scores_the_initial_model_of_training(no_workers):
+    """In eval mode, without dropout, with the seed's initial weights."""
     small = [*SMALL, "model.init=timm"]  # not with a last layer of zeros
     found, plain, other = (
         evaluate.evaluate([*small, *more]) for more in ([], ["model.dropout=0"], ["seed=1"])
@@ -74,30 +74,30 @@ def test_evaluation_without_training_is_of_the_model_that_training_begins_with(n
     assert found["eval/loss"] != other["eval/loss"]
 
 
-def test_workers_are_no_part_of_a_runs_identity():
+def test_workers_are_not_part_of_a_runs_identity():
     ours, theirs = (compose_config([*SMALL, f"system.workers={n}"]) for n in (0, 3))
     assert digest(resolved(ours)) == digest(resolved(theirs))
 
 
-def test_lengths_follow_from_pictures_and_repeats():
+def test_lengths_follow_from_images_and_repeats():
     cfg = compose_config(["task=imagenet", "task.data=embedded", "task.batch_size=300"])
     task = instantiate(cfg.task)
     task.repeat = 3
     task.prepare(CPU, seed=0)
-    assert task.steps_per_epoch == 20  # 3 x 2,000 pictures
+    assert task.steps_per_epoch == 20  # 3 x 2,000 images
     assert task.total_steps == 1800
     assert task.num_examples == 2000
 
 
-def test_ten_thousand_steps_of_warm_up():
+def test_warmup_has_ten_thousand_steps():
     """The config states epochs; with all of ImageNet they are the recipes' 10,000 steps."""
     for batch, steps in ((1024, 1251), (512, 2502)):
         assert 1_281_167 // batch == steps
     assert round(compose_config(["task=imagenet"]).task.warmup_epochs * 1251) == 10_000
 
 
-def test_evaluation_sees_what_measures_see():
-    """On the training pictures: the same view, normalised alike."""
+def test_evaluation_and_measures_use_the_same_view():
+    """On the training images: the same view and normalisation."""
     task = ImageNetTask("embedded", CLIP, validation="train", repeat=1, **SETTINGS)
     task.workers = 0
     task.prepare(CPU, seed=0)
@@ -112,11 +112,11 @@ def test_evaluation_sees_what_measures_see():
     assert found["eval/acc"] == pytest.approx(report["acc"].item(), rel=1e-5)
 
 
-def test_labels_beyond_the_classes_are_refused():
+def test_labels_beyond_the_classes_are_rejected():
     task = instantiate(
         compose_config(["task=imagenet", "task.data=embedded", "task.classes=9"]).task
     )
-    with pytest.raises(ValueError, match=r"task.classes=9: task.data=embedded has labels up to 9"):
+    with pytest.raises(ValueError, match=r"task.classes=9"):
         task.prepare(CPU, seed=0)
 
 
@@ -127,7 +127,7 @@ def test_examples_are_unaugmented():
     task.prepare(CPU, seed=0)
     batch = task.examples(torch.tensor([5, 3]))
     assert batch["label"].tolist() == task.train.labels[[5, 3]].tolist()
-    centre = to_tensor(task.train.picture(3))[:, 2:30, 2:30]  # 32 px: no resizing needed
+    centre = to_tensor(task.train.image(3))[:, 2:30, 2:30]  # 32 px: no resizing needed
     assert torch.equal(batch["x"][1], centre)
 
 
@@ -143,7 +143,7 @@ def test_examples_are_unaugmented():
         (["model.init=no"], "model.init=no"),
     ],
 )
-def test_impossible_settings_are_refused(overrides, message):
+def test_invalid_settings_are_rejected(overrides, message):
     cfg = compose_config(["task=imagenet", "model=vit_s16", *overrides])
     with pytest.raises(Exception, match=message):
         instantiate(cfg.task), instantiate(cfg.model)

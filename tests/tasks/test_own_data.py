@@ -1,4 +1,4 @@
-"""A user's own images and texts, and networks by name: no code, every regularizer."""
+"""Your own images and texts with named networks, for every regularizer."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def write_images(folder, count=8, names=("red", "green", "blue"), size=(40, 36)):
-    """Noise around one colour per class, so that there is something to learn."""
+    """Noise around one colour per class, which is learnable."""
     rng = np.random.default_rng(0)
     for label, name in enumerate(names):
         (folder / name).mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_a_folder_of_images_trains_a_transformers_model(
     stored = getattr(transformers, CLASSIFIERS[network]).from_pretrained(vision / network)
     before = next(iter(stored.base_model.parameters()))
     after = next(iter(trained.model.model.base_model.parameters()))
-    assert not torch.equal(before, after)  # the whole network learns, not the new head alone
+    assert not torch.equal(before, after)  # the whole network learns, not only the new head
     assert (before - after).norm() < 0.5 * before.norm()  # from the stored weights on
 
 
@@ -177,7 +177,7 @@ def test_given_statistics_are_used(images):
     assert task.normalise(torch.full((1, 3, 2, 2), 255)).unique().tolist() == [2.0]
 
 
-def test_class_folders_alone_are_split_alike_for_every_seed(tmp_path):
+def test_the_held_out_part_does_not_depend_on_the_seed(tmp_path):
     write_images(tmp_path / "images", 10, names=("a", "b"))
     tasks = []
     for seed in (0, 1):
@@ -197,7 +197,7 @@ def test_a_data_set_with_columns_is_resized_and_counted(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["texts.csv", "texts.jsonl", "texts.parquet"])
-def test_texts_of_every_format_are_read_alike(bert, tmp_path, name):
+def test_all_text_formats_are_read(bert, tmp_path, name):
     rows = [{"text": f"{WORDS[i % 3]} {i}", "label": i % 3} for i in range(20)]
     path = tmp_path / name
     if name.endswith("csv"):
@@ -258,7 +258,7 @@ def test_wrong_settings_of_images_name_their_key(images, settings, key):
         ImageFolder(str(images), **IMAGES, **settings).load("test")
 
 
-def test_a_file_that_is_no_image_is_named(tmp_path):
+def test_an_unreadable_image_is_named(tmp_path):
     write_images(tmp_path / "images", 2)
     (tmp_path / "images" / "red" / "broken.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"^task\.data=.*broken\.png"):
@@ -276,13 +276,13 @@ def test_architectures_of_one_size_take_the_tasks():
     assert model(torch.randn(2, 3, 32, 48)).shape == (2, 5)
 
 
-def test_a_mistyped_network_is_answered_by_the_nearest():
+def test_a_mistyped_network_suggests_the_nearest():
     with pytest.raises(ValueError, match=r"^model\.name=resnet81: .*resnet18"):
         timm_model("resnet81", classes=2)
 
 
 @pytest.mark.parametrize("build", [timm_model, transformers_model])
-def test_weights_that_cannot_be_fetched_are_one_line(build, monkeypatch):
+def test_unreachable_weights_raise_one_line(build, monkeypatch):
     monkeypatch.setattr("ed.runtime.hub.unanswered", lambda _: "the hub does not answer")
     name = "resnet18.a1_in1k" if build is timm_model else "nobody/nothing"
     with pytest.raises(ValueError, match=rf"^model\.name={re.escape(name)}: .*") as error:

@@ -1,4 +1,4 @@
-"""Polynomial networks: the maps, the network's degree, and that it learns them."""
+"""Polynomial networks: the maps, the network's degree, and training."""
 
 import pytest
 import torch
@@ -26,13 +26,13 @@ def test_the_last_maps_are_twice_the_first(number):
     assert x.abs().max() <= 2
 
 
-def test_the_maps_are_those_of_the_paper():
+def test_the_maps_equal_the_papers():
     x = torch.tensor([[2.0, 3.0, 5.0]])
     expected = {1: [7, 6, 3], 2: [6, 15, 10], 3: [30, 300, 105]}
     assert {number: target_map(number, x)[0].tolist() for number in expected} == expected
 
 
-def test_errors_are_those_of_a_network_that_is_off_by_a_constant():
+def test_errors_of_a_network_that_is_off_by_a_constant():
     task = instantiate(compose_config([*QUICK, "task.map=3", "task.examples=50"]).task)
     task.prepare(torch.device("cpu"), seed=0)
     found = task.evaluate(lambda x: target_map(3, x) + 0.5)
@@ -42,7 +42,7 @@ def test_errors_are_those_of_a_network_that_is_off_by_a_constant():
     assert not torch.isin(task.inputs, task.test).any()  # other inputs than those of measures
 
 
-def test_every_step_has_inputs_of_its_own_wherever_a_run_starts():
+def test_every_step_has_its_own_inputs_whatever_the_start():
     task = instantiate(compose_config([*QUICK, "task.map=2", "task.batch_size=4"]).task)
     task.prepare(torch.device("cpu"), seed=0)
     assert (task.total_steps, task.warmup_steps, task.eval_steps) == (4000, 200, 1000)
@@ -71,7 +71,7 @@ def test_the_network_is_a_polynomial_of_degree_eight():
     assert coefficients[:, 8].min() > 1e-11 * coefficients.max()
 
 
-def test_it_is_the_formula_in_double_precision():
+def test_it_equals_the_formula_in_float64():
     model, x = network(), torch.randn(5, 3)
     expected = x.double()
     for layer in model.hidden:
@@ -81,7 +81,7 @@ def test_it_is_the_formula_in_double_precision():
     torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_unknown_maps_and_sizes_are_refused():
+def test_unknown_maps_and_sizes_are_rejected():
     for override, message in (
         ("task.map=7", "task.map=7"),
         ("task.batch_size=0", "task.batch_size=0"),
@@ -89,11 +89,11 @@ def test_unknown_maps_and_sizes_are_refused():
     ):
         with pytest.raises(Exception, match=message):
             instantiate(compose_config([*QUICK, override]).task)
-    instantiate(compose_config([*QUICK, "task.warmup_steps=4000"]).task)  # all of them: it may
+    instantiate(compose_config([*QUICK, "task.warmup_steps=4000"]).task)  # all of training
 
 
 def test_map_two_is_learnt_and_measured_in_seconds(tmp_path):
-    """A short version of the table's run: the exact map has the values of the test above."""
+    """A short version of the table's run."""
     settings = [*QUICK, "task.map=2", "task.steps=400", "task.warmup_steps=50", "measures=pnn"]
     settings += [f"measures.{name}.pairs=1000" for name in ("ed", "ed_norm", "ed_pca1", "ed_pca2")]
     settings += ["measures.ed_legendre.pairs=1000", f"system.run_dir={tmp_path / 'run'}"]

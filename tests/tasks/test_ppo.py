@@ -1,4 +1,4 @@
-"""PPO against slow references and on a hand-made game."""
+"""PPO, compared with slow references, and on a hand-made game."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -17,19 +17,15 @@ from ed.envs.play import Player, Policy, play
 from ed.envs.procgen import ACTIONS
 from ed.models.impala import Impala
 from ed.runtime.files import read_rows
-from ed.tasks.procgen import (
-    ProcgenPPO,
-    RewardNormaliser,
-    generalised_advantages,
-    solve_backward,
-)
+from ed.tasks.advantages import RewardNormaliser, generalised_advantages, solve_backward
+from ed.tasks.procgen import ProcgenPPO
 from tests.helpers.games import ED, SMALL, Bandit, make_task
 
 GAMMA, LAMBDA = 0.9, 0.8
 
 
 def test_advantages_equal_the_definition():
-    """Sums of discounted errors written out, ended by every done inside the rollout."""
+    """Explicit sums of discounted errors, ended by every done inside the rollout."""
     steps, count = 12, 3
     torch.manual_seed(0)
     rewards, values = torch.randn(2, steps, count, dtype=torch.float64)
@@ -97,7 +93,7 @@ def test_loss_equals_a_reference_written_out():
 
 
 def test_reward_normaliser_divides_by_the_running_deviation_of_returns():
-    """Step by step, over two rollouts: the variance of all discounted returns seen so far."""
+    """A step-by-step reference over two rollouts."""
     normaliser = RewardNormaliser(3, GAMMA)
     torch.manual_seed(0)
     rewards, dones = torch.rand(40, 3) * 5, (torch.rand(40, 3) < 0.1).float()
@@ -118,7 +114,7 @@ def test_reward_normaliser_divides_by_the_running_deviation_of_returns():
     assert normalised.max() == 10
 
 
-def test_reward_statistics_survive_a_resume_and_returns_under_way_do_not():
+def test_resuming_keeps_reward_statistics_but_not_unfinished_returns():
     torch.manual_seed(0)
     before, after, fresh = (RewardNormaliser(3, GAMMA) for _ in range(3))
     before(torch.rand(20, 3), torch.zeros(20, 3))
@@ -127,7 +123,7 @@ def test_reward_statistics_survive_a_resume_and_returns_under_way_do_not():
     assert after.state["discounted"].equal(torch.zeros(3, dtype=torch.float64))
 
 
-def test_the_network_is_the_textbook_one():
+def test_the_network_equals_a_reference():
     torch.manual_seed(0)
     model = Impala(actions=15, channels=[2, 3], hidden=20, image_size=[8, 8])
     x = h = torch.rand(4, 3, 8, 8)
@@ -142,7 +138,7 @@ def test_the_network_is_the_textbook_one():
     torch.testing.assert_close(critic @ critic.T, torch.eye(1))
 
 
-def test_parameters_are_those_of_the_usual_implementation():
+def test_parameter_count_equals_the_usual_implementation():
     model = instantiate(compose_config(["task=procgen", "model=impala"]).model)
     conv = [(3, 16), *[(16, 16)] * 4, (16, 32), *[(32, 32)] * 4, (32, 32), *[(32, 32)] * 4]
     layers = [(32 * 8 * 8, 256), (256, 15), (256, 1)]
@@ -165,7 +161,7 @@ def test_critic_head_gets_no_gradient_from_ed_and_the_actor_does(bandit):
     assert model.stages[0].convolution.weight.grad.abs().max() > 0
 
 
-def test_rollout_keeps_what_was_played(bandit):
+def test_rollout_records_what_was_played(bandit):
     task = make_task(
         num_envs=4, num_steps=8, num_minibatches=2, frames=90, num_test_envs=0, eval_every=5
     )
@@ -190,7 +186,7 @@ def test_rollout_keeps_what_was_played(bandit):
 
 
 def test_episodes_that_end_inside_a_rollout(bandit):
-    """Rewards, ends and advantages of a game whose every number is known: episodes of 5 steps."""
+    """Rewards, ends and advantages of a game with known values: episodes of 5 steps."""
     task = make_task(num_envs=3, num_steps=12, num_minibatches=2, frames=36, num_test_envs=0)
     task.prepare(torch.device("cpu"), seed=0)
     torch.manual_seed(0)
@@ -217,7 +213,7 @@ def test_episodes_that_end_inside_a_rollout(bandit):
 
 
 def test_lanes_do_not_change_a_rollout():
-    """The draws belong to steps and copies, so one lane of 6 plays like lanes of 2 and 4."""
+    """Draws belong to steps and environments, so one lane of 6 equals lanes of 2 and 4."""
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64])
     torch.nn.init.orthogonal_(model.actor.weight, 3.0)
@@ -235,8 +231,8 @@ def test_lanes_do_not_change_a_rollout():
     assert returns[0] != sorted(returns[0])
 
 
-def test_every_rollout_has_actions_and_an_order_of_its_own(bandit):
-    """One model, and frames that come again after ten steps: only the draws can differ."""
+def test_every_rollout_has_its_own_actions_and_order(bandit):
+    """With one model and frames that repeat after ten steps, only the draws can differ."""
     task = make_task(
         num_envs=4, num_steps=10, num_minibatches=2, update_epochs=1, frames=80, num_test_envs=0
     )
@@ -260,13 +256,13 @@ def test_every_rollout_has_actions_and_an_order_of_its_own(bandit):
     assert not torch.equal(orders[0], orders[2])
 
 
-def test_no_two_lanes_sides_or_resumed_rollouts_begin_with_the_same_games(monkeypatch):
+def test_lanes_sides_and_resumed_rollouts_start_different_games(monkeypatch):
     made = []
     monkeypatch.setattr(ProcgenPPO, "make_games", lambda _, *how: made.append(how))
     task = make_task(num_envs=128, num_test_envs=5)
     task.prepare(torch.device("cpu"), seed=0)
     task.lanes = 3
-    for rollout in (0, 7):  # where a run starts, or goes on
+    for rollout in (0, 7):  # where a run starts or resumes
         for side in task.sides():
             task.make_lanes(side, rollout)
     counts = [("train", 42), ("train", 43), ("train", 43), ("test", 5)]
@@ -281,11 +277,11 @@ def test_ppo_learns_the_bandit(bandit, tmp_path, capsys):
     summary = run(compose_config(overrides), ["procgen"])
     assert summary["last"]["eval/train_return"] > 2
     assert summary["last"]["eval/test_return"] > 1
-    assert "time/frames 2,400  time/frames_per_s " in capsys.readouterr().out  # for people
+    assert "time/frames 2,400  time/frames_per_s " in capsys.readouterr().out
 
 
-def test_two_rollouts_move_the_weights_as_a_plain_loop_does(bandit):
-    """CleanRL's update written out: Adam with eps 1e-5 and rate 5e-4, gradients bounded by 0.5."""
+def test_two_rollouts_equal_a_plain_loop(bandit):
+    """CleanRL's update: Adam with eps 1e-5 and rate 5e-4, gradients clipped at 0.5."""
     own = [text for text in SMALL if not text.startswith("optimizer.")]
     cfg = compose_config([*own, "optimizer=ppo", "task.frames=64", "task.num_test_envs=0"])
     task = instantiate(cfg.task)
@@ -313,12 +309,12 @@ def test_two_rollouts_move_the_weights_as_a_plain_loop_does(bandit):
         adam.step()
         step(batch, number)
     assert len(norms) == 2 * task.steps_per_rollout
-    assert max(norms) > 0.5  # the bound was felt
+    assert max(norms) > 0.5  # gradients were clipped
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
 
 
-def test_test_copies_have_played_their_steps_when_a_rollout_has_been_learnt(bandit):
+def test_test_environments_finish_within_their_rollout(bandit):
     task = make_task(
         num_envs=4,
         num_steps=8,
@@ -336,7 +332,7 @@ def test_test_copies_have_played_their_steps_when_a_rollout_has_been_learnt(band
     assert seen == [(4, 0), (4, 9), (12, 9), (12, 18)]  # episodes of five steps
 
 
-def test_a_run_without_a_finished_episode_claims_no_best(bandit, tmp_path, capsys):
+def test_a_run_without_a_finished_episode_reports_no_best(bandit, tmp_path, capsys):
     overrides = [*SMALL, "model.channels=[]", "task.num_steps=4", "task.num_test_steps=4"]
     overrides += ["task.frames=16"]
     run(compose_config([*overrides, f"system.run_dir={tmp_path}"]), ["procgen"])
@@ -345,7 +341,7 @@ def test_a_run_without_a_finished_episode_claims_no_best(bandit, tmp_path, capsy
     assert "best" not in last
 
 
-def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
+def test_a_stopped_run_resumes_at_a_rollout(bandit, tmp_path):
     overrides = [*SMALL, "model.channels=[]", "task.frames=256", f"system.run_dir={tmp_path}"]
     with pytest.raises(Interrupted):
         run(compose_config([*overrides, "system.max_minutes=0"]), ["procgen"])
@@ -358,11 +354,11 @@ def test_a_stopped_run_goes_on_at_a_rollout(bandit, tmp_path):
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 33))
     frames = [row["time/frames"] for row in rows if "time/frames" in row]
-    assert frames == list(range(32, 257, 32))  # those before the stop count, too
+    assert frames == list(range(32, 257, 32))  # including those before the stop
 
 
-def test_measures_look_at_the_last_rollout(bandit, tmp_path):
-    """While training, at its end, and of a finished run, which plays once more without a trace."""
+def test_measures_use_the_last_rollout(bandit, tmp_path):
+    """During training, at its end, and for a finished run, which plays one more rollout."""
     overrides = [*SMALL, "model.channels=[]", "task.frames=64", f"system.run_dir={tmp_path}"]
     small = ["measures.ed.pairs=4", "measures.ed.resolution=9", "measures.ed.degree=4"]
     measured = [*overrides, "measures=[ed,norm]", *small, "system.measure_every=1"]
@@ -376,10 +372,10 @@ def test_measures_look_at_the_last_rollout(bandit, tmp_path):
     assert [again["last"][key] for key in same] == [done["last"][key] for key in same]
 
 
-def test_frames_to_measure_are_those_that_are_learnt_from(bandit, monkeypatch):
+def test_measures_use_the_frames_of_training(bandit, monkeypatch):
     task = make_task(num_envs=4, num_steps=8, num_minibatches=2, frames=32, num_test_envs=2)
     task.prepare(torch.device("cpu"), seed=0)
-    with pytest.raises(ValueError, match=r"come from playing, which train\.py does"):
+    with pytest.raises(ValueError, match=r"task=procgen.*train\.py"):
         task.examples(torch.arange(3))
     model = Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64])
     learnt = sorted(batch["advantages"].sum().item() for batch in task.batches(model, 0))
@@ -390,7 +386,7 @@ def test_frames_to_measure_are_those_that_are_learnt_from(bandit, monkeypatch):
     assert len(task.examples(torch.arange(5))["frames"]) == 5
     assert task.normaliser.state["weight"] == statistics
     played, games = [], ProcgenPPO.make_games
-    # nobody tests while this is played, so no test copies are made
+    # measuring needs no test environments
     monkeypatch.setattr(
         ProcgenPPO, "make_games", lambda task, side, *how: {"train": games}[side](task, side, *how)
     )
@@ -402,8 +398,8 @@ def test_frames_to_measure_are_those_that_are_learnt_from(bandit, monkeypatch):
     assert not torch.equal(played[0], played[2])
 
 
-def test_a_stopped_run_equals_one_that_was_not_where_games_end_with_the_rollout(bandit, tmp_path):
-    """Then new episodes are the ones that come next anyway, and nothing else may have moved."""
+def test_interrupted_equals_uninterrupted_if_games_end_with_the_rollout(bandit, tmp_path):
+    """New episodes are then the next ones anyway, and everything else must agree."""
     overrides = [*SMALL, "model.channels=[]", "task.num_steps=10", "task.num_test_steps=10"]
     overrides += ["task.frames=120"]
     stopped, whole = ([*overrides, f"system.run_dir={tmp_path / n}"] for n in ("stopped", "whole"))
@@ -422,7 +418,7 @@ def test_a_stopped_run_equals_one_that_was_not_where_games_end_with_the_rollout(
     assert len(ours) > 12
 
 
-def test_curves_levels_and_statistics_go_on_where_they_were(bandit):
+def test_curves_levels_and_statistics_resume(bandit):
     tasks = [make_task(num_envs=2, num_steps=64, frames=128) for _ in range(2)]
     for task in tasks:
         task.prepare(torch.device("cpu"), 0)
@@ -439,7 +435,7 @@ def test_curves_levels_and_statistics_go_on_where_they_were(bandit):
     assert second.evaluate(None)["eval/test_return"] == 0
 
 
-def test_speed_is_that_since_it_was_last_asked_for(bandit, monkeypatch):
+def test_speed_counts_from_the_last_evaluation(bandit, monkeypatch):
     task, clock = make_task(), iter((10.0, 12.0, 16.0))
     monkeypatch.setattr("ed.tasks.procgen.time", SimpleNamespace(monotonic=lambda: next(clock)))
     task.prepare(torch.device("cpu"), 0)
@@ -452,18 +448,18 @@ def test_speed_is_that_since_it_was_last_asked_for(bandit, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"actions": 9}, "has 10 outputs, needed are 16; model=impala with"),
-        ({"image_size": [32, 32]}, r"takes no inputs of 3 x 64 x 64 \(mat1 and mat2"),
+        ({"actions": 9}, "10 outputs.*16.*model=impala"),
+        ({"image_size": [32, 32]}, "3 x 64 x 64"),
     ],
 )
-def test_a_network_that_cannot_play_is_refused(change, message):
+def test_networks_of_other_shapes_are_rejected(change, message):
     shape = {"actions": 15, "channels": [2], "hidden": 4, "image_size": [64, 64]}
     make_task().check_model(Impala(**shape))
     with pytest.raises(ValueError, match=message):
         make_task().check_model(Impala(**shape | change))
 
 
-def test_anchoring_without_labels_is_refused(bandit, tmp_path):
+def test_anchoring_without_labels_is_rejected(bandit, tmp_path):
     cfg = compose_config([*SMALL, "regularizer=ed", f"system.run_dir={tmp_path / 'run'}"])
     with pytest.raises(ValueError, match=r"regularizer\.anchored=true"):
         run(cfg, ["procgen"])

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", ["procgen", "procgen_short"])
 def test_cells_have_the_published_settings(name):
-    """CleanRL's, with the paper's 2,048 pairs as half of a minibatch; ED as in its appendix."""
+    """CleanRL's settings, 2,048 pairs as half of a minibatch, ED as in the paper's appendix."""
     for cell in load_table(name).cells.values():
         cfg = compose_config(list(cell.overrides))
         task, optimizer, regularizer = cfg.task, cfg.optimizer, cfg.regularizer
@@ -53,7 +53,7 @@ def test_cells_have_the_published_settings(name):
             assert regularizer.sampler._target_.endswith("RandomizedCosine")
 
 
-def test_bad_settings_are_refused():
+def test_invalid_settings_are_rejected():
     with pytest.raises(ValueError, match=r"task\.num_minibatches=7"):
         make_task(num_minibatches=7)
     counts = (
@@ -76,7 +76,7 @@ def test_bad_settings_are_refused():
             make_task(**{key: 1.1})
     with pytest.raises(ValueError, match=r"task\.frames=50000000\.0"):
         make_task(frames=5e7)
-    with pytest.raises(ValueError, match=r"task\.frames=100: less than one rollout of 32768"):
+    with pytest.raises(ValueError, match=r"task\.frames=100"):
         make_task(frames=100)
     with pytest.raises(ValueError, match=r"task\.game=pong"):
         make_task(game="pong")
@@ -92,7 +92,7 @@ def test_a_level_outside_its_range_is_an_error():
     other.load_state_dict(record.state_dict())
     other.add([14])
     assert other.summary() == {"lowest": 10, "highest": 14, "distinct": 3}
-    with pytest.raises(RuntimeError, match=r"played levels 12 to 15 of range\(10, 15\)"):
+    with pytest.raises(RuntimeError, match=r"12-15.*range\(10, 15\)"):
         record.add([12, 15])
 
 
@@ -104,11 +104,11 @@ def test_sides_never_share_a_level():
         make_task(start_level=5, num_levels=LEVELS - 5)
 
 
-def test_another_engine_does_not_go_on_with_a_run(bandit):
+def test_another_engine_cannot_resume_a_run(bandit):
     task = make_task()
     task.prepare(torch.device("cpu"), seed=0)
     state = task.state_dict() | {"engine": "envpool 0.1"}
-    with pytest.raises(ValueError, match=r"played on envpool 0\.1, here .* envpool==0\.1"):
+    with pytest.raises(ValueError, match=r"task\.engine.*envpool==0\.1"):
         task.load_state_dict(state)
 
 
@@ -142,7 +142,7 @@ def test_lanes_share_the_cores_of_the_process(monkeypatch):
 
 @pytest.fixture
 def no_procgen(monkeypatch):
-    """As if the original package were not installed, on whatever machine."""
+    """Hides the original package, if it is installed."""
 
     def version(name):
         raise metadata.PackageNotFoundError(name)
@@ -151,28 +151,28 @@ def no_procgen(monkeypatch):
     monkeypatch.setitem(sys.modules, "procgen", None)
 
 
-def test_a_run_without_its_engine_is_not_on_record(no_procgen, tmp_path):
+def test_a_run_without_its_engine_leaves_no_record(no_procgen, tmp_path):
     cfg = compose_config([*SMALL, "task.engine=procgen", f"system.run_dir={tmp_path}"])
-    with pytest.raises(EngineError, match=r"task\.engine=procgen needs the original Procgen"):
+    with pytest.raises(EngineError, match=r"task\.engine=procgen"):
         run(cfg, ["procgen"])
     assert not (tmp_path / "meta.json").exists()
 
 
-def test_a_run_does_not_go_on_without_its_engine(no_procgen):
-    """Not as if another release of it were here."""
+def test_a_run_does_not_resume_without_its_engine(no_procgen):
+    """The error is about the missing engine, not about another release."""
     task = make_task(engine="procgen")
-    with pytest.raises(EngineError, match=r"task\.engine=procgen needs the original Procgen"):
+    with pytest.raises(EngineError, match=r"task\.engine=procgen"):
         task.load_state_dict({"engine": "procgen 0.10.7"})
 
 
-def test_a_missing_engine_is_one_clear_line(no_procgen, capsys):
+def test_a_missing_engine_raises_one_line(no_procgen, capsys):
     from ed.engine.errors import explain
 
     with pytest.raises(EngineError) as error:
         make_task(engine="procgen").make_games("train", 2, seed=0)
     assert explain(error.value) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith("error: task.engine=procgen needs the original Procgen")
+    assert printed.startswith("error: task.engine=procgen")
     assert "use task.engine=envpool" in printed
     assert printed.count("\n") == 1
 
@@ -180,11 +180,11 @@ def test_a_missing_engine_is_one_clear_line(no_procgen, capsys):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (ModuleNotFoundError("No module", name="optree"), "needs the package optree"),
+        (ModuleNotFoundError("No module", name="optree"), "optree"),
         (ImportError("libQt5Gui.so.5: cannot open"), r"libQt5Gui.* `apt-get install libqt5gui5`"),
     ],
 )
-def test_what_is_missing_of_envpool_is_named(monkeypatch, error, message):
+def test_missing_parts_of_envpool_are_named(monkeypatch, error, message):
     def fail(name):
         raise error
 
@@ -194,8 +194,8 @@ def test_what_is_missing_of_envpool_is_named(monkeypatch, error, message):
         task.make_games("train", 2, seed=0)
 
 
-def test_envpool_without_qt_is_known_before_a_game_is_made(monkeypatch):
-    """Its modules load without Qt, and say so when a name is taken from them."""
+def test_missing_qt_is_found_before_a_game_is_made(monkeypatch):
+    """envpool's modules import without Qt, but raise when a name is accessed."""
 
     def missing(name):
         raise ImportError("requires the system Qt 5 runtime")
@@ -205,7 +205,7 @@ def test_envpool_without_qt_is_known_before_a_game_is_made(monkeypatch):
     registration = types.ModuleType("envpool.procgen.registration")
     for module in (types.ModuleType("envpool"), hollow, registration):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    with pytest.raises(EngineError, match=r"system Qt 5 runtime.*apt-get install libqt5gui5"):
+    with pytest.raises(EngineError, match=r"apt-get install libqt5gui5"):
         load_envpool()
 
 
@@ -221,7 +221,7 @@ def test_another_seed_draws_other_levels():
 
 
 @needs_envpool
-def test_training_levels_are_the_ones_asked_for_and_test_levels_go_beyond():
+def test_training_levels_are_as_requested_and_test_levels_go_beyond():
     seen = {}
     for side, levels in make_task(num_levels=5, start_level=7).levels.items():
         env = make_games("starpilot", mode="hard", count=16, levels=levels, seed=1, threads=1)
@@ -237,7 +237,7 @@ def test_training_levels_are_the_ones_asked_for_and_test_levels_go_beyond():
 
 @needs_envpool
 def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
-    """Same-step resets: the frame that comes with a done is what a reset would have shown."""
+    """Same-step resets: the frame of a done is the first frame of the next episode."""
     env = make_games("starpilot", mode="hard", count=8, levels=range(1), seed=3, threads=1)
     first = env.reset().frames.copy()
     rng = np.random.default_rng(0)
@@ -254,8 +254,8 @@ def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
 
 
 @needs_envpool
-def test_copies_that_take_the_place_of_finished_ones_lose_no_step():
-    """In one level by the same actions all copies show the same, more finished than are spare."""
+def test_replacing_finished_environments_loses_no_step():
+    """On one level, equal actions give equal frames, with more finished games than spares."""
     games = make_games("starpilot", mode="hard", count=12, levels=range(1), seed=3, threads=2)
     first = games.reset().frames[0].copy()
     rng, ends, together = np.random.default_rng(0), 0, set()
@@ -268,12 +268,12 @@ def test_copies_that_take_the_place_of_finished_ones_lose_no_step():
             assert np.array_equal(step.frames[0], first)
             together.add(frozenset(games._playing.tolist()))
     assert ends > 3
-    assert len(together) > 1  # others did play
+    assert len(together) > 1  # others played
 
 
 @needs_envpool
-def test_a_place_keeps_its_level_until_its_episode_ends():
-    """Whoever plays there; and a new one begins with the first frame of its level."""
+def test_an_environment_keeps_its_level_until_its_episode_ends():
+    """A new episode starts with the first frame of its level."""
     games = make_games("starpilot", mode="hard", count=24, levels=range(40), seed=0, threads=2)
     seen = games.reset()
     levels, first = seen.levels.copy(), dict(zip(seen.levels, seen.frames.copy(), strict=True))
@@ -290,7 +290,7 @@ def test_a_place_keeps_its_level_until_its_episode_ends():
 
 
 @needs_envpool
-def test_wrong_actions_are_refused():
+def test_invalid_actions_are_rejected():
     env = make_games("jumper", mode="easy", count=2, levels=range(5), seed=0, threads=1)
     env.reset()
     for actions in ([0, 15], [-1, 0], [0, 1, 2]):
@@ -300,7 +300,7 @@ def test_wrong_actions_are_refused():
 
 @needs_envpool
 def test_short_runs_on_the_real_game(tmp_path):
-    """Two of one seed agree in every number; levels, engine and speed are on record."""
+    """Two runs of one seed agree exactly; levels, engine and speed are recorded."""
     overrides = [*SMALL, *ED, "model.channels=[2]", "task.frames=64", "task.threads=1"]
     rows = []
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -336,35 +336,6 @@ def test_kill_9_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
     steps = [row["step"] for row in read_rows(rows) if "train/loss" in row]
     assert steps == list(range(1, 81))
     assert len(json.loads((tmp_path / "meta.json").read_text())["sessions"]) == 2
-
-
-@needs_envpool
-def test_the_benchmark_compares_the_loops(tmp_path):
-    tiny = [
-        "--games",
-        "starpilot",
-        "jumper",
-        "--rollouts",
-        "1",
-        "--out",
-        str(tmp_path / "table.md"),
-    ]
-    tiny += ["--set", "task.num_steps=4", "model.channels=[]", "task.threads=1"]
-    command = [sys.executable, "scripts/benchmark_procgen.py", *tiny]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "table.md").read_text().splitlines()[4:10]
-    speed = {
-        name.strip(): float(number.replace(",", ""))
-        for _, name, number, *_ in (line.split("|") for line in lines)
-    }
-    both = ["our loop", "engine alone, lanes: 1"]
-    more = ["our loop with ED", "plain loop"]
-    rows = [*(f"starpilot: {name}" for name in both + more), *(f"jumper: {name}" for name in both)]
-    assert list(speed) == rows
-    ours, engine = (sum(1 / speed[f"{game}: {name}"] for game in tiny[1:3]) for name in both)
-    assert f"our loop: {engine / ours:.0%} of the engine over all games" in done.stdout
-    assert "x the plain loop" in done.stdout
 
 
 @needs_envpool

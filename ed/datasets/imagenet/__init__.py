@@ -1,4 +1,4 @@
-"""ImageNet-1k and the sets that shift it: what the tasks `imagenet` and `clip_finetune` share.
+"""ImageNet-1k and its five distribution shifts.
 
     train, validation = open_training("/data/imagenet")     # folders, parquet files, or a hub id
     shift = open_shift("objectnet", "/data/objectnet-1.0")  # v2, r, a, sketch, objectnet
@@ -7,10 +7,9 @@
     percent, loss = accuracy(model, shift, view=CLIP.evaluate, normalise=task.normalise,
                              device=device)
 
-One idea per module: `classes` (names and index maps), `sources` (where pictures lie and what is
-wrong there), `views` (from a picture to uint8 pixels), `loading` (worker processes, order, copies
-to the device), `evaluation` (sets, restriction to their classes, accuracy), `task` (all of it as a
-task: a subclass says which views it takes and which sets it is evaluated on).
+Modules: `classes` (names and index maps), `sources` (files and their checks), `views` (from an
+image to uint8 pixels), `loading` (workers, order, copies to the device), `evaluation` (sets and
+their accuracy).
 """
 
 from ed.datasets.imagenet.evaluation import (

@@ -1,10 +1,8 @@
-"""Names of the 1,000 ImageNet classes, and which of them the shifted sets know.
+"""The 1,000 ImageNet classes, and the subsets that the shifted sets use.
 
-The lists in `ed/datasets/embedded/imagenet` are facts that others published: synsets and the 200
-classes of ImageNet-R and -A (github.com/hendrycks/imagenet-r and natural-adv-examples, MIT
-licence), the class names and prompts of CLIP (mlfoundations/open_clip, MIT), ObjectNet's 113
-classes in ImageNet's
-terms (mlfoundations/wise-ft).
+Sources of `ed/datasets/embedded/imagenet`: github.com/hendrycks/imagenet-r and
+natural-adv-examples (MIT; synsets, classes of ImageNet-R and -A), mlfoundations/open_clip (MIT;
+class names and prompts of CLIP), mlfoundations/wise-ft (ObjectNet's 113 classes).
 """
 
 import json
@@ -17,22 +15,27 @@ NUM_CLASSES = 1000
 
 @cache
 def synsets() -> tuple[str, ...]:
-    """The WordNet ids, sorted: place i is class i, and the name of its folder."""
+    """Returns the sorted WordNet ids: entry i is class i, and the name of its folder."""
     return tuple(synset for synset, _ in _read("classes"))
 
 
+def folder_labels() -> dict[str, int]:
+    """Maps each class folder of ImageNet-1k to its label."""
+    return {synset: index for index, synset in enumerate(synsets())}
+
+
 def subset(name: str) -> tuple[int, ...]:
-    """The ImageNet indices of the 200 classes of "r" or "a", ascending."""
+    """Returns the ImageNet indices of the 200 classes of "r" or "a", ascending."""
     return tuple(_read("shifts")[name])
 
 
 def objectnet() -> dict[str, tuple[int, ...]]:
-    """ObjectNet's 113 folders that ImageNet knows, sorted, with their ImageNet indices."""
+    """Maps ObjectNet's 113 folders that overlap with ImageNet to ImageNet indices."""
     return {folder: tuple(indices) for folder, indices in _read("shifts")["objectnet"].items()}
 
 
 def objectnet_others() -> tuple[str, ...]:
-    """ObjectNet's 200 folders that no ImageNet class matches."""
+    """Returns ObjectNet's 200 folders without a matching ImageNet class."""
     return tuple(_read("shifts")["objectnet_others"])
 
 

@@ -1,9 +1,8 @@
-"""Images from worker processes to the device, in an order that a run can enter anywhere.
+"""Loads images with worker processes, in an order that a resumed run can enter at any step.
 
-The order of an epoch is a function of (seed, epoch), the augmentation of a picture one of (seed,
-epoch, place): a run that starts at step n sees the batches that an uninterrupted one sees from
-there, with any number of workers. Workers hand over small pieces, so that the first batch comes
-soon and little shared memory is held; pieces are pinned, and copied while the device computes.
+The order depends on (seed, epoch), the augmentation on (seed, epoch, place), so neither the start
+step nor the number of workers changes a batch. Workers return small pieces, which keeps the first
+batch fast and shared memory small; pieces are pinned, and copied while the device computes.
 """
 
 import math
@@ -22,11 +21,11 @@ from ed.runtime import processes
 from ed.runtime.streams import generator
 
 View = Callable[[Image.Image, torch.Generator], Tensor]
-Key = tuple[int, int, int]  # picture, epoch, place in the epoch
-PIECE = 64  # rows that a worker hands over at once: 10 MB at 224 x 224
-REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # to stop
-GRACE_SECONDS = 60  # for a run that was asked to stop to save
-IN_FLIGHT = 2  # batches that the device may still be busy with when the next one is made
+Key = tuple[int, int, int]  # image, epoch, place in the epoch
+PIECE = 64  # rows that a worker returns at once: 10 MB at 224 x 224
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+GRACE_SECONDS = 60  # time for a stopping run to save
+IN_FLIGHT = 2  # batches that the device may lag behind the host
 
 
 def training_batches(
@@ -40,17 +39,17 @@ def training_batches(
     repeat: int = 1,
     workers: int | None = None,
 ) -> Generator[Batch]:
-    """{"x": uint8 (B, 3, H, W), "label": (B,)} for each step, shuffled and augmented.
+    """Yields {"x": uint8 (B, 3, H, W), "label": (B,)} for each step, shuffled and augmented.
 
-    Of several processes each gets its own rows, so that no picture is decoded twice.
+    Each process decodes only its own rows.
 
     Args:
-        repeat: times that each picture comes in an epoch, every time with a new augmentation.
-        workers: processes that decode; None: one per core; 0: this one.
+        repeat: times each image is used in an epoch, each time with a new augmentation.
+        workers: decoding processes; None: one per core; 0: decode in this process.
     """
     count = repeat * len(source)
     per_epoch = count // batch_size
-    mine = processes.part(batch_size)  # rows of the whole batch that this process trains on
+    mine = processes.part(batch_size)
     order = shuffled_batches(count, batch_size, steps, seed=seed, device="cpu")
     keys = (
         [(place % len(source), step // per_epoch, place) for place in piece.tolist()]
@@ -70,7 +69,7 @@ def evaluation_batches(
     batch_size: int = 256,
     workers: int | None = None,
 ) -> Generator[Batch]:
-    """All pictures in their order, or those of `index`; the last batch may be smaller."""
+    """Yields all images in order, or those of `index`; the last batch may be smaller."""
     index = range(len(source)) if index is None else [int(i) for i in index]
     keys = (
         [(i, 0, i) for i in index[start : start + batch_size]]
@@ -81,7 +80,7 @@ def evaluation_batches(
 
 
 class _Rows(Dataset):
-    """Keys -> [pixels, labels], or what is wrong with one of them; runs in the workers."""
+    """Maps keys to [pixels, labels], or to an error message; runs in the workers."""
 
     def __init__(self, source: Source, view: View, seed: int):
         self.source, self.view, self.seed = source, view, seed
@@ -90,57 +89,56 @@ class _Rows(Dataset):
         try:
             return default_collate([self._row(*key) for key in keys])
         except ImageError as error:
-            # said, not raised: what a worker raises comes as a traceback that keeps workers alive
-            return str(error)
+            return str(error)  # raising here would keep workers alive through the traceback
 
-    def _row(self, picture: int, epoch: int, place: int) -> tuple[Tensor, int]:
+    def _row(self, image: int, epoch: int, place: int) -> tuple[Tensor, int]:
         draws = generator(self.seed, f"augmentation {epoch}", place)
-        return self.view(self.source.picture(picture), draws), int(self.source.labels[picture])
+        return self.view(self.source.image(image), draws), int(self.source.labels[image])
 
 
 def _pieces(
     rows: _Rows, keys: Iterable[list[Key]], *, device, workers: int | None
 ) -> Generator[list[Tensor]]:
-    """[pixels, labels] for each list of keys, pinned where a GPU will fetch them."""
+    """Yields [pixels, labels] for each list of keys, in pinned memory for a GPU."""
     workers = processes.available_cores() if workers is None else workers
     count("system.workers", workers, least=0)
     loader = DataLoader(
         rows,
         batch_sampler=keys,
-        collate_fn=_as_is,
+        collate_fn=_identity,
         num_workers=workers,
         prefetch_factor=4 if workers else None,
         pin_memory=torch.device(device).type == "cuda",
-        worker_init_fn=_outlive_requests,
-        generator=torch.Generator(),  # it draws a seed, which must not move the run's own stream
+        worker_init_fn=_delay_stop_signals,
+        generator=torch.Generator(),  # the loader draws a seed; keep the global stream unchanged
     )
-    for piece in _begun(loader):
+    for piece in _started(loader):
         if isinstance(piece, str):
             raise ImageError(piece)
         yield piece
 
 
-def _as_is(piece: list[Tensor] | str) -> list[Tensor] | str:
+def _identity(piece: list[Tensor] | str) -> list[Tensor] | str:
     return piece
 
 
-def _outlive_requests(_worker: int) -> None:
-    """What asks a run to stop often reaches its workers too; it needs them until it has saved.
+def _delay_stop_signals(_worker: int) -> None:
+    """Keeps a worker alive when a stop signal reaches the whole process group.
 
-    SIGTERM is also how they are told to go if nothing else helps, so it is heeded after a while.
+    The run needs its workers until it has saved. SIGTERM still ends them after a delay.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_SECONDS))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def _begun(loader: DataLoader) -> Iterator:
-    """Starts the workers, with requests held back until each knows what to do with them.
+def _started(loader: DataLoader) -> Iterator:
+    """Starts the workers, with stop signals blocked until their handlers are set.
 
-    A function, as a name for the iterator would keep workers alive in the traceback of an error.
+    The caller keeps no name for the iterator: a traceback would keep its workers alive.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         return iter(loader)
     finally:
@@ -150,10 +148,10 @@ def _begun(loader: DataLoader) -> Iterator:
 def _to_device(
     pieces: Generator[list[Tensor]], device: torch.device, *, group: int = 1
 ) -> Generator[Batch]:
-    """Batches of `group` pieces each, on the device.
+    """Yields batches of `group` pieces each, on the device.
 
-    On a GPU a stream of its own copies while the device computes. The host runs ahead of the
-    device, but not without bounds: copies that wait for their turn hold memory.
+    On a GPU a separate stream copies while the device computes. The host may run ahead of the
+    device by a few batches only, as pending copies hold memory.
     """
     groups = zip(*[iter(pieces)] * group, strict=False)
     if device.type != "cuda":

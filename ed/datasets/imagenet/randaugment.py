@@ -1,10 +1,9 @@
-"""RandAugment as the ViT baselines of Beyer et al. (2022) use it: magnitude 10 of 10.
+"""RandAugment as in the ViT baselines of Beyer et al. (2022): magnitude 10 of 10.
 
-torchvision counts magnitudes to 31 and lacks three of the sixteen operations, so its (2, 10) is
-weaker; timm's draws from global generators. Here all sixteen stand in Pillow's terms at their full
-magnitude, grey (128) where nothing is known. Known differences from big_vision: contrast pivots on
-the picture's mean, as everywhere else (there: on a constant), and solarising at 256 changes
-nothing, as written there.
+torchvision scales magnitudes to 31 and lacks three of the sixteen operations, so its (2, 10) is
+weaker; timm draws from global generators. This is all sixteen in Pillow at full magnitude, with
+grey (128) fill. Unlike big_vision, contrast pivots on the image's mean. As there, solarising at
+256 is the identity.
 """
 
 from collections.abc import Callable
@@ -13,64 +12,64 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 DEGREES, SHEAR, ENHANCE, POSTERIZE_BITS, SOLARIZE_ADD = 30.0, 0.3, 1.9, 4, 110
-SHIFT, CUTOUT = 100 / 224, 40 / 224  # pixels at size 224, in parts of the side
+SHIFT, CUTOUT = 100 / 224, 40 / 224  # fractions of the side
 GREY = (128, 128, 128)
-Operation = Callable[[Image.Image, list[float]], Image.Image]  # picture, two draws from U[0, 1)
+Operation = Callable[[Image.Image, list[float]], Image.Image]  # image, two draws from U[0, 1)
 
 
-def rand_augment(picture: Image.Image, operations: int, generator: torch.Generator) -> Image.Image:
-    """Applies that many operations in turn, each drawn uniformly from all sixteen."""
+def rand_augment(image: Image.Image, operations: int, generator: torch.Generator) -> Image.Image:
+    """Applies `operations` random operations, each drawn uniformly from all sixteen."""
     for _ in range(operations):
         chosen = int(torch.randint(len(OPERATIONS), (), generator=generator))
-        picture = OPERATIONS[chosen](picture, torch.rand(2, generator=generator).tolist())
-    return picture
+        image = OPERATIONS[chosen](image, torch.rand(2, generator=generator).tolist())
+    return image
 
 
 def _enhance(kind) -> Operation:
-    return lambda picture, draws: kind(picture).enhance(ENHANCE)
+    return lambda image, draws: kind(image).enhance(ENHANCE)
 
 
 def _affine(a: float, b: float, c: float, d: float, e: float, f: float) -> Operation:
-    """Output (x, y) shows input (a x + b y + c, d x + e y + f), c and f in parts of the side.
+    """Output (x, y) is input (a x + b y + c, d x + e y + f), c and f as fractions of the side.
 
-    Half the time all but the identity's ones change sign.
+    With probability 1/2 all entries but the diagonal change sign.
     """
 
-    def apply(picture: Image.Image, draws: list[float]) -> Image.Image:
+    def apply(image: Image.Image, draws: list[float]) -> Image.Image:
         sign = 1 if draws[0] < 0.5 else -1
-        width, height = picture.size
+        width, height = image.size
         matrix = (a, sign * b, sign * c * width, sign * d, e, sign * f * height)
-        return picture.transform(picture.size, Image.Transform.AFFINE, matrix, fillcolor=GREY)
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=GREY)
 
     return apply
 
 
-def _rotate(picture: Image.Image, draws: list[float]) -> Image.Image:
-    return picture.rotate(DEGREES if draws[0] < 0.5 else -DEGREES, fillcolor=GREY)
+def _rotate(image: Image.Image, draws: list[float]) -> Image.Image:
+    return image.rotate(DEGREES if draws[0] < 0.5 else -DEGREES, fillcolor=GREY)
 
 
-def _solarize_add(picture: Image.Image, draws: list[float]) -> Image.Image:
-    """Brightens what is darker than 128."""
+def _solarize_add(image: Image.Image, draws: list[float]) -> Image.Image:
+    """Brightens values below 128."""
     table = [min(255, value + SOLARIZE_ADD) if value < 128 else value for value in range(256)]
-    return picture.point(table * 3)
+    return image.point(table * 3)
 
 
-def _cutout(picture: Image.Image, draws: list[float]) -> Image.Image:
-    """A grey square around a random pixel, cut where it leaves the picture."""
-    width, height = picture.size
+def _cutout(image: Image.Image, draws: list[float]) -> Image.Image:
+    """Draws a grey square around a random pixel, clipped to the image."""
+    width, height = image.size
     x, y, reach = int(draws[0] * width), int(draws[1] * height), round(CUTOUT * width)
-    picture = picture.copy()
+    image = image.copy()
     box = (x - reach, y - reach, x + reach - 1, y + reach - 1)
-    ImageDraw.Draw(picture).rectangle(box, fill=GREY)
-    return picture
+    ImageDraw.Draw(image).rectangle(box, fill=GREY)
+    return image
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    lambda picture, draws: ImageOps.autocontrast(picture),
-    lambda picture, draws: ImageOps.equalize(picture),
-    lambda picture, draws: ImageOps.invert(picture),
-    lambda picture, draws: ImageOps.posterize(picture, POSTERIZE_BITS),
-    lambda picture, draws: ImageOps.solarize(picture, 256),
+    lambda image, draws: ImageOps.autocontrast(image),
+    lambda image, draws: ImageOps.equalize(image),
+    lambda image, draws: ImageOps.invert(image),
+    lambda image, draws: ImageOps.posterize(image, POSTERIZE_BITS),
+    lambda image, draws: ImageOps.solarize(image, 256),
     _solarize_add,
     _enhance(ImageEnhance.Color),
     _enhance(ImageEnhance.Contrast),

@@ -1,8 +1,7 @@
-"""Where pictures lie: class folders, or tables of a hub data set; and what is wrong there.
+"""Image sources: class folders or tables of a hub data set, with checks.
 
-A source answers for picture i: its label, its encoded bytes, and its name for messages. Nothing is
-skipped in silence: what is missing, unknown or undecodable is an error that names it, and files
-that are no pictures are counted.
+Nothing is skipped silently: missing, unknown and undecodable images raise an error that names
+them, and other files are counted.
 """
 
 import io
@@ -15,28 +14,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from ed.datasets.imagenet.classes import NUM_CLASSES, synsets
+from ed.datasets.imagenet.classes import NUM_CLASSES, folder_labels, synsets
 from ed.datasets.images import load_table
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
-TRAINING_PICTURES, VALIDATION_PICTURES = 1_281_167, 50_000
+TRAINING_IMAGES, VALIDATION_IMAGES = 1_281_167, 50_000
 FOLDER_OF = {"train": "train", "validation": "val"}
 
 
 class ImageError(ValueError):
-    """A picture that cannot be read or decoded."""
+    """Raised for an image that cannot be read or decoded."""
 
 
 class Source:
-    """Labelled pictures.
+    """Labelled images.
 
     Attributes:
-        place: where they are, for messages.
+        place: their location, for messages.
         labels: (N,) int64.
-        border: pixels to cut off each side, which are no part of the picture.
-        remarks: what a run on them should say in its log.
+        border: pixels to crop from each side.
+        remarks: warnings for a run's log.
     """
 
     place: str
@@ -53,23 +52,20 @@ class Source:
     def name(self, index: int) -> str:
         raise NotImplementedError
 
-    def picture(self, index: int) -> Image.Image:
-        """Picture `index`, decoded, as RGB without its border."""
+    def image(self, index: int) -> Image.Image:
+        """Decodes image `index` as RGB, without its border."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # damaged EXIF data, which is not looked at
-                picture = Image.open(io.BytesIO(self.read(index))).convert("RGB")
+                warnings.simplefilter("ignore")  # damaged EXIF data, which we do not use
+                image = Image.open(io.BytesIO(self.read(index))).convert("RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ImageError(
-                f"{self.name(index)} cannot be decoded ({error}): fetch this file again; "
-                "scripts/check_imagenet.py --decode looks for others"
+                f"{self.name(index)} cannot be decoded ({error}); download it again, and run "
+                "scripts/check_imagenet.py --decode to find others"
             ) from error
         if self.border:
-            width, height = picture.size
-            picture = picture.crop(
-                (self.border, self.border, width - self.border, height - self.border)
-            )
-        return picture
+            image = ImageOps.crop(image, self.border)
+        return image
 
 
 class Folders(Source):
@@ -78,7 +74,7 @@ class Folders(Source):
     def __init__(self, root: Path, listing: "Listing", border: int = 0):
         self.place, self.border = str(root), border
         self.folders = list(listing.files)
-        # one array of bytes: a list of a million strings would be copied into every worker
+        # one array of bytes: a list of a million strings would be copied to every worker
         self.files = np.array([os.fsencode(f) for files in listing.files.values() for f in files])
         counts = np.array([len(files) for files in listing.files.values()], dtype=np.int64)
         labels = np.array([listing.labels[folder] for folder in self.folders], dtype=np.int64)
@@ -104,11 +100,11 @@ class Table(Source):
         missing = {self.column, "label"} - set(table.column_names)
         if missing:
             raise ValueError(
-                f"{place} has columns {', '.join(table.column_names)}; needed are 'image' and "
-                "'label', as in the hub's ILSVRC/imagenet-1k"
+                f"{place} has columns {', '.join(table.column_names)}; it needs 'image' and "
+                "'label', like the hub's ILSVRC/imagenet-1k"
             )
         self.names = getattr(table.features["label"], "names", None)
-        # not as numpy: with that, datasets may import what torchvision no longer has
+        # not in numpy format, for which datasets imports a removed torchvision module
         labels = table.select_columns("label").with_format("arrow")[:]
         self.labels = labels["label"].to_numpy().astype(np.int64)
         self.table = table.cast_column(self.column, Encoded(decode=False))
@@ -123,14 +119,14 @@ class Table(Source):
 
 @dataclass
 class Listing:
-    """What lies in a folder of class folders.
+    """The contents of a folder of class folders.
 
     Attributes:
-        labels: the label of each class folder that should be there.
-        files: the pictures of each class folder, both sorted by name.
+        labels: the label of each expected class folder.
+        files: the images of each class folder, both sorted by name.
         missing, empty, unknown: names of folders.
-        others: files that are no pictures, by their suffix.
-        loose: pictures outside any class folder.
+        others: number of files without an image suffix.
+        loose: number of images outside class folders.
     """
 
     labels: Mapping[str, int]
@@ -142,41 +138,41 @@ class Listing:
     loose: int = 0
 
     def problems(self) -> list[str]:
-        """What keeps this from being the set it should be, one phrase each."""
+        """Returns one phrase per problem with the set."""
         wanted = len(self.labels)
         found = [
             (self.missing, f"{len(self.missing)} of {wanted} class folders are missing"),
-            (self.empty, f"{len(self.empty)} of {wanted} class folders hold no pictures"),
-            (self.unknown, f"{len(self.unknown)} folders are of no known class"),
+            (self.empty, f"{len(self.empty)} of {wanted} class folders have no images"),
+            (self.unknown, f"{len(self.unknown)} folders match no class"),
         ]
         phrases = [f"{text} ({_some(names)})" for names, text in found if names]
         if self.loose:
             phrases.append(
-                f"{self.loose} pictures lie outside class folders (the validation pictures come "
-                "unsorted: move each into the folder of its synset)"
+                f"{self.loose} images are outside class folders (validation images come unsorted: "
+                "move each into the folder of its synset)"
             )
         return phrases
 
 
 def list_folders(root: Path, labels: Mapping[str, int], *, ignored: Iterable[str] = ()) -> Listing:
-    """Looks into every class folder of `root`; `labels` says which there should be."""
+    """Lists the class folders of `root`; `labels` has the expected ones."""
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder")
     listing, skip = Listing(labels), set(ignored)
     with os.scandir(root) as entries:
         entries = sorted((entry.name, entry.is_dir()) for entry in entries)
-    listing.loose = sum(not is_dir and _is_picture(name) for name, is_dir in entries)
+    listing.loose = sum(not is_dir and _is_image(name) for name, is_dir in entries)
     present = {name for name, is_dir in entries if is_dir and not name.startswith(".")}
     listing.missing = sorted(labels.keys() - present)
     listing.unknown = sorted(present - labels.keys() - skip)
     folders = sorted(labels.keys() & present)
-    with ThreadPoolExecutor(16) as pool:  # network file systems answer slowly, but many at once
+    with ThreadPoolExecutor(16) as pool:  # hides the latency of network file systems
         contents = pool.map(_names, [root / folder for folder in folders])
         for folder, names in zip(folders, contents, strict=True):
-            pictures = [name for name in names if _is_picture(name)]
-            listing.others += len(names) - len(pictures)
-            listing.files[folder] = pictures
-            if not pictures:
+            images = [name for name in names if _is_image(name)]
+            listing.others += len(names) - len(images)
+            listing.files[folder] = images
+            if not images:
                 listing.empty.append(folder)
     return listing
 
@@ -189,7 +185,7 @@ def open_folders(
     ignored: Iterable[str] = (),
     border: int = 0,
 ) -> Folders:
-    """The pictures of class folders; an error that says all that is wrong. `what`: key=value."""
+    """Opens class folders, or raises with all problems; `what` is key=value for the message."""
     try:
         listing = list_folders(root, labels, ignored=ignored)
     except FileNotFoundError as error:
@@ -199,22 +195,21 @@ def open_folders(
         raise ValueError(f"{what}: in {root}, {'; '.join(problems)}")
     source = Folders(root, listing, border)
     if listing.others:
-        source.remarks += (f"{root}: {listing.others} files that are no pictures are left out",)
+        source.remarks += (f"{root}: skipped {listing.others} files that are not images",)
     return source
 
 
 def open_split(data: str, split: str, *, key: str = "task.data") -> Source:
-    """The "train" or "validation" pictures of ImageNet-1k, all 1,000 classes of them.
+    """Opens the "train" or "validation" split of ImageNet-1k.
 
     Args:
         data: a folder with train/ and val/, a folder with parquet files, or a hub id. `embedded`
-            names the CIFAR-10 pictures that ship with ed, for trying the pipeline.
+            is the CIFAR-10 subset that ships with ed, to try the pipeline.
     """
     root = Path(data).expanduser()
     if has_class_folders(root):
         folder = root / FOLDER_OF.get(split, split)
-        labels = {synset: index for index, synset in enumerate(synsets())}
-        return open_folders(folder, labels, what=f"{key}={data}")
+        return open_folders(folder, folder_labels(), what=f"{key}={data}")
     if data == "embedded":
         part = "train" if split == "train" else "test"
         return Table(load_table(data, part, key), f"{key}=embedded, split {part!r}")
@@ -228,41 +223,41 @@ def open_split(data: str, split: str, *, key: str = "task.data") -> Source:
 
 
 def has_class_folders(root: Path) -> bool:
-    """Whether train/ and val/ are folders of pictures; a table may have such folders as well."""
+    """Whether train/ and val/ hold class folders rather than parquet files."""
     folders = [root / name for name in FOLDER_OF.values() if (root / name).is_dir()]
     return bool(folders) and not any(any(folder.glob("*.parquet")) for folder in folders)
 
 
 def open_training(data: str, *, validation: str = "validation") -> tuple[Source, Source]:
-    """(training, validation) pictures; `validation` names the split that is evaluated on."""
+    """Opens the training split and the split to evaluate on, named `validation`."""
     train = open_split(data, "train")
     try:
         held_out = open_split(data, validation)
     except (ValueError, FileNotFoundError) as error:
         if (Path(data).expanduser() / FOLDER_OF.get(validation, validation)).is_dir():
-            raise  # it is there, and the error says what is wrong in it
-        hint = "(the split to evaluate on; a small sample that has no other takes train)"
+            raise  # the split exists, and the error describes its problems
+        hint = "names the split to evaluate on; use train if there is no other"
         raise type(error)(f"{error}; task.validation={validation} {hint}") from error
-    expect(train, TRAINING_PICTURES, "ImageNet (train)")
-    expect(held_out, VALIDATION_PICTURES, "ImageNet (validation)")
+    expect(train, TRAINING_IMAGES, "ImageNet (train)")
+    expect(held_out, VALIDATION_IMAGES, "ImageNet (validation)")
     return train, held_out
 
 
 def expect(source: Source, count: int, title: str) -> None:
-    """Remarks on a set that has fewer or more pictures than it is known to have."""
+    """Adds a remark if the number of images differs from the published `count`."""
     if len(source) != count:
         source.remarks += (
-            f"{source.place}: {len(source):,} pictures instead of the {count:,} of {title}: "
+            f"{source.place}: {len(source):,} images instead of the {count:,} of {title}; "
             "results are not comparable",
         )
 
 
 def check_labels(source: Table) -> None:
-    """All 1,000 classes, in the usual order where the table says their synsets."""
+    """Raises unless all 1,000 classes are present, in the usual order if synsets are known."""
     low, high, present = source.labels.min(), source.labels.max(), len(np.unique(source.labels))
     if low < 0 or high >= NUM_CLASSES or present != NUM_CLASSES:
         raise ValueError(
-            f"{source.place} has pictures of {present} classes, with labels from {low} to {high}; "
+            f"{source.place} has {present} classes, with labels from {low} to {high}; "
             f"ImageNet has {NUM_CLASSES}, from 0 to {NUM_CLASSES - 1}: is a shard missing?"
         )
     names = source.names or ()
@@ -270,8 +265,8 @@ def check_labels(source: Table) -> None:
         wrong = [i for i, name in enumerate(names) if name != synsets()[i]]
         if wrong:
             raise ValueError(
-                f"{source.place} calls class {wrong[0]} {names[wrong[0]]}, which is usually "
-                f"{synsets()[wrong[0]]}: its labels are in another order"
+                f"{source.place}: class {wrong[0]} is {names[wrong[0]]} instead of "
+                f"{synsets()[wrong[0]]}; sort the classes by synset"
             )
 
 
@@ -280,7 +275,7 @@ def _names(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries)
 
 
-def _is_picture(name: str) -> bool:
+def _is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 

@@ -1,7 +1,7 @@
-"""From a decoded picture to uint8 pixels of one size, by random crops or the centre crop.
+"""Crops and augmentation: from a decoded image to uint8 pixels of one size.
 
-Every draw comes from the generator that is passed in, so a view is a function of the picture and
-a seed. Normalisation waits for the device: bytes are a quarter of what floats would be to move.
+All randomness comes from the generator passed in. Normalisation happens on the device, as bytes
+are four times cheaper to move than floats.
 """
 
 import math
@@ -14,21 +14,21 @@ from torch import Tensor
 
 from ed.datasets.imagenet.randaugment import rand_augment
 
-CROP_ATTEMPTS = 10  # as torchvision: then the largest centre crop within the ratios
+CROP_ATTEMPTS = 10  # then the largest centre crop within the ratios, as in torchvision
 
 
 @dataclass(frozen=True)
 class Views:
-    """How a recipe looks at pictures.
+    """The preprocessing of a recipe.
 
     Attributes:
-        size: height and width of what the network sees.
-        resize: the shorter side before the centre crop, as a multiple of the size.
-        area, ratio: ranges of the random crop's part of the picture and of width / height.
-        flip: mirror half of the training pictures.
-        randaugment: operations of RandAugment after crop and flip, each at full magnitude.
-        bicubic: resample so rather than bilinearly; both smooth when they shrink.
-        mean, std: of the normalisation, per channel; 0.5 and 0.5 put pixels into [-1, 1].
+        size: height and width of the network's input.
+        resize: the shorter side before the centre crop, as a multiple of `size`.
+        area, ratio: ranges of the random crop's share of the image and of width / height.
+        flip: mirror half of the training images.
+        randaugment: number of RandAugment operations after crop and flip.
+        bicubic: bicubic resampling instead of bilinear; both antialias.
+        mean, std: normalisation per channel; 0.5 and 0.5 map pixels to [-1, 1].
     """
 
     size: int = 224
@@ -45,24 +45,24 @@ class Views:
     def resample(self) -> Image.Resampling:
         return Image.Resampling.BICUBIC if self.bicubic else Image.Resampling.BILINEAR
 
-    def train(self, picture: Image.Image, generator: torch.Generator) -> Tensor:
-        """A random crop, mirrored or not, and what RandAugment makes of it."""
-        left, top, width, height = random_crop(picture.size, self.area, self.ratio, generator)
-        # cut first: resizing a box within the picture would look at the pixels around it
-        picture = picture.crop((left, top, left + width, top + height))
-        picture = picture.resize((self.size, self.size), self.resample)
+    def train(self, image: Image.Image, generator: torch.Generator) -> Tensor:
+        """Returns a random crop, randomly flipped, after RandAugment."""
+        left, top, width, height = random_crop(image.size, self.area, self.ratio, generator)
+        # crop first: resize(box=...) would also read the pixels around the box
+        image = image.crop((left, top, left + width, top + height))
+        image = image.resize((self.size, self.size), self.resample)
         if self.flip and torch.rand((), generator=generator) < 0.5:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return to_tensor(rand_augment(picture, self.randaugment, generator))
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return to_tensor(rand_augment(image, self.randaugment, generator))
 
-    def evaluate(self, picture: Image.Image, generator: torch.Generator | None = None) -> Tensor:
-        """The centre crop after resizing the shorter side; no draws."""
+    def evaluate(self, image: Image.Image, generator: torch.Generator | None = None) -> Tensor:
+        """Returns the centre crop after resizing the shorter side."""
         short = round(self.resize * self.size)
-        # as torchvision: the longer side rounded down, the crop's place to the nearest pixel
-        sides = [int(short * side / min(picture.size)) for side in picture.size]
+        # as in torchvision: the longer side rounded down, the crop to the nearest pixel
+        sides = [int(short * side / min(image.size)) for side in image.size]
         left, top = (round((side - self.size) / 2) for side in sides)
-        picture = picture.resize(sides, self.resample)
-        return to_tensor(picture.crop((left, top, left + self.size, top + self.size)))
+        image = image.resize(sides, self.resample)
+        return to_tensor(image.crop((left, top, left + self.size, top + self.size)))
 
 
 CLIP = Views(
@@ -81,10 +81,10 @@ def random_crop(
     ratio: tuple[float, float],
     generator: torch.Generator,
 ) -> tuple[int, int, int, int]:
-    """(left, top, width, height) of an "Inception" crop in a picture of `size` (width, height).
+    """Draws (left, top, width, height) of an Inception crop; `size` is (width, height).
 
-    The area is uniform in its range, the ratio log-uniform. Where ten attempts do not fit, the
-    largest centre crop within the ratios.
+    The area is uniform in its range, the ratio log-uniform. If ten attempts do not fit, returns
+    the largest centre crop within the ratios.
     """
     width, height = size
     draws = torch.rand(CROP_ATTEMPTS, 4, generator=generator, dtype=torch.float64).tolist()
@@ -100,6 +100,6 @@ def random_crop(
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def to_tensor(picture: Image.Image) -> Tensor:
-    """RGB picture -> (3, H, W) uint8."""
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+def to_tensor(image: Image.Image) -> Tensor:
+    """Converts an RGB image to (3, H, W) uint8."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
