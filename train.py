@@ -10,6 +10,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from ed.engine.errors import INTERRUPTED, explain, is_first, or_explain
+from ed.runtime.console import interactive, print_facts
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `explain`, not Hydra's own printer
 GROUPS = ("task", "model", "regularizer")
@@ -18,13 +19,15 @@ failed: list[str] = []  # runs of this sweep, by what they were given
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
+    choices = HydraConfig.get().runtime.choices
+    if is_first():
+        announce(cfg, choices)  # before torch is loaded, which takes seconds
     # torch is loaded only once there is something to train
     from ed.engine.compose import sampler_is_unused
     from ed.engine.main import run
     from ed.runtime.distributed import leave
     from ed.runtime.processes import first_to_fail, world_size
 
-    choices = HydraConfig.get().runtime.choices
     if sampler_is_unused(cfg, HydraConfig.get().overrides.task) and is_first():
         why = f"regularizer={choices['regularizer']} uses no sampler"
         print(f"warning: sampler={choices['sampler']} has no effect: {why}", file=sys.stderr)
@@ -40,6 +43,23 @@ def main(cfg: DictConfig) -> None:
             failed.append(own_settings(HydraConfig.get().overrides.task, sys.argv))
             return  # to the next run: Hydra would end the sweep at an exit
         leave(code)
+
+
+def announce(cfg: DictConfig, choices: dict[str, str]) -> None:
+    """Shows what is about to be trained; in a pipe, in one line."""
+    strengths = {"weight": "λ", "rho": "rho", "alpha": "alpha"}
+    settings = [
+        f", {sign} = {cfg.regularizer[key]:g}"
+        for key, sign in strengths.items()
+        if isinstance(cfg.regularizer.get(key), int | float)
+    ]
+    facts = {group: choices[group] for group in GROUPS}
+    facts["regularizer"] += "".join(settings)
+    facts["seed"] = str(cfg.seed)
+    if interactive():
+        print_facts(facts)
+    else:
+        print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
 
 
 def own_settings(overrides: list[str], command: list[str]) -> str:

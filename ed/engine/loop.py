@@ -18,6 +18,7 @@ from ed.engine.run import RunFolder, resolved
 from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
 from ed.runtime import processes, runs
+from ed.runtime.console import RunView, interactive
 from ed.tasks.base import Batch, Task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -79,6 +80,8 @@ def train(
     )
     batches = task.batches(model, start)  # closed at the end: it may have processes of its own
     with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
+        if run.writes and interactive():
+            metrics.view = _view(task, step, metrics)
         _take_steps(session, _numbered(batches, start, task), metrics, cadence, stop)
         # nothing was left to train: a published model, or a run whose rows are lost
         if start == task.total_steps and not metrics.evaluated(start):
@@ -91,6 +94,17 @@ def train(
         save_weights(run.path, model)
     run.finish(summary)
     return summary
+
+
+def _view(task: Task, step: TrainStep, metrics: Metrics) -> RunView:
+    return RunView(
+        task.total_steps,
+        metrics.start,
+        metric=task.metric,
+        higher_is_better=task.higher_is_better,
+        best=metrics.best(task.metric, task.higher_is_better),
+        labels={"train/penalty": step.regularizer.penalty_label},
+    )
 
 
 def _take_steps(session: "_Session", batches, metrics: Metrics, cadence: Cadence, stop) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import logging
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,14 @@ from torch import nn
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, remove_checkpoints, trained_weights
 from ed.engine.loop import Cadence, Interrupted, describe, train
-from ed.engine.metrics import LogFile, TerminalHandler
+from ed.engine.metrics import LogFile, TerminalHandler, duration
 from ed.engine.run import RunFolder, default_folder, resolved
 from ed.engine.settings import check_leaf, check_settings
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
-from ed.runtime import processes, runs
+from ed.runtime import console, processes, runs
 from ed.runtime.distributed import join, local_device
+from ed.runtime.files import INSTALLED
 from ed.runtime.streams import stream_seed
 from ed.tasks.base import Task
 
@@ -56,6 +58,9 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     check(cfg, task, regularizer, measures.values())
     task.workers = cfg.system.workers  # not the task's own setting: it cannot change a result
     device = choose_device(cfg.system.device)
+    writes = processes.rank() == 0
+    if writes and console.interactive():
+        console.print_facts({"device": device_name(device), "folder": str(path)})
     if cfg.system.cuda_graph is True and device.type != "cuda":
         raise ValueError(f"system.cuda_graph=true: {device} has no CUDA graphs; leave it at auto")
     torch.use_deterministic_algorithms(cfg.system.deterministic)
@@ -69,7 +74,6 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         measure.check(task)  # again, now that it knows how many examples there are
     torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))
 
-    writes = processes.rank() == 0
     with contextlib.closing(RunFolder(path, cfg, writes=writes)) as folder:
         log_to(path / runs.LOG if writes else None)
         # the first decides: on another machine the folder may be another one, or seen later
@@ -82,8 +86,29 @@ def _run(cfg: DictConfig, path: Path) -> dict:
             measures = {name: measures[name] for name in names}
         step = make_step(cfg, task, model, regularizer, recipe, device)
         summary = train_in(folder, cfg, task, model, step, measures)
-        logger.info("done: %s  %s", path, describe(summary))
+        logger.log(console.plain_level(), "done: %s  %s", path, describe(summary))
+        if writes and console.interactive():
+            title, facts = closing(cfg, task, path, summary)
+            console.print_result(title, facts)
         return summary
+
+
+def closing(cfg: DictConfig, task, path: Path, summary: dict) -> tuple[str, dict[str, str]]:
+    """Title and facts of a finished run, with a command that is useful next."""
+    facts = {}
+    for metric, best in summary["best"].items():
+        last = summary["last"].get(metric, best)
+        facts[console.label(metric)] = f"{console.number(last)}  (best {console.number(best)})"
+    degree = summary["last"].get("measure/ed")
+    facts["ED"] = "not measured" if degree is None else console.number(degree)
+    facts["folder"] = str(path)
+    if degree is None and task.num_examples and cfg.system.keep_checkpoint:
+        command = "ed-measure" if INSTALLED else "python scripts/measure.py"
+        more = "" if task.has_logits else " --raw-outputs"
+        facts["next"] = f"{command} \\\n    --run {shlex.quote(str(path))}{more}"
+    elif not INSTALLED:
+        facts["next"] = f"python scripts/runs.py {shlex.quote(str(path.parent))}"
+    return f"done in {duration(summary['seconds'])}", facts
 
 
 def fill_in_classes(cfg: DictConfig) -> None:
@@ -198,7 +223,7 @@ def train_in(
         max_seconds=None if minutes is None else 60 * minutes,
         measure_evals=cfg.system.measure_every,
     )
-    name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
+    name = device_name(step.device)
     folder.open_session(
         name,
         task.total_steps,
@@ -208,7 +233,8 @@ def train_in(
     )
     if processes.world_size() > 1:
         name = f"{processes.world_size()} processes, each on {name}"
-    logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)
+    start = "%s on %s: %d steps"
+    logger.log(console.plain_level(), start, folder.path, name, task.total_steps)
     tracker = start_tracker(cfg, folder.path) if folder.writes else None
     try:
         summary = train(task, model, step, folder, cadence, tracker, measures)
@@ -288,6 +314,10 @@ def choose_device(name: str, option: str = "system.device=") -> torch.device:
         # the current one, too: streams, random states and kernels go there, wherever tensors are
         torch.cuda.set_device(device)
     return device
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
 
 
 def start_tracker(cfg: DictConfig, folder: Path):

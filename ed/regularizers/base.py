@@ -34,6 +34,7 @@ class Regularizer:
     no_checkpointing: str | None = None  # why blocks cannot be recomputed for the backward pass
     no_capture: str | None = None  # why a step cannot be captured in a CUDA graph
     no_kernels: str | None = None  # why a model cannot run by our own kernels
+    penalty_label = "penalty"  # name of train/penalty in the terminal
 
     def check(self, task, parts: int = 1) -> None:
         """Raises ValueError where this regularizer cannot work on this task.
