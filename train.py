@@ -7,10 +7,10 @@ import sys
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.errors import INTERRUPTED, explain, is_first, or_explain
-from ed.runtime.console import interactive, print_facts
+from ed.runtime.console import interactive, print_facts, working
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `explain`, not Hydra's own printer
 GROUPS = ("task", "model", "regularizer")
@@ -21,12 +21,12 @@ failed: list[str] = []  # runs of this sweep, by what they were given
 def main(cfg: DictConfig) -> None:
     choices = HydraConfig.get().runtime.choices
     if is_first():
-        announce(cfg, choices)  # before torch is loaded, which takes seconds
-    # torch is loaded only once there is something to train
-    from ed.engine.compose import sampler_is_unused
-    from ed.engine.main import run
-    from ed.runtime.distributed import leave
-    from ed.runtime.processes import first_to_fail, world_size
+        announce(cfg, choices)
+    with working("loading PyTorch", shown=is_first()):
+        from ed.engine.compose import sampler_is_unused
+        from ed.engine.main import run
+        from ed.runtime.distributed import leave
+        from ed.runtime.processes import first_to_fail, world_size
 
     if sampler_is_unused(cfg, HydraConfig.get().overrides.task) and is_first():
         why = f"regularizer={choices['regularizer']} uses no sampler"
@@ -47,14 +47,12 @@ def main(cfg: DictConfig) -> None:
 
 def announce(cfg: DictConfig, choices: dict[str, str]) -> None:
     """Shows what is about to be trained; in a pipe, in one line."""
-    strengths = {"weight": "λ", "rho": "rho", "alpha": "alpha"}
-    settings = [
-        f", {sign} = {cfg.regularizer[key]:g}"
-        for key, sign in strengths.items()
-        if isinstance(cfg.regularizer.get(key), int | float)
-    ]
+    sign = "λ" if interactive() else "weight"  # a pipe may not take Greek
+    strengths = {"weight": sign, "rho": "rho", "alpha": "alpha"}
     facts = {group: choices[group] for group in GROUPS}
-    facts["regularizer"] += "".join(settings)
+    for key, name in strengths.items():
+        value = OmegaConf.select(cfg, f"regularizer.{key}")
+        facts["regularizer"] += "" if value is None else f", {name} = {value}"
     facts["seed"] = str(cfg.seed)
     if interactive():
         print_facts(facts)

@@ -6,6 +6,7 @@ from the callers. All drawing happens in the calling thread, at most a few times
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -48,13 +49,25 @@ def terminal() -> Console:
 def print_facts(facts: Mapping[str, str], console: Console | None = None) -> None:
     """Prints a name and a value per line, aligned; part of a run's header."""
     for name, value in facts.items():
-        _print(console or terminal(), f"  [dim]{name:<11}  [/]{_escape(value)}")
+        (console or terminal()).print(f"  [dim]{name:<11}  [/]{_escape(value)}", soft_wrap=True)
 
 
 def print_line(text: str, level: int = logging.INFO) -> None:
     """Prints a log line above whatever is live."""
     style = {logging.WARNING: "yellow", logging.ERROR: "red"}.get(level)
     terminal().print(text, style=style, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def working(what: str, *, shown: bool = True) -> Iterator[None]:
+    """Shows what takes a while, until it is over."""
+    if not (shown and interactive()):
+        yield
+        return
+    from rich.live import Live
+
+    with Live(f"[dim]  {what} ...[/]", console=terminal(), **_live()):
+        yield
 
 
 def print_result(title: str, facts: Mapping[str, str], console: Console | None = None) -> None:
@@ -139,9 +152,7 @@ class RunView:
         self.labels, self.columns = labels or {}, []
         self.console, self.training = console or terminal(), {}
         self.drawn = time.monotonic()
-        # standard error stays as it is if it goes to a file
-        how = {"transient": True, "auto_refresh": False, "redirect_stderr": sys.stderr.isatty()}
-        self.live = Live(get_renderable=self.draw, console=self.console, **how)
+        self.live = Live(get_renderable=self.draw, console=self.console, **_live())
         self.live.start(refresh=True)
 
     def advance(self, step: int, eta: str) -> None:
@@ -215,8 +226,9 @@ class RunView:
         self.live.stop()
 
 
-def _print(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True)
+def _live() -> dict[str, bool]:
+    """Settings of a live display: no thread, and standard error stays where it was sent."""
+    return {"transient": True, "auto_refresh": False, "redirect_stderr": sys.stderr.isatty()}
 
 
 def _escape(text: str) -> str:
