@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.errors import INTERRUPTED, explain, is_first, or_explain
 from ed.runtime.console import interactive, print_facts, working
+from ed.runtime.slurm import require_cluster
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `explain`, not Hydra's own printer
 GROUPS = ("task", "model", "regularizer")
@@ -73,11 +74,14 @@ def requeue(error: Exception) -> None:
 
 
 def check_words(words: list[str]) -> None:
-    """Rejects Hydra's own setting for the run's folder, which has no effect here."""
+    """Rejects Hydra's own setting for the run's folder, and a sweep on a SLURM that is not here."""
+    sweeps = {"-m", "--multirun"} & set(words)
     for word in words:
         key, _, value = word.partition("=")
         if key.lstrip("+") == "hydra.run.dir":
             raise ValueError(f"{word}: has no effect here; use system.run_dir={value}")
+        if sweeps and key == "hydra/launcher" and value.endswith("slurm"):
+            require_cluster(word, "leave it out to run the sweep on this machine")
 
 
 if __name__ == "__main__":
