@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
-    from rich.table import Table
 
 REDRAW_SECONDS = 0.25
 WIDEST = 100  # columns of a live view; numbers far from their names are hard to read
 LABELS = {"acc": "accuracy", "ed": "ED"}
 BEST = "★"  # in front of an evaluation that is the best so far
+MOST_SQUEEZED = 2.0  # times as wide as the terminal, a table still reads well with wrapped cells
 CROPPED = {"no_wrap": True, "overflow": "ellipsis", "crop": True}
 
 
@@ -85,15 +86,41 @@ def print_result(title: str, facts: Mapping[str, str], console: Console | None =
     console.print(Panel(grid, title=f"[bold green]{title}[/]", width=width, **how))
 
 
-def rich_table(header: Sequence[str], *, right: Iterable[int] = ()) -> Table:
-    """An empty table in the project's look; columns in `right` are aligned to the right."""
+def print_markdown(text: str, console: Console | None = None) -> None:
+    """Prints Markdown with its tables drawn; footnotes become a numbered list."""
+    from rich.markdown import Markdown
+
+    text = re.sub(r"^\[\^(\d+)\]: ", r"\1. ", text, flags=re.MULTILINE)
+    text = re.sub(r"\[\^(\d+)\]", r"(\1)", text)
+    console = console or terminal()
+    text = re.sub(r"(^\|.*\n?)+", lambda found: _fitting(found[0], console.width), text, flags=re.M)
+    console.print(Markdown(text))
+
+
+def _fitting(table: str, width: int) -> str:
+    """A Markdown table; a sentence in its place if its columns would shrink to a few letters."""
+    rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
+    needed = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=False))
+    if needed <= MOST_SQUEEZED * width:
+        return table
+    return f"*A table of {len(rows[0])} columns does not fit here: add* `| less -S`\n"
+
+
+Cell = str | tuple[str, str]  # text, or text and style
+
+
+def print_table(rows: Sequence[Sequence[Cell]], console: Console | None = None) -> None:
+    """Prints a table whose first row is its header."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for number, name in enumerate(header):
-        table.add_column(_escape(name), justify="right" if number in right else "left")
-    return table
+    for name in rows[0]:
+        table.add_column(Text(name))
+    for row in rows[1:]:
+        table.add_row(*(Text(c) if isinstance(c, str) else Text(*c) for c in row))
+    (console or terminal()).print(table)
 
 
 def track(items: Iterable, what: str, *, total: int | None = None) -> Iterator:
