@@ -23,7 +23,7 @@ def main(cfg: DictConfig) -> None:
     choices = HydraConfig.get().runtime.choices
     if is_first():
         announce(cfg, choices)
-    with working("loading PyTorch", shown=is_first()):
+    with working("loading PyTorch"):
         from ed.engine.compose import sampler_is_unused
         from ed.engine.main import run
         from ed.runtime.distributed import leave

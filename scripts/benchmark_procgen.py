@@ -25,12 +25,12 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor
 from torch.distributions import Categorical
-from tqdm import tqdm
 
 from ed.engine.compose import compose_config
 from ed.engine.errors import or_explain
 from ed.engine.main import choose_device, make_step
 from ed.envs.procgen import ACTIONS, engine_version
+from ed.runtime.console import track
 from ed.runtime.files import write_atomic
 from ed.runtime.processes import available_cores
 from ed.tasks.procgen import GPU_LANES, generalised_advantages
@@ -152,7 +152,7 @@ def race(racers: dict[str, Rollout], rounds: int) -> dict[str, list[tuple[float,
         torch._dynamo.reset()  # none may feed on another's compilation
         for _ in range(WARM_UP):
             rollout()
-    for _ in tqdm(range(rounds), "rounds", leave=False):
+    for _ in track(range(rounds), "rounds"):
         for name, rollout in racers.items():
             times[name].append(rollout())
     return times

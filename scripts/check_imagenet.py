@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from ed.analysis.sweeps import aligned
 from ed.datasets.imagenet import ImageError, Source, open_split, shifts
@@ -27,6 +26,7 @@ from ed.datasets.imagenet.sources import (
     list_folders,
 )
 from ed.engine.errors import or_explain
+from ed.runtime.console import track
 from ed.runtime.streams import generator
 
 SPLITS = {"train": TRAINING_PICTURES, "validation": VALIDATION_PICTURES}
@@ -97,7 +97,7 @@ def damaged(source: Source, count: int) -> list[str]:
     """What is wrong with `count` random pictures (all, where there are fewer), one line each."""
     chosen = torch.randperm(len(source), generator=generator(0, "check"))[:count].tolist()
     found = []
-    for index in tqdm(chosen, desc=f"decoding {source.place}", disable=None, leave=False):
+    for index in track(chosen, f"decoding {source.place}"):
         try:
             source.picture(index)
         except ImageError as error:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ed.runtime.console import track
 from ed.runtime.files import sweep, write_atomic
 from ed.runtime.hub import hub_or_cache
 
@@ -149,12 +150,10 @@ def _decode(
     from datasets import Image
     from PIL import ImageOps
     from PIL.Image import DecompressionBombError
-    from tqdm import tqdm
 
     table = table.cast_column(image, Image())  # files written without the hub's metadata
     pixels = np.empty((len(table), 3, *size), dtype=np.uint8)
-    rows = tqdm(table, desc=f"decoding {what}", unit="picture", disable=None, leave=False)
-    rows = iter(rows)
+    rows = track(table, f"decoding {what}")
     for index in range(len(table)):
         try:
             picture = next(rows)[image].convert("RGB")

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 
 from yaml import YAMLError
 
+from ed.runtime.console import restore
+
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command goes on
 SPEAKING_SECONDS = 10  # at most; to look for the nearest valid key takes a while
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
@@ -29,6 +31,7 @@ def or_explain(main: Callable[[], int | None]) -> int | None:
     try:
         return main()
     except KeyboardInterrupt:
+        restore()
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
         sys.exit(explain(error))
@@ -46,6 +49,7 @@ def explain(error: BaseException, aloud: bool | None = None) -> int:
 
 
 def _speak(error: BaseException) -> None:
+    restore()
     if isinstance(error, BrokenPipeError):  # whoever read our output has left: `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at the end
     elif type(error).__name__ == "Interrupted":

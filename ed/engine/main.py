@@ -67,10 +67,9 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     if cfg.system.threads is not None:
         torch.set_num_threads(cfg.system.threads)
     torch.manual_seed(stream_seed(cfg.seed, "init"))
-    with console.working("preparing model and data", shown=writes):
-        model = build_model(cfg, device)
-        task.check_model(model)
-        task.prepare(device, cfg.seed)
+    model = build_model(cfg, device)
+    task.check_model(model)
+    task.prepare(device, cfg.seed)
     for measure in measures.values():
         measure.check(task)  # again, now that it knows how many examples there are
     torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))

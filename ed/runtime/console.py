@@ -13,11 +13,13 @@ import os
 import re
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
+    from rich.live import Live
 
 REDRAW_SECONDS = 0.25
 WIDEST = 100  # columns of a live view; numbers far from their names are hard to read
@@ -26,9 +28,16 @@ BEST = "★"  # in front of an evaluation that is the best so far
 MOST_SQUEEZED = 2.0  # times as wide as the terminal, a table still reads well with wrapped cells
 CROPPED = {"no_wrap": True, "overflow": "ellipsis", "crop": True}
 
+_displays: weakref.WeakSet[Live] = weakref.WeakSet()
+
 
 def interactive() -> bool:
-    """Whether standard output is a terminal that can redraw lines and show Unicode."""
+    """Whether standard output is a terminal that can redraw lines and show Unicode.
+
+    Of processes that train together, only for the first: the others print nothing.
+    """
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+        return False
     stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # while a view is live
     encoding = (getattr(stream, "encoding", None) or "").lower()
     return stream.isatty() and os.environ.get("TERM") != "dumb" and encoding.startswith("utf")
@@ -60,14 +69,14 @@ def print_line(text: str, level: int = logging.INFO) -> None:
 
 
 @contextlib.contextmanager
-def working(what: str, *, shown: bool = True) -> Iterator[None]:
+def working(what: str) -> Iterator[None]:
     """Shows what takes a while, until it is over."""
-    if not (shown and interactive()):
+    if not interactive():
         yield
         return
     from rich.live import Live
 
-    with Live(f"[dim]  {what} ...[/]", console=terminal(), **_live()):
+    with _registered(Live(f"[dim]  {what} ...[/]", console=terminal(), **_live())):
         yield
 
 
@@ -124,13 +133,14 @@ def print_table(rows: Sequence[Sequence[Cell]], console: Console | None = None) 
 
 
 def track(items: Iterable, what: str, *, total: int | None = None) -> Iterator:
-    """Yields the items, with a bar while they last if someone is watching."""
+    """Yields the items, with a bar meanwhile if someone is watching."""
     if not interactive():
         yield from items
         return
     from rich.progress import Progress
 
     with Progress(console=terminal(), transient=True, auto_refresh=False) as progress:
+        _registered(progress.live)
         bar, drawn = progress.add_task(what, total=len(items) if total is None else total), 0.0
         for item in items:
             yield item
@@ -179,7 +189,7 @@ class RunView:
         self.labels, self.columns = labels or {}, []
         self.console, self.training = console or terminal(), {}
         self.drawn = time.monotonic()
-        self.live = Live(get_renderable=self.draw, console=self.console, **_live())
+        self.live = _registered(Live(get_renderable=self.draw, console=self.console, **_live()))
         self.live.start(refresh=True)
 
     def advance(self, step: int, eta: str) -> None:
@@ -251,6 +261,17 @@ class RunView:
 
     def close(self) -> None:
         self.live.stop()
+
+
+def restore() -> None:
+    """Ends every live display and shows the cursor again, e.g. before an error is printed."""
+    for live in list(_displays):
+        live.stop()
+
+
+def _registered(live: Live) -> Live:
+    _displays.add(live)
+    return live
 
 
 def _live() -> dict[str, bool]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ed.core.validate import each, fraction, positive
 from ed.datasets.images import Images, decoded_once, load_images, load_table, split_names
 from ed.datasets.splits import EVALUATION, evaluation_split, held_out
+from ed.runtime.console import track
 from ed.tasks.image_task import ImageTask
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff")
@@ -158,11 +159,9 @@ def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str
 def _decode_files(files: list, size: tuple[int, int], what: str) -> tuple[np.ndarray, np.ndarray]:
     """Scaled to cover `size` (height, width), the middle kept."""
     from PIL import Image, ImageOps
-    from tqdm import tqdm
 
     pixels = np.empty((len(files), 3, *size), dtype=np.uint8)
-    rows = tqdm(files, desc=f"decoding {what}", unit="image", disable=None, leave=False)
-    for index, (path, _) in enumerate(rows):
+    for index, (path, _) in enumerate(track(files, f"decoding {what}")):
         try:
             with Image.open(path) as image:
                 fitted = ImageOps.fit(image.convert("RGB"), size[::-1])

@@ -13,6 +13,7 @@ from ed.datasets.imagenet import classes
 from ed.datasets.imagenet.loading import View, evaluation_batches
 from ed.datasets.imagenet.sources import Source, expect, open_folders
 from ed.runtime import processes
+from ed.runtime.console import track
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -154,17 +155,14 @@ def accuracy(
 ) -> tuple[float, float]:
     """Accuracy in percent and mean cross-entropy of a model (in eval mode, which is the caller's to
     set) on all pictures of a set; of several processes each scores a part of them."""
-    from tqdm import tqdm
-
     source, correct, loss = pictures.pictures, *torch.zeros(2, device=device)
     ours = processes.part(len(source))
     batches = evaluation_batches(
         source, view, device=device, index=ours, batch_size=batch_size, workers=workers
     )
     total = -(-len(ours) // batch_size)
-    how = {"desc": pictures.name, "total": total, "disable": None, "leave": False}
     with contextlib.closing(batches):
-        for batch in tqdm(batches, **how):
+        for batch in track(batches, pictures.name, total=total):
             logits = pictures.restrict(model(normalise(batch["x"]))).float()
             correct = correct + (logits.argmax(-1) == batch["label"]).sum()
             loss = loss + F.cross_entropy(logits, batch["label"], reduction="sum")
