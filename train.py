@@ -53,7 +53,7 @@ def announce(cfg: DictConfig, choices: dict[str, str]) -> None:
     facts = {group: choices[group] for group in GROUPS}
     for key, name in strengths.items():
         value = OmegaConf.select(cfg, f"regularizer.{key}")
-        facts["regularizer"] += "" if value is None else f", {name} = {value}"
+        facts["regularizer"] += f", {name} = {value:g}" if isinstance(value, int | float) else ""
     facts["seed"] = str(cfg.seed)
     if interactive():
         print_facts(facts)

@@ -99,15 +99,16 @@ def closing(cfg: DictConfig, task, path: Path, summary: dict) -> tuple[str, dict
     for metric, best in summary["best"].items():
         last = summary["last"].get(metric, best)
         facts[console.label(metric)] = f"{console.number(last)}  (best {console.number(best)})"
-    degree = summary["last"].get("measure/ed")
+    degree, error = (summary["last"].get(f"measure/{key}") for key in ("ed", "ed_se"))
     facts["ED"] = "not measured" if degree is None else console.number(degree)
+    facts["ED"] += "" if error is None else f" ± {console.number(error)}  (standard error)"
     facts["folder"] = str(path)
     if degree is None and task.num_examples and cfg.system.keep_checkpoint:
         command = "ed-measure" if INSTALLED else "python scripts/measure.py"
         more = "" if task.has_logits else " --raw-outputs"
         facts["next"] = f"{command} \\\n    --run {shlex.quote(str(path))}{more}"
     elif not INSTALLED:
-        facts["next"] = f"python scripts/runs.py {shlex.quote(str(path.parent))}"
+        facts["next"] = f"python scripts/runs.py \\\n    {shlex.quote(str(path.parent))}"
     return f"done in {duration(summary['seconds'])}", facts
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REDRAW_SECONDS = 0.25
 WIDEST = 100  # columns of a live view; numbers far from their names are hard to read
-LABELS = {"acc": "accuracy", "ed": "ED"}
+LABELS = {"acc": "accuracy", "ed": "ED", "ed_se": "± std. error"}
 BEST = "★"  # in front of an evaluation that is the best so far
 MOST_SQUEEZED = 2.0  # times as wide as the terminal, a table still reads well with wrapped cells
 CROPPED = {"no_wrap": True, "overflow": "ellipsis", "crop": True}
