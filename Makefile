@@ -20,7 +20,7 @@ demo: .venv/ready
 	$(BIN)/python scripts/demo.py
 
 test: .venv/ready
-	@echo "test: lint, format, all tests on every core; 10 minutes and more on two"
+	@echo "test: lint, format, all tests on every core; test-smoke is the quick part"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n auto
