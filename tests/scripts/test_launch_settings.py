@@ -195,7 +195,7 @@ def test_reduced_runs_go_to_their_own_folder_and_say_so(tmp_path, monkeypatch):
             ["clip_standin", "--data", "model.weights=random"],
             "--data model.weights=random: that is",
         ),
-        (["basis", "--where", "slurm"], "no sbatch on this machine"),
+        (["basis", "--where", "slurm"], "--where slurm: "),
     ],
 )
 def test_mistakes_get_one_line_and_leave_nothing(
