@@ -87,6 +87,8 @@ def train(
         if start == task.total_steps and not metrics.evaluated(start):
             metrics.log(task.total_steps, session.evaluate())
         # after the last save: measuring may take long, and what is trained is safe by then
+        if measures:
+            metrics.begin(f"measuring {', '.join(measures)}")
         metrics.log(task.total_steps, session.measure(stop))
     summary = metrics.summary(task.metric, task.higher_is_better)
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
@@ -126,10 +128,12 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, cadence: Cadence
             checked = done
             metrics.log(done, values | {"time/step_s": metrics.pace(done)})
         if done in evaluations or last:
+            metrics.begin("evaluating")
             values = session.evaluate()
             check_finite(values, done - 1, done, path)  # the only check on the last update
             metrics.log(done, values)
             if not last and cadence.measures_at(evaluations[done]):
+                metrics.begin("measuring")
                 metrics.log(done, session.measure())
         if (last or asked or late or due) and task.can_save(done):
             check_finite(step.peek() | step.largest_weight(), checked, done, path)

@@ -58,8 +58,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     check(cfg, task, regularizer, measures.values())
     task.workers = cfg.system.workers  # not the task's own setting: it cannot change a result
     device = choose_device(cfg.system.device)
-    writes = processes.rank() == 0
-    if writes and console.interactive():
+    if console.interactive():
         console.print_facts({"device": device_name(device), "folder": str(path)})
     if cfg.system.cuda_graph is True and device.type != "cuda":
         raise ValueError(f"system.cuda_graph=true: {device} has no CUDA graphs; leave it at auto")
@@ -74,27 +73,33 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         measure.check(task)  # again, now that it knows how many examples there are
     torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))
 
+    writes = processes.rank() == 0
     with contextlib.closing(RunFolder(path, cfg, writes=writes)) as folder:
         log_to(path / runs.LOG if writes else None)
         # the first decides: on another machine the folder may be another one, or seen later
         summary = processes.gather(folder.done)[0]
         if summary is not None:
-            logger.info("already done: %s  %s", path, describe(summary))
+            report_end("already done", cfg, task, path, summary)
             names = processes.gather(unmeasured(cfg, measures, path, task) if writes else None)[0]
             if not names:
                 return summary
             measures = {name: measures[name] for name in names}
         step = make_step(cfg, task, model, regularizer, recipe, device)
         summary = train_in(folder, cfg, task, model, step, measures)
-        logger.log(console.plain_level(), "done: %s  %s", path, describe(summary))
-        if writes and console.interactive():
-            title, facts = closing(cfg, task, path, summary)
-            console.print_result(title, facts)
+        report_end("done", cfg, task, path, summary)
         return summary
 
 
-def closing(cfg: DictConfig, task, path: Path, summary: dict) -> tuple[str, dict[str, str]]:
-    """Title and facts of a finished run, with a command that is useful next."""
+def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> None:
+    """Reports a finished run: a panel on a terminal, a line in the log and elsewhere."""
+    logger.log(console.plain_level(), "%s: %s  %s", how, path, describe(summary))
+    if console.interactive():
+        title = f"{how} in {duration(summary['seconds'])}"
+        console.print_result(title, closing_facts(cfg, task, path, summary))
+
+
+def closing_facts(cfg: DictConfig, task, path: Path, summary: dict) -> dict[str, str]:
+    """What a finished run reached, its folder, and a command that is useful next."""
     facts = {}
     for metric, best in summary["best"].items():
         last = summary["last"].get(metric, best)
@@ -109,7 +114,7 @@ def closing(cfg: DictConfig, task, path: Path, summary: dict) -> tuple[str, dict
         facts["next"] = f"{command} \\\n    --run {shlex.quote(str(path))}{more}"
     elif not INSTALLED:
         facts["next"] = f"python scripts/runs.py \\\n    {shlex.quote(str(path.parent))}"
-    return f"done in {duration(summary['seconds'])}", facts
+    return facts
 
 
 def fill_in_classes(cfg: DictConfig) -> None:

@@ -95,6 +95,11 @@ class Metrics:
         if self.view is not None:
             self.view.advance(step, self.eta(step))
 
+    def begin(self, what: str) -> None:
+        """Shows what is computed before the next row."""
+        if self.view is not None:
+            self.view.begin(what)
+
     def pace(self, step: int) -> float:
         """Seconds per step, since this session began."""
         return (time.monotonic() - self.began) / max(1, step - self.start)

@@ -187,13 +187,13 @@ class RunView:
         self.total, self.step, self.eta = total, start, "?"
         self.metric, self.sign, self.best = metric, 1 if higher_is_better else -1, best
         self.labels, self.columns = labels or {}, []
-        self.console, self.training = console or terminal(), {}
+        self.console, self.training, self.activity = console or terminal(), {}, ""
         self.drawn = time.monotonic()
         self.live = _registered(Live(get_renderable=self.draw, console=self.console, **_live()))
         self.live.start(refresh=True)
 
     def advance(self, step: int, eta: str) -> None:
-        self.step, self.eta = step, eta
+        self.step, self.eta, self.activity = step, eta, ""
         if time.monotonic() - self.drawn >= REDRAW_SECONDS:
             self.refresh()
 
@@ -201,8 +201,14 @@ class RunView:
         self.drawn = time.monotonic()
         self.live.refresh()
 
+    def begin(self, what: str) -> None:
+        """Shows what is computed until the next row or step."""
+        self.activity = f"{what} ..."
+        self.refresh()
+
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Takes a row of metrics: training metrics go to the live lines, others become a row."""
+        self.activity = ""
         if all(name.startswith(("train/", "time/")) for name in values):
             self.training = dict(values)
             self.refresh()
@@ -230,8 +236,8 @@ class RunView:
 
     def _training_line(self) -> str:
         """The training metrics at fixed widths, so that they stay in place."""
-        if not self.training:
-            return "first steps ..."
+        if self.activity or not self.training:
+            return self.activity or "first steps ..."
         shown = {name: v for name, v in self.training.items() if name != "time/step_s"}
         words = [f"{self._label(name)} {number(v):<8}" for name, v in shown.items()]
         pace = self.training.get("time/step_s")

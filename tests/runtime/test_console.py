@@ -15,7 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from ed.engine.main import closing, log_to
+from ed.engine.main import closing_facts, log_to
 from ed.engine.metrics import Metrics
 from ed.runtime import console as drawing
 from ed.runtime.console import RunView, print_markdown, print_result, print_table, restore, track
@@ -74,6 +74,15 @@ def test_the_live_view_is_two_lines_within_the_terminal(console, extra):
     assert numbers.split()[:6] == ["loss", "1.25", "accuracy", "50", "ED", "0.0321"]
 
 
+def test_what_takes_long_is_shown_until_its_result(console):
+    view = new_view(console)
+    view.begin("measuring ed")
+    assert "measuring ed" in lines_of(console, view.draw())[1]
+    view.show(1, {"measure/ed": 0.1})
+    assert "measuring" not in lines_of(console, view.draw())[1]
+    view.close()
+
+
 def test_numbers_stay_in_their_columns(console):
     view = new_view(console)
     places = []
@@ -123,10 +132,9 @@ def test_the_closing_panel_fits_and_names_a_useful_command(console, tmp_path, ke
     last = {"eval/acc": 80.0} | ({} if degree is None else {"measure/ed": degree})
     summary = {"last": last, "best": {"eval/acc": 81.5}, "seconds": 3700.0}
     folder = tmp_path.relative_to("/") / "seed0"
-    title, facts = closing(cfg, task, folder, summary)
-    print_result(title, facts, console)
+    print_result("done", closing_facts(cfg, task, folder, summary), console)
     text = console.export_text()
-    assert "1:01:40" in text
+    assert "done" in text
     assert "81.5" in text
     assert ("not measured" in text) == (degree is None)
     assert ("measure.py" in text) == (keep and degree is None)
