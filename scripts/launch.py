@@ -105,7 +105,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("table", metavar="TABLE", help="a name, or the path of an experiment file")
     add("--where", choices=("local", "slurm", "print"), default="local")
-    add("--status", action="store_true", help="only show where the runs stand")
+    add("--status", action="store_true", help="only show the runs; committed results are done")
     several = {"nargs": "+", "action": "extend"}
     add("--cells", **several, metavar="CELL", help="only these (a grid's name: all its points)")
     add("--seeds", **several, type=int, metavar="SEED", help="only these")

@@ -91,7 +91,7 @@ def print_grid(table: Table, rows: Sequence[Row]) -> None:
         name = row.cell if row.table == table.name else f"{row.table}/{row.cell}"
         by_cell.setdefault(name, {})[row.seed] = row
     seeds = sorted({row.seed for row in rows})
-    widest = max(map(len, by_cell)) + len(seeds) * (len("✓ committed") + 2)
+    widest = 3 + max(map(len, by_cell)) + len(seeds) * (len("✓ committed") + 2)
     short = widest > terminal().width
     header = ["", *(f"{seed}" if short else f"seed {seed}" for seed in seeds)]
     body = [

@@ -119,14 +119,14 @@ Cell = str | tuple[str, str]  # text, or text and style
 
 
 def print_table(rows: Sequence[Sequence[Cell]], console: Console | None = None) -> None:
-    """Prints a table whose first row is its header."""
+    """Prints a table whose first row is its header; names there break before . and /."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, header_style="bold")
     for name in rows[0]:
-        table.add_column(Text(name))
+        table.add_column(Text(re.sub(r"(?<=\w)([./])", r"\n\1", name)), overflow="fold")
     for row in rows[1:]:
         table.add_row(*(Text(c) if isinstance(c, str) else Text(*c) for c in row))
     (console or terminal()).print(table)

@@ -145,6 +145,8 @@ def test_tables_show_brackets_as_they_are(console):
     print_table([["key", "state"], ["betas=[a]", ("✓ done", "green")]], console)
     text = console.export_text()
     assert "betas=[a]" in text
+    print_table([["optimizer.weight_decay"] * 5, ["0.1"] * 5], console)
+    assert "weight_decay" in console.export_text()
     assert "✓ done" in text
 
 
