@@ -256,6 +256,7 @@ def test_a_path_with_special_characters_reaches_the_run(tmp_path, capsys, monkey
     from ed.engine.compose import compose_config
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sinfo", "echo ci")
     fake(tmp_path, "sbatch", "echo 42")
     fake(tmp_path, "srun", """printf '%s\\0' "$@" > "$(dirname "$0")/given" """)
     odd = tmp_path / "l'été (1), $x"
