@@ -18,29 +18,36 @@ BIN := .venv/bin
 .PHONY: demo test test-smoke test-faults test-slurm test-browser test-lowest lint docs benchmark report format clean
 
 demo: .venv/ready
+	@echo "demo: trains and draws small networks; 3 minutes on two CPU cores"
 	$(BIN)/python scripts/demo.py
 
 test: .venv/ready
+	@echo "test: lint, format, all tests on every core; test-smoke is the quick part"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n auto
 
 test-smoke: .venv/ready
+	@echo "test-smoke: lint and the quick tests; 2 minutes on two cores"
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -n auto -m smoke
 
 test-faults: .venv/ready
+	@echo "test-faults: kills, full disks and damaged files at random; 10 minutes on two cores"
 	ED_FAULTS=full $(BIN)/python -m pytest tests/faults
 
 test-slurm: .venv/ready
+	@echo "test-slurm: the launcher on a real SLURM, started here; 3 minutes"
 	bash scripts/install_slurm.sh
 	$(BIN)/python -m pytest -m slurm tests/scripts/test_slurm.py
 
 test-browser: .venv/ready
+	@echo "test-browser: the report page in chromium"
 	bash scripts/setup_browser.sh
 	$(BIN)/python -m pytest tests/analysis/test_report.py -m browser
 
 test-lowest:
+	@echo "test-lowest: installs the oldest packages allowed into .venv-lowest (several GB), then tests"
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/pip install --quiet uv
 	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python \
@@ -56,9 +63,11 @@ docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 benchmark: .venv/ready
+	@echo "benchmark: how fast this machine trains and measures; 2 minutes on a CPU"
 	$(BIN)/python scripts/benchmark.py
 
 report: .venv/ready
+	@echo "report: writes report/index.html"
 	$(BIN)/python scripts/report.py
 
 format: .venv/ready

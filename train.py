@@ -7,9 +7,11 @@ import sys
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.errors import INTERRUPTED, explain, is_first, or_explain
+from ed.runtime.console import interactive, print_facts, working
+from ed.runtime.slurm import require_cluster
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `explain`, not Hydra's own printer
 GROUPS = ("task", "model", "regularizer")
@@ -18,14 +20,16 @@ failed: list[str] = []  # overrides of the sweep's failed runs
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
-    # imported here because torch is slow to load and --help does not need it
-    from ed.engine.compose import sampler_is_unused
-    from ed.engine.main import run
-    from ed.runtime.distributed import leave
-    from ed.runtime.processes import first_to_fail, world_size
-
     job = HydraConfig.get()
     choices, overrides = job.runtime.choices, job.overrides.task
+    if is_first():
+        announce(cfg, choices)
+    with working("loading PyTorch"):
+        from ed.engine.compose import sampler_is_unused
+        from ed.engine.main import run
+        from ed.runtime.distributed import leave
+        from ed.runtime.processes import first_to_fail, world_size
+
     if sampler_is_unused(cfg, overrides) and is_first():
         why = f"regularizer={choices['regularizer']} uses no sampler"
         print(f"warning: sampler={choices['sampler']} has no effect: {why}", file=sys.stderr)
@@ -43,6 +47,21 @@ def main(cfg: DictConfig) -> None:
         leave(code)
 
 
+def announce(cfg: DictConfig, choices: dict[str, str]) -> None:
+    """Shows what is about to be trained; in a pipe, in one line."""
+    sign = "λ" if interactive() else "weight"  # a pipe may not take Greek
+    strengths = {"weight": sign, "rho": "rho", "alpha": "alpha"}
+    facts = {group: choices[group] for group in GROUPS}
+    for key, name in strengths.items():
+        value = OmegaConf.select(cfg, f"regularizer.{key}")
+        facts["regularizer"] += f", {name} = {value:g}" if isinstance(value, int | float) else ""
+    facts["seed"] = str(cfg.seed)
+    if interactive():
+        print_facts(facts)
+    else:
+        print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
+
+
 def requeue(error: Exception) -> None:
     """Passes SIGUSR2 on to submitit, which requeues the job, once the run has saved."""
     handler = signal.getsignal(signal.SIGUSR2)
@@ -51,11 +70,14 @@ def requeue(error: Exception) -> None:
 
 
 def check_words(words: list[str]) -> None:
-    """Rejects hydra.run.dir, which has no effect here."""
+    """Rejects hydra.run.dir, which has no effect here, and a SLURM sweep without a cluster."""
+    sweeps = {"-m", "--multirun"} & set(words)
     for word in words:
         key, _, value = word.partition("=")
         if key.lstrip("+") == "hydra.run.dir":
             raise ValueError(f"{word}: has no effect here; use system.run_dir={value}")
+        if sweeps and key == "hydra/launcher" and value.endswith("slurm"):
+            require_cluster(word, "leave it out to run the sweep on this machine")
 
 
 if __name__ == "__main__":

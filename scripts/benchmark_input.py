@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from benchmark import machine
 from hydra.utils import instantiate
-from tqdm import tqdm
 
 from ed.engine.check import check
 from ed.engine.compose import compose_config
 from ed.engine.errors import or_explain
 from ed.engine.main import build_model, choose_device, make_step
+from ed.runtime.console import track
 from ed.runtime.files import write_atomic
 from ed.runtime.processes import available_cores
 from ed.runtime.streams import generator, stream_seed
@@ -111,7 +111,7 @@ def training(cfg, task, model, device: torch.device, count: int) -> Iterator[str
             step(batch if source is None else next(source), number)
         _wait(device)
         began = time.perf_counter()
-        for number in tqdm(range(count), desc=name, disable=None, leave=False):
+        for number in track(range(count), name):
             step(batch if source is None else next(source), WARM_UP + number)
         _wait(device)
         seconds = (time.perf_counter() - began) / count

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from ed.analysis.sweeps import aligned
 from ed.datasets.imagenet import ImageError, Source, open_split, shifts
@@ -26,6 +25,7 @@ from ed.datasets.imagenet.sources import (
     list_folders,
 )
 from ed.engine.errors import or_explain
+from ed.runtime.console import track
 from ed.runtime.streams import generator
 
 SPLITS = {"train": TRAINING_IMAGES, "validation": VALIDATION_IMAGES}
@@ -93,7 +93,7 @@ def damaged(source: Source, count: int) -> list[str]:
     """Decodes up to `count` random images and returns their errors, one line each."""
     chosen = torch.randperm(len(source), generator=generator(0, "check"))[:count].tolist()
     found = []
-    for index in tqdm(chosen, desc=f"decoding {source.place}", disable=None, leave=False):
+    for index in track(chosen, f"decoding {source.place}"):
         try:
             source.image(index)
         except ImageError as error:

@@ -10,6 +10,7 @@ command -v apt-get >/dev/null || skip "it is not installed, and there is no apt-
 if [ "$(id -u)" = 0 ]; then sudo=""; elif sudo -n true 2>/dev/null; then sudo="sudo"; else
     skip "installing it needs root: run 'apt-get install slurm-wlm munge'"
 fi
+echo "test-slurm: installing the Debian packages slurm-wlm and munge"
 export DEBIAN_FRONTEND=noninteractive
 $sudo apt-get update -qq || skip "apt-get update failed"
 $sudo apt-get install -y -qq --no-install-recommends slurm-wlm munge || skip "apt-get failed"

@@ -17,16 +17,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ed.analysis.collect import DAMAGED, Row, collect_run, row_or_damage, seed_differences
+from ed.analysis.collect import DAMAGED, Row, collect_run, seed_differences
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.analysis.tables import load_table
 from ed.engine.errors import INTERRUPTED, composition, explain
@@ -38,7 +36,6 @@ from ed.runtime.runs import (
     DEVIATIONS,
     FAILED,
     OUTPUT,
-    UNDER_WAY,
     Status,
     failed_at_once,
     flat,
@@ -49,9 +46,9 @@ from ed.runtime.runs import (
     write_deviations,
     write_failure,
 )
-from scripts.slurm import queued_among, require_slurm, submit
+from scripts.slurm import require_slurm, submit
+from scripts.standings import report, standings, with_committed
 
-QUEUED = "queued"  # shown for a run that SLURM has not started yet
 POLL_SECONDS = 0.2
 ENDED_BY_SOMEONE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
@@ -77,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
             root=options.runs.absolute(),
         )
         if options.status:
-            return report(table, runs)
+            return report(table, with_committed(standings(runs, table), table))
         if options.where == "print":
             missing = [run for run in runs if not is_done(run.folder)]
             note_or_warn(missing, table)
@@ -96,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.where == "slurm":
             return submit_array(table.name, due, options)
         run_all(due, options.jobs, rerun_failed=options.rerun_failed)
-        return report(table, runs)
+        return report(table, standings(runs, table))
     except Exception as error:  # mistakes get one line, defects their traceback
         return explain(error)
 
@@ -108,7 +105,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("table", metavar="TABLE", help="a name, or the path of an experiment file")
     add("--where", choices=("local", "slurm", "print"), default="local")
-    add("--status", action="store_true", help="only show where the runs stand")
+    add("--status", action="store_true", help="only show the runs; committed results are done")
     several = {"nargs": "+", "action": "extend"}
     add("--cells", **several, metavar="CELL", help="only these (a grid's name: all its points)")
     add("--seeds", **several, type=int, metavar="SEED", help="only these")
@@ -181,24 +178,6 @@ def command(run: Run) -> list[str]:
 def is_due(row: Row, rerun_failed: bool) -> bool:
     due = (Status.PENDING, Status.STOPPED, *(BROKEN if rerun_failed else ()))
     return row.status in due
-
-
-def standings(runs: Sequence[Run], table: Table) -> list[Row]:
-    """The status of every run: from its folder, and from SLURM if it is queued there."""
-    # SLURM first: a task that has left the queue has written to its folder how it ended
-    queued, notes = queued_among(run.folder for run in runs if not is_done(run.folder))
-    rows = [standing(run, table, run.folder in queued) for run in runs]
-    for index, run in enumerate(runs):
-        if run.folder in notes:
-            rows[index] = replace(rows[index], status=DAMAGED, error=notes[run.folder])
-    return rows
-
-
-def standing(run: Run, table: Table, is_queued: bool) -> Row:
-    row = row_or_damage(run, table)
-    if is_queued and row.status not in (Status.DONE, Status.RUNNING, DAMAGED):
-        return replace(row, status=QUEUED, error="")
-    return row
 
 
 def freeze(runs: Sequence[Run], table: Table) -> None:
@@ -382,25 +361,6 @@ def sharing_hint(jobs: int, gpus: int, *, has_mps: bool) -> str | None:
         "them compute side by side (three ViT-Tiny runs on an H200: 0.86 of the time they take "
         "one after another, without it 1.05)"
     )
-
-
-def report(table: Table, runs: Sequence[Run]) -> int:
-    """Prints where every run stands; the exit code says whether all are done."""
-    rows = standings(runs, table)
-    width = max(len(row.cell) for row in rows)
-    for row in rows:
-        about = f"{row.last[table.primary]:.4g}" if table.primary in row.last else ""
-        if row.status in UNDER_WAY:
-            about = f"{row.steps or 0} of {row.total_steps or '?'} steps  {about}"
-        print(f"{row.cell:{width}}  seed {row.seed}  {row.status:8} {row.error or about}".rstrip())
-    counts = Counter(row.status for row in rows)
-    print(f"{len(rows)} runs: {', '.join(f'{n} {status}' for status, n in counts.items())}")
-    broken = sum(counts[status] for status in BROKEN)
-    if broken:
-        print("hint: failed runs stay as they are; --rerun-failed runs them again")
-    if counts[Status.DONE] == len(rows):
-        return 0
-    return 1 if broken or counts[DAMAGED] else INTERRUPTED
 
 
 if __name__ == "__main__":

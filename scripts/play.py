@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from ed.analysis.stats import summarise
 from ed.engine.errors import or_explain
@@ -26,6 +25,7 @@ from ed.envs.play import Policy
 from ed.envs.procgen import ACTIONS, LEVELS, MODES, Games, engine_version, make_games
 from ed.figures.episode import Episode, gif, strip
 from ed.runtime import runs
+from ed.runtime.console import track
 from ed.runtime.files import write_atomic
 from ed.runtime.streams import generator
 from ed.tasks.procgen import ProcgenPPO
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     recorded = Episode(task.game, level=-1)
     policy = Policy(model, device=task.device)
     played = episodes_of(games, policy, options, recorded)
-    results = list(tqdm(played, total=options.episodes, unit="episode", disable=None))
+    results = list(track(played, "episodes", total=options.episodes))
     known = known_levels(levels, task)
     actions = "most probable" if options.greedy else "sampled"
     print(f"{task.game}, {mode}, levels {levels.start}:{len(levels)} ({known}), {actions} actions")

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout
 
 from ed.analysis.sweeps import aligned, read_runs, run_rows, summary_rows
 from ed.engine.errors import explain, or_explain
+from ed.runtime.console import interactive, print_table
 from ed.runtime.files import csv_text
 
 
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         return explain(error)
     if options.csv:
         csv.writer(sys.stdout).writerows([csv_text(field) for field in row] for row in rows)
+    elif interactive():
+        print_table(rows)
     else:
         print(aligned(rows))
     return 0

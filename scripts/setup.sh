@@ -34,15 +34,20 @@ if ! "$python" -c 'import ensurepip' 2>/dev/null; then
     debian "python$version-venv"
 fi
 
-echo "setup: installs requirements.txt, this package (editable) and requirements-procgen.txt into $PWD/.venv;"
-echo "setup: a few minutes and several GB the first time; nothing outside .venv changes, but for pip's cache"
+echo "setup: installing requirements.txt (PyTorch and others), this package (editable) and"
+echo "setup: requirements-procgen.txt into $PWD/.venv: 7 GB, about 3 minutes on a fast line."
+echo "setup: nothing outside .venv changes, except pip's cache"
+began=$SECONDS
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 touch "$made"
+echo "setup: 1 of 3: requirements.txt"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+echo "setup: 2 of 3: this package"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 
 # EnvPool names the assets of all its families as dependencies (230 MB); Procgen needs these alone.
 # Its wheel for Python 3.11 uses the system's Qt.
+echo "setup: 3 of 3: requirements-procgen.txt"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-procgen.txt
 if ! .venv/bin/python -c 'from ed.envs.procgen import load_envpool; load_envpool()' 2>/dev/null; then
     if may_install && command -v apt-get >/dev/null; then
@@ -53,3 +58,4 @@ if ! .venv/bin/python -c 'from ed.envs.procgen import load_envpool; load_envpool
     fi
 fi
 touch .venv/ready
+echo "setup: done in $((SECONDS - began)) s"

@@ -7,5 +7,6 @@ if [ "$(id -u)" = 0 ]; then sudo=""; elif sudo -n true 2>/dev/null; then sudo="s
     echo "error: no chromium here: run 'apt-get install chromium chromium-driver' and try again" >&2
     exit 1
 fi
+echo "test-browser: installing the Debian packages chromium and chromium-driver (300 MB)"
 $sudo apt-get update -qq
 $sudo apt-get install -y -qq --no-install-recommends chromium chromium-driver

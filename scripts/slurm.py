@@ -11,7 +11,6 @@ script ends with it, so that it stays out of the queue until the table is launch
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from ed.engine.errors import INTERRUPTED
 from ed.runtime.files import read_json, refuse_control, write_atomic, write_json
 from ed.runtime.runs import FAILED, OUTPUT, SLURM
+from ed.runtime.slurm import SlurmError, ask, require_cluster
 
 # A signal that comes while Python is still importing ends the run before it can save. That is no
 # failure either, but under a time limit that is too short it would happen for ever, so it is one
@@ -73,28 +73,13 @@ exit "$code"
 """
 
 
-class SlurmError(ValueError):
-    """SLURM is not there, or refuses the job."""
-
-
 def require_slurm(partition: str | None = None) -> None:
-    """Refuses before anything is written what sbatch would refuse only afterwards."""
-    if shutil.which("sbatch") is None:
-        raise SlurmError("--where slurm: no sbatch on this machine; use --where local or print")
-    names = ask("sinfo", "--all", "--noheader", "--format=%R").split() if partition else []
+    """Rejects up front what sbatch would reject only after files were written."""
+    names = require_cluster("--where slurm", "use --where local or --where print").split()
     unknown = [name for name in (partition or "").split(",") if name and name not in names]
     if unknown:
         there = ", ".join(dict.fromkeys(names))
         raise SlurmError(f"--partition {unknown[0]}: no such partition; there are {there}")
-
-
-def ask(*command: str | Path) -> str:
-    """Output of one of SLURM's commands; what it complains about becomes one line."""
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        lines = (line.split(": error: ")[-1].strip() for line in answer.stderr.splitlines())
-        raise SlurmError(f"{command[0]}: {'; '.join(line for line in lines if line)}")
-    return answer.stdout
 
 
 def submit(

@@ -1,12 +1,12 @@
 # ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
 """Collect a table's runs: python scripts/table.py TABLE [--latex] [--out DIR] [--commit] [--check]
 
-Prints the paper's numbers beside ours, from run folders (--runs) and from the committed results; a
-fresh run takes precedence. --commit writes the table's folder under results/ beside its file:
-README.md, runs.csv (one line per run), curves.parquet (every logged value) and its figure.
---out DIR writes the same to DIR/TABLE. Runs done on another machine arrive as copied run folders
-(--runs) or as lines of a CSV file (--add). Two runs that claim one cell with different numbers are
-an error.
+Prints the paper's numbers beside ours, as Markdown in a pipe. They come from run folders (--runs)
+and from the committed results; a fresh run takes precedence. --commit writes the table's folder
+under results/ beside its file: README.md, runs.csv (one line per run), curves.parquet (every logged
+value) and its figure. --out DIR writes the same to DIR/TABLE. Runs done on another machine arrive
+as copied run folders (--runs) or as lines of a CSV file (--add). Two runs that claim one cell with
+different numbers are an error.
 
 A data figure of the paper is a table whose file says `figure: ed.figures.NAME:draw`. Once runs are
 done, draw(table, rows) -> matplotlib Figure (None while too few are) gives figure.png and .pdf:
@@ -23,6 +23,7 @@ table: a probe, experiments/probes/NAME.yaml, is the place for them.
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +42,7 @@ from ed.analysis.store import (
     write_results,
 )
 from ed.analysis.tables import load_table, table_names
+from ed.runtime.console import interactive, print_markdown
 from ed.runtime.files import HOME
 from ed.runtime.runs import UNDER_WAY, Status
 
@@ -100,7 +102,7 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
         print(f"warning: {names[0]} takes the place of {names[1]}", file=sys.stderr)
     for difference in seed_differences(rows, table):
         print(f"warning: {difference}; the mean is shown anyway", file=sys.stderr)
-    print(to_markdown(table, rows))
+    show(table, rows)
     if options.commit and any(row.status != Status.PENDING for row in rows):
         write(table, without_reduced(rows), results_folder(table), available=options.available)
     if options.out:
@@ -108,6 +110,14 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     if options.latex:
         print(to_latex(table, rows))
     return True
+
+
+def show(table: Table, rows: list[Row]) -> None:
+    """Prints the table: drawn on a terminal, without its long notes; as Markdown in a pipe."""
+    if interactive():
+        print_markdown(to_markdown(replace(table, notes=()), rows))
+    else:
+        print(to_markdown(table, rows))
 
 
 def warn_of_damage(reason: str) -> None:

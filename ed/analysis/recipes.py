@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -35,6 +35,21 @@ def group_defaults(overrides: Sequence[str]) -> dict[str, str]:
         found |= _group_file(group, choices.get(group, ""))
     changed = _group_file("debug", choices.get("debug", ""))
     return {key: word for key, word in found.items() if f"debug.{key}" not in changed}
+
+
+def choice_of(group: str, config: Mapping) -> str | None:
+    """The name of the group file that a part of a config comes from, e.g. `ed_fast`.
+
+    Of files that build the same class, the one that shares the most settings; None if none does.
+    """
+    own = {f"{group}.{key}": word for key, word in _flat(dict(config)).items()}
+    agreements = {}
+    for path in sorted((APP / "configs" / group).glob("*.yaml")):
+        settings = _group_file(group, path.stem)
+        if settings.get(f"{group}._target_") == config.get("_target_"):
+            same = sum(own.get(key) == word for key, word in settings.items())
+            agreements[path.stem] = 2 * same - len(settings)  # those that differ count against it
+    return max(agreements, key=agreements.get, default=None)
 
 
 @functools.cache

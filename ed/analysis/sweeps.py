@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ed.analysis.collect import CollectError, changes
+from ed.analysis.recipes import choice_of
+from ed.analysis.spec import nested
 from ed.analysis.stats import summarise
 from ed.runtime.runs import CONFIG, INCIDENTAL, flat, read_config, read_done
 
@@ -61,9 +63,9 @@ def _read(folder: Path) -> SweepRun:
 def _settings(config: dict) -> Iterator[tuple[str, str]]:
     for key, value in flat(config).items():
         group, _, last = key.rpartition(".")
-        if last == "_target_":  # the class stands for the group's choice
-            name = value.rsplit(".", 1)[-1]
-            yield group, "none" if name == "Regularizer" else name
+        if last == "_target_":  # shown as the config's name, else as the class
+            part = nested(config, group)
+            yield group, choice_of(group.rpartition(".")[2], part) or value.rsplit(".", 1)[-1]
         else:
             yield key, str(value)
 

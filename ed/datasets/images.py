@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ed.runtime.console import track
 from ed.runtime.files import sweep, write_atomic
 from ed.runtime.hub import hub_or_cache
 
@@ -144,11 +145,9 @@ def decode(
     """Decodes images to uint8 RGB (N, 3, H, W); `resize` scales and centre-crops them to `size`."""
     from PIL import ImageOps
     from PIL.Image import DecompressionBombError
-    from tqdm import tqdm
 
     pixels = np.empty((len(names), 3, *size), dtype=np.uint8)
-    progress = tqdm(names, desc=f"decoding {what}", unit="image", disable=None, leave=False)
-    for index, name in enumerate(progress):
+    for index, name in enumerate(track(names, f"decoding {what}")):
         try:
             image = next(images).convert("RGB")
             image = np.asarray(ImageOps.fit(image, size[::-1]) if resize else image)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 
 from yaml import YAMLError
 
+from ed.runtime.console import restore
+
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes
 SPEAKING_SECONDS = 10  # time for rank 0 to print; finding the nearest valid key takes a while
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
@@ -28,6 +30,7 @@ def or_explain(main: Callable[[], int | None]) -> int | None:
     try:
         return main()
     except KeyboardInterrupt:
+        restore()
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
         sys.exit(explain(error))
@@ -43,18 +46,21 @@ def explain(error: BaseException, show: bool | None = None) -> int:
         show = is_first()
         if not show:  # torchrun stops all processes when one exits, so let rank 0 print first
             time.sleep(SPEAKING_SECONDS)
-    interrupted = type(error).__name__ == "Interrupted"
-    if not show:
-        pass
-    elif isinstance(error, BrokenPipeError):  # the reader has gone, as in `... | head`
+    if show:
+        _show(error)
+    return INTERRUPTED if type(error).__name__ == "Interrupted" else 1
+
+
+def _show(error: BaseException) -> None:
+    restore()
+    if isinstance(error, BrokenPipeError):  # the reader has gone, as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at exit
-    elif interrupted:
+    elif type(error).__name__ == "Interrupted":
         print(f"{error}; the same command resumes it", file=sys.stderr)
     elif (reason := _reason(error)) is not None:
         print(f"error: {reason}", file=sys.stderr)
     else:
         traceback.print_exception(error)
-    return INTERRUPTED if interrupted else 1
 
 
 def _reason(error: BaseException) -> str | None:

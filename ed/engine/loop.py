@@ -17,6 +17,7 @@ from ed.engine.run import RunFolder, resolved
 from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
 from ed.runtime import processes, runs
+from ed.runtime.console import RunView, interactive
 from ed.tasks.base import Batch, Task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -52,11 +53,15 @@ def train(
     )
     batches = task.batches(model, start)  # closed at the end: it may own worker processes
     with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
+        if run.writes and interactive():
+            metrics.view = _view(task, step, metrics)
         _take_steps(session, _numbered(batches, start, task), metrics, stop)
         # nothing to train, e.g. a published model or a finished run that lost its metrics
         if start == task.total_steps and not metrics.evaluated(start):
             metrics.log(task.total_steps, session.evaluate())
         # after the last save, because measuring may take long
+        if measures:
+            metrics.begin(f"measuring {', '.join(measures)}")
         metrics.log(task.total_steps, session.measure(stop))
     summary = metrics.summary(task.metric, task.higher_is_better)
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
@@ -64,6 +69,17 @@ def train(
         save_weights(run.path, model)
     run.finish(summary)
     return summary
+
+
+def _view(task: Task, step: TrainStep, metrics: Metrics) -> RunView:
+    return RunView(
+        task.total_steps,
+        metrics.start,
+        metric=task.metric,
+        higher_is_better=task.higher_is_better,
+        best=metrics.best(task.metric, task.higher_is_better),
+        labels={"train/penalty": step.regularizer.penalty_label},
+    )
 
 
 def _take_steps(session: "_Session", batches, metrics: Metrics, stop: Sequence[int]) -> None:
@@ -88,10 +104,12 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, stop: Sequence[i
             checked = done
             metrics.log(done, values | {"time/step_s": metrics.pace(done)})
         if done in evaluations or last:
+            metrics.begin("evaluating")
             values = session.evaluate()
             check_finite(values, done - 1, done, path)  # the only check on the last update
             metrics.log(done, values)
             if not last and measure_every and evaluations[done] % measure_every == 0:
+                metrics.begin("measuring")
                 metrics.log(done, session.measure())
         if (last or asked or late or due) and task.can_save(done):
             check_finite(step.peek() | step.largest_weight(), checked, done, path)

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import logging
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,14 @@ from torch import nn
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, trained_weights
 from ed.engine.loop import Interrupted, describe, train
-from ed.engine.metrics import LogFile, TerminalHandler
+from ed.engine.metrics import LogFile, TerminalHandler, duration
 from ed.engine.run import RunFolder, resolved
 from ed.engine.settings import check_leaf, check_settings
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
-from ed.runtime import processes, runs
+from ed.runtime import console, processes, runs
 from ed.runtime.distributed import join, local_device
+from ed.runtime.files import INSTALLED
 from ed.runtime.streams import stream_seed
 from ed.tasks.base import Task
 
@@ -60,6 +62,8 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     check(cfg, task, regularizer, measures.values())
     task.workers = cfg.system.workers  # in `system` because it cannot change a result
     device = choose_device(cfg.system.device)
+    if console.interactive():
+        console.print_facts({"device": device_name(device), "folder": str(path)})
     if cfg.system.cuda_graph is True and device.type != "cuda":
         raise ValueError(f"system.cuda_graph=true: {device} has no CUDA graphs; leave it at auto")
     torch.use_deterministic_algorithms(cfg.system.deterministic)
@@ -79,15 +83,42 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         # rank 0 decides: other machines may see the folder late, or another one
         summary = processes.gather(runs.read_done(path))[0]
         if summary is not None:
-            logger.info("already done: %s  %s", path, describe(summary))
+            report_end("already done", cfg, task, path, summary)
             names = processes.gather(unmeasured(cfg, measures, path, task) if writes else None)[0]
             if not names:
                 return summary
             measures = {name: measures[name] for name in names}
         step = make_step(cfg, task, model, regularizer, recipe, device)
         summary = train_in(folder, task, model, step, measures)
-        logger.info("done: %s  %s", path, describe(summary))
+        report_end("done", cfg, task, path, summary)
         return summary
+
+
+def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> None:
+    """Reports a finished run: a panel on a terminal, a line in the log and elsewhere."""
+    logger.log(console.plain_level(), "%s: %s  %s", how, path, describe(summary))
+    if console.interactive():
+        title = f"{how} in {duration(summary['seconds'])}"
+        console.print_result(title, closing_facts(cfg, task, path, summary))
+
+
+def closing_facts(cfg: DictConfig, task, path: Path, summary: dict) -> dict[str, str]:
+    """What a finished run reached, its folder, and a command that is useful next."""
+    facts = {}
+    for metric, best in summary["best"].items():
+        last = summary["last"].get(metric, best)
+        facts[console.label(metric)] = f"{console.number(last)}  (best {console.number(best)})"
+    degree, error = (summary["last"].get(f"measure/{key}") for key in ("ed", "ed_se"))
+    facts["ED"] = "not measured" if degree is None else console.number(degree)
+    facts["ED"] += "" if error is None else f" ± {console.number(error)}  (standard error)"
+    facts["folder"] = str(path)
+    if degree is None and task.num_examples and cfg.system.keep_checkpoint:
+        command = "ed-measure" if INSTALLED else "python scripts/measure.py"
+        more = "" if task.has_logits else " --raw-outputs"
+        facts["next"] = f"{command} \\\n    --run {shlex.quote(str(path))}{more}"
+    elif not INSTALLED:
+        facts["next"] = f"python scripts/runs.py \\\n    {shlex.quote(str(path.parent))}"
+    return facts
 
 
 def check_same_run(ours: str) -> None:
@@ -183,12 +214,13 @@ def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
 def train_in(folder: RunFolder, task: Task, model, step: TrainStep, measures: dict) -> dict:
     """Trains in an open folder; records the session in meta.json and how it ended in train.log."""
     cfg, number = folder.cfg, processes.world_size()
-    name = torch.cuda.get_device_name() if step.device.type == "cuda" else "cpu"
+    name = device_name(step.device)
     details = {"processes": number, "threads": torch.get_num_threads()} | task.provenance()
     folder.open_session(name, task.total_steps, **details)
     if number > 1:
         name = f"{number} processes, each on {name}"
-    logger.info("%s on %s: %d steps", folder.path, name, task.total_steps)
+    start = "%s on %s: %d steps"
+    logger.log(console.plain_level(), start, folder.path, name, task.total_steps)
     tracker = start_tracker(cfg, folder.path) if folder.writes else None
     try:
         summary = train(task, model, step, folder, tracker=tracker, measures=measures)
@@ -265,6 +297,10 @@ def choose_device(name: str, option: str = "system.device=") -> torch.device:
             raise ValueError(f"{option}{name}: torch sees {count} GPUs; use {option}cuda")
         torch.cuda.set_device(device)  # streams, random states and kernels use the current device
     return device
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
 
 
 def start_tracker(cfg: DictConfig, folder: Path):

@@ -1,14 +1,14 @@
-"""Metrics: a row of metrics.jsonl per log point, and a line with an ETA or a progress bar."""
+"""Metrics: a row of metrics.jsonl per log point, and a line with an ETA or a live view."""
 
 import contextlib
 import json
 import logging
 import math
 import os
-import sys
 import time
 from pathlib import Path
 
+from ed.runtime.console import interactive, number, plain_level, print_line
 from ed.runtime.files import read_rows, write_atomic
 from ed.runtime.runs import DIVERGED, METRICS
 
@@ -22,6 +22,9 @@ class Metrics:
     Args:
         saved: `text` in the checkpoint, which restores a file with other rows; None: no checkpoint.
         writes: False on all ranks but 0, which only keep the rows in memory.
+
+    Attributes:
+        view: shows the metrics live on a terminal; see `ed.runtime.console.RunView`.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class Metrics:
             write_atomic(self.path, self.text())
         self.file = open(self.path if writes else os.devnull, "a")  # noqa: SIM115, see close()
         self.tracker, self.began = tracker, time.monotonic()
-        self.bar = _bar(total, start) if writes else None
+        self.view = None
 
     def _resumed(self, saved: str | None) -> list[dict]:
         """The rows up to the checkpoint, restored from it if the file is damaged."""
@@ -87,17 +90,20 @@ class Metrics:
             self._write(json.dumps(row) + "\n")
         if self.tracker is not None:
             self.tracker.log(values, step=step)
-        shown = brief(values)
-        training = all(name.startswith(("train/", "time/")) for name in values)
         level = logging.INFO
-        if self.bar is not None and training:
-            self.bar.set_postfix_str(shown)
-            level = logging.DEBUG  # train.log only: the terminal shows it on the bar
-        logger.log(level, "step %d/%d  %s  eta %s", step, self.total, shown, self.eta(step))
+        if self.view is not None:
+            self.view.show(step, values)
+            level = plain_level()
+        logger.log(level, "step %d/%d  %s  eta %s", step, self.total, brief(values), self.eta(step))
 
     def advance(self, step: int) -> None:
-        if self.bar is not None:
-            self.bar.update(step - self.bar.n)
+        if self.view is not None:
+            self.view.advance(step, self.eta(step))
+
+    def begin(self, what: str) -> None:
+        """Shows what is computed before the next row."""
+        if self.view is not None:
+            self.view.begin(what)
 
     def pace(self, step: int) -> float:
         """Seconds per step in this session."""
@@ -119,15 +125,18 @@ class Metrics:
         for row in self.rows:
             kinds = ("eval/", "measure/") if row["step"] == self.total else ("eval/",)
             last |= {key: value for key, value in row.items() if key.startswith(kinds)}
+        best = self.best(metric, higher_is_better)
+        return {"last": last, "best": {} if best is None else {metric: best}}
+
+    def best(self, metric: str, higher_is_better: bool) -> float | None:
         seen = [row[metric] for row in self.rows if metric in row]
-        best = {metric: (max if higher_is_better else min)(seen)} if seen else {}
-        return {"last": last, "best": best}
+        return (max if higher_is_better else min)(seen, default=None)
 
     def close(self) -> None:
+        if self.view is not None:
+            self.view.close()
         with contextlib.suppress(OSError):  # reported when the row was written
             self.file.close()
-        if self.bar is not None:
-            self.bar.close()
 
 
 def _text(rows: list[dict]) -> str:
@@ -146,10 +155,7 @@ def check_finite(values: dict[str, float], after: int, step: int, folder: Path) 
 
 def brief(values: dict[str, float]) -> str:
     """Up to MOST_SHOWN values in one line; metrics.jsonl has all of them."""
-    shown = [
-        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}"
-        for name, value in values.items()
-    ]
+    shown = [f"{name} {number(value)}" for name, value in values.items()]
     more = [f"and {len(shown) - MOST_SHOWN} more"] if len(shown) > MOST_SHOWN else []
     return "  ".join(shown[:MOST_SHOWN] + more)
 
@@ -161,13 +167,11 @@ def duration(seconds: float) -> str:
 
 
 class TerminalHandler(logging.StreamHandler):
-    """Prints to standard output, above the progress bar if there is one."""
+    """Prints to standard output, above the live view if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            tqdm.write(self.format(record), file=sys.stdout)
+        if interactive():
+            print_line(self.format(record), record.levelno)
         else:
             super().emit(record)
 
@@ -181,11 +185,3 @@ class LogFile(logging.FileHandler):
     def close(self) -> None:
         with contextlib.suppress(OSError):
             super().close()
-
-
-def _bar(total: int, start: int):
-    if not sys.stderr.isatty():
-        return None
-    from tqdm import tqdm
-
-    return tqdm(total=total, initial=start, unit="step", dynamic_ncols=True)

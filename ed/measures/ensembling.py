@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ed.core.validate import each, fraction
 from ed.measures.base import Measure, untouched
+from ed.runtime.console import track
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,10 @@ class Ensembling(Measure):
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """{"/alpha<alpha>/<metric>": accuracy in percent}."""
-        from tqdm import tqdm
-
         fine_tuned = {name: value.clone() for name, value in model.state_dict().items()}
         values = {}
         with untouched(model):
-            for alpha in tqdm(self.alphas, desc="ensembling", disable=None, leave=False):
+            for alpha in track(self.alphas, "ensembling"):
                 model.load_state_dict(interpolate(task.zero_shot, fine_tuned, alpha))
                 torch.clear_autocast_cache()  # may hold the previous weights in bf16
                 found = {k.removeprefix("eval/"): v for k, v in task.evaluate(model).items()}

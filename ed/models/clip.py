@@ -18,6 +18,7 @@ from ed.core.validate import brief
 from ed.models.prompts import captions
 from ed.models.weights import load_weights, read_weights
 from ed.runtime import runs
+from ed.runtime.console import track
 from ed.runtime.hub import hub_or_cache
 
 LARGEST_SCALE = 100.0  # CLIP's bound for the scale of the logits
@@ -173,13 +174,10 @@ def zero_shot_rows(clip: nn.Module, tokens: Tensor) -> Tensor:
 
     A row is the mean of the normalised caption embeddings of a class, normalised again and scaled.
     """
-    from tqdm import tqdm
-
     parts = tokens.flatten(0, 1).split(TEXT_BATCH)
     with _float32(tokens):
         embedded = [
-            clip.encode_text(part, normalize=True)
-            for part in tqdm(parts, desc="zero-shot head", unit="batch", disable=None, leave=False)
+            clip.encode_text(part, normalize=True) for part in track(parts, "zero-shot head")
         ]
         means = torch.cat(embedded).unflatten(0, tokens.shape[:2]).mean(1)
         return scale(clip) * F.normalize(means, dim=-1)

@@ -33,6 +33,7 @@ class Regularizer:
     no_checkpointing: str | None = None  # why activation checkpointing does not work
     no_capture: str | None = None  # why a step cannot be captured in a CUDA graph
     no_kernels: str | None = None  # why a model cannot use our own kernels
+    penalty_label = "penalty"  # name of train/penalty in the terminal
 
     def check(self, task, parts: int = 1) -> None:
         """Raises ValueError if this regularizer does not work with this task."""

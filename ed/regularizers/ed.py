@@ -22,6 +22,8 @@ PENALISED, PLAIN = 0, 1  # variants of a step
 class EDRegularizer(Regularizer):
     """task loss + lambda ED, on paths between examples of the minibatch."""
 
+    penalty_label = "ED"
+
     def __init__(
         self,
         weight: float = 7.0,

@@ -1,8 +1,9 @@
 """`experiment=` in a table expands to the settings that Hydra composes."""
 
 import pytest
+from omegaconf import OmegaConf
 
-from ed.analysis.recipes import expanded
+from ed.analysis.recipes import choice_of, expanded
 from ed.analysis.spec import SpecError, expand
 from ed.engine.compose import CONFIGS, compose_config
 from scripts.launch import command
@@ -74,3 +75,10 @@ def test_mistakes_in_an_experiment_name_table_and_experiment(tmp_path, text, mes
 def test_a_launch_cannot_change_the_experiment(table):
     with pytest.raises(SpecError, match="--set experiment=glue"):
         expand(table, sets=["experiment=glue"])
+
+
+@pytest.mark.parametrize("choice", ["ed", "ed_fast", "ed_performance", "none", "sam", "asam"])
+def test_a_part_of_a_config_is_known_by_its_file(choice):
+    config = OmegaConf.to_container(compose_config([f"regularizer={choice}"]), resolve=True)
+    assert choice_of("regularizer", config["regularizer"]) == choice
+    assert choice_of("regularizer", {"_target_": "mine.Own", "weight": 7.0}) is None

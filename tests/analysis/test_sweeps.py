@@ -50,9 +50,9 @@ def test_a_line_per_setting_with_what_differs(runs, capsys):
         "measure/ed",
     ]
     assert [line.split() for line in lines[1:]] == [
-        ["EDRegularizer", "7.0", "1", "of", "2", "85.12", "0.25"],
+        ["ed", "7.0", "1", "of", "2", "85.12", "0.25"],
         ["none", "3", "82", "±", "2"],
-        ["EDRegularizer", "9.0", "1", "86"],
+        ["ed", "9.0", "1", "86"],
     ]
     assert lines[2].index("82") == lines[0].index("eval/acc")
 
@@ -82,7 +82,7 @@ def test_a_sampler_is_listed_under_its_regularizer(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["regularizer.sampler", "runs", "eval/acc"]
-    assert [line.split()[0] for line in lines] == ["ChebyshevNodes", "RandomizedCosine"]
+    assert [line.split()[0] for line in lines] == ["chebyshev", "cosine"]
 
 
 def counts(capsys, *folders: Path) -> list[str]:

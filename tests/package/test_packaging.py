@@ -123,7 +123,8 @@ def test_the_readme_example_needs_only_torch(bare):
     run = run_in(bare, "-c", f"{code}\nprint(ed.__file__)")
     assert run.returncode == 0, run.stderr
     assert str(bare) in run.stdout.splitlines()[-1]
-    for name in ("hydra", "omegaconf", "timm", "numpy", "tqdm", "matplotlib", "safetensors"):
+    others = ("hydra", "omegaconf", "timm", "numpy", "rich", "tqdm", "matplotlib", "safetensors")
+    for name in others:
         assert run_in(bare, "-c", f"import {name}").returncode == 1, name
 
 

@@ -194,7 +194,7 @@ def test_reduced_runs_get_their_own_folder_and_deviations(tmp_path, monkeypatch)
             ["clip_standin", "--data", "model.weights=random"],
             "--data model.weights=random: ",
         ),
-        (["basis", "--where", "slurm"], "no sbatch on this machine"),
+        (["basis", "--where", "slurm"], "--where slurm: "),
     ],
 )
 def test_mistakes_raise_one_line_and_write_nothing(
@@ -255,6 +255,7 @@ def test_a_path_with_special_characters_reaches_the_run(tmp_path, capsys, monkey
     from ed.engine.compose import compose_config
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sinfo", "echo ci")
     fake(tmp_path, "sbatch", "echo 42")
     fake(tmp_path, "srun", """printf '%s\\0' "$@" > "$(dirname "$0")/given" """)
     odd = tmp_path / "l'été (1), $x"

@@ -237,3 +237,26 @@ def test_command_words_reach_srun_unchanged(tmp_path, monkeypatch):
         submit(tmp_path, "six", {runs[0]: ["a"]}, root=tmp_path, parallel=1,
                settings={"account": "a\ntouch x"})  # fmt: skip
     assert len(list(tmp_path.glob(".slurm/*"))) == 1
+
+
+@pytest.mark.parametrize("command", ["launch", "train"])
+def test_slurm_without_a_cluster_is_one_sentence(tmp_path, capsys, monkeypatch, command):
+    import train
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake(tmp_path, "sbatch", "exit 1")
+    reason = "resolve_ctls: Unknown host\\nsinfo: fatal: Could not establish a configuration source"
+    fake(tmp_path, "sinfo", f"printf 'sinfo: error: {reason}\\n' >&2; exit 1")
+    runs = tmp_path / "runs"
+    if command == "launch":
+        assert launch.main([write_table(tmp_path), "--runs", str(runs), "--where", "slurm"]) == 1
+        error, option = capsys.readouterr().err, "--where slurm"
+    else:
+        with pytest.raises(ValueError, match="hydra/launcher=slurm") as raised:
+            train.check_words(["-m", "hydra/launcher=slurm", "seed=0,1"])
+        error, option = f"error: {raised.value}\n", "hydra/launcher=slurm"
+        train.check_words(["hydra/launcher=slurm", "--cfg", "job"])  # nothing would be submitted
+    assert error.startswith(f"error: {option}: ")
+    assert "no cluster answers" in error
+    assert error.count("\n") == 1
+    assert not runs.exists()

@@ -13,6 +13,7 @@ from ed.datasets.imagenet import classes
 from ed.datasets.imagenet.loading import View, evaluation_batches
 from ed.datasets.imagenet.sources import Source, expect, open_folders
 from ed.runtime import processes
+from ed.runtime.console import track
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -155,17 +156,14 @@ def accuracy(
 
     The caller sets the model to eval mode.
     """
-    from tqdm import tqdm
-
     source, correct, loss = images.images, *torch.zeros(2, device=device)
     ours = processes.part(len(source))
     batches = evaluation_batches(
         source, view, device=device, index=ours, batch_size=batch_size, workers=workers
     )
     total = -(-len(ours) // batch_size)
-    how = {"desc": images.name, "total": total, "disable": None, "leave": False}
     with contextlib.closing(batches):
-        for batch in tqdm(batches, **how):
+        for batch in track(batches, images.name, total=total):
             logits = restrict(model(normalise(batch["x"])), images.groups).float()
             correct = correct + (logits.argmax(-1) == batch["label"]).sum()
             loss = loss + F.cross_entropy(logits, batch["label"], reduction="sum")

@@ -1,0 +1,291 @@
+"""What a terminal shows: a run's header, live view and last panel; tables; progress bars.
+
+Rich is imported on first use and only if someone is watching: pipes and log files get plain lines
+from the callers. All drawing happens in the calling thread, at most a few times per second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.live import Live
+
+REDRAW_SECONDS = 0.25
+WIDEST = 100  # columns of a live view; numbers far from their names are hard to read
+LABELS = {"acc": "accuracy", "ed": "ED", "ed_se": "± std. error"}
+BEST = "★"  # in front of an evaluation that is the best so far
+MOST_SQUEEZED = 2.0  # times as wide as the terminal, a table still reads well with wrapped cells
+CROPPED = {"no_wrap": True, "overflow": "ellipsis", "crop": True}
+
+_displays: weakref.WeakSet[Live] = weakref.WeakSet()
+
+
+def interactive() -> bool:
+    """Whether standard output is a terminal that can redraw lines and show Unicode.
+
+    Of processes that train together, only for the first: the others print nothing.
+    """
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+        return False
+    stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # while a view is live
+    encoding = (getattr(stream, "encoding", None) or "").lower()
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and encoding.startswith("utf")
+
+
+def plain_level() -> int:
+    """The logging level of a line that a terminal shows in another form: for the log file only."""
+    return logging.DEBUG if interactive() else logging.INFO
+
+
+@functools.cache
+def terminal() -> Console:
+    """The one console of this process, so that lines and bars do not overwrite each other."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def print_facts(facts: Mapping[str, str], console: Console | None = None) -> None:
+    """Prints a name and a value per line, aligned; part of a run's header."""
+    for name, value in facts.items():
+        (console or terminal()).print(f"  [dim]{name:<11}  [/]{_escape(value)}", soft_wrap=True)
+
+
+def print_line(text: str, level: int = logging.INFO) -> None:
+    """Prints a log line above whatever is live."""
+    style = {logging.WARNING: "yellow", logging.ERROR: "red"}.get(level)
+    terminal().print(text, style=style, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Shows what takes a while, until it is over."""
+    if not interactive():
+        yield
+        return
+    from rich.live import Live
+
+    with _registered(Live(f"[dim]  {what} ...[/]", console=terminal(), **_live())):
+        yield
+
+
+def print_result(title: str, facts: Mapping[str, str], console: Console | None = None) -> None:
+    """Prints the closing panel of a run. No side borders, so that its lines can be copied."""
+    from rich import box
+    from rich.panel import Panel
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        grid.add_row(f"[dim]{name}[/]", _escape(value))
+    how = {"title_align": "left", "box": box.HORIZONTALS, "border_style": "green"}
+    console = console or terminal()
+    width = min(console.width, WIDEST)
+    console.print(Panel(grid, title=f"[bold green]{title}[/]", width=width, **how))
+
+
+def print_markdown(text: str, console: Console | None = None) -> None:
+    """Prints Markdown with its tables drawn; footnotes become a numbered list."""
+    from rich.markdown import Markdown
+
+    text = re.sub(r"^\[\^(\d+)\]: ", r"\1. ", text, flags=re.MULTILINE)
+    text = re.sub(r"\[\^(\d+)\]", r"(\1)", text)
+    console = console or terminal()
+    text = re.sub(r"(^\|.*\n?)+", lambda found: _fitting(found[0], console.width), text, flags=re.M)
+    console.print(Markdown(text))
+
+
+def _fitting(table: str, width: int) -> str:
+    """A Markdown table; a sentence in its place if its columns would shrink to a few letters."""
+    rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
+    needed = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=False))
+    if needed <= MOST_SQUEEZED * width:
+        return table
+    return f"*A table of {len(rows[0])} columns does not fit here: add* `| less -S`\n"
+
+
+Cell = str | tuple[str, str]  # text, or text and style
+
+
+def print_table(rows: Sequence[Sequence[Cell]], console: Console | None = None) -> None:
+    """Prints a table whose first row is its header; names there break before . and /."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, header_style="bold")
+    for name in rows[0]:
+        table.add_column(Text(re.sub(r"(?<=\w)([./])", r"\n\1", name)), overflow="fold")
+    for row in rows[1:]:
+        table.add_row(*(Text(c) if isinstance(c, str) else Text(*c) for c in row))
+    (console or terminal()).print(table)
+
+
+def track(items: Iterable, what: str, *, total: int | None = None) -> Iterator:
+    """Yields the items, with a bar meanwhile if someone is watching."""
+    if not interactive():
+        yield from items
+        return
+    from rich.progress import Progress
+
+    with Progress(console=terminal(), transient=True, auto_refresh=False) as progress:
+        _registered(progress.live)
+        bar, drawn = progress.add_task(what, total=len(items) if total is None else total), 0.0
+        for item in items:
+            yield item
+            progress.advance(bar)
+            if time.monotonic() - drawn >= REDRAW_SECONDS:
+                progress.refresh()
+                drawn = time.monotonic()
+
+
+def label(name: str) -> str:
+    """The name of a metric for people: accuracy for eval/acc, ED for measure/ed."""
+    last = name.partition("/")[2] or name
+    return LABELS.get(last, last)
+
+
+def number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+class RunView:
+    """The live view of a training run: a bar and the newest training metrics, in two lines.
+
+    Evaluations are rows above it.
+
+    Args:
+        metric: the best evaluation so far by this metric is marked.
+        best: the best value of earlier sessions.
+        labels: names of training metrics for people, in place of `label`'s.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        start: int,
+        *,
+        metric: str,
+        higher_is_better: bool = True,
+        best: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        console: Console | None = None,
+    ):
+        from rich.live import Live
+
+        self.total, self.step, self.eta = total, start, "?"
+        self.metric, self.sign, self.best = metric, 1 if higher_is_better else -1, best
+        self.labels, self.columns = labels or {}, []
+        self.console, self.training, self.activity = console or terminal(), {}, ""
+        self.drawn = time.monotonic()
+        self.live = _registered(Live(get_renderable=self.draw, console=self.console, **_live()))
+        self.live.start(refresh=True)
+
+    def advance(self, step: int, eta: str) -> None:
+        self.step, self.eta, self.activity = step, eta, ""
+        if time.monotonic() - self.drawn >= REDRAW_SECONDS:
+            self.refresh()
+
+    def refresh(self) -> None:
+        self.drawn = time.monotonic()
+        self.live.refresh()
+
+    def begin(self, what: str) -> None:
+        """Shows what is computed until the next row or step."""
+        self.activity = f"{what} ..."
+        self.refresh()
+
+    def show(self, step: int, values: Mapping[str, float]) -> None:
+        """Takes a row of metrics: training metrics go to the live lines, others become a row."""
+        self.activity = ""
+        if all(name.startswith(("train/", "time/")) for name in values):
+            self.training = dict(values)
+            self.refresh()
+        else:
+            self._print_row(step, values)
+
+    def draw(self) -> Group:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        width = min(self.console.width, WIDEST)
+        bar = Table.grid(padding=(0, 2), expand=True)
+        bar.width = width
+        for ratio in (1, None, None, None):
+            bar.add_column(ratio=ratio, no_wrap=True, justify="right")
+        share = self.step / self.total if self.total else 1.0
+        steps = f"step {self.step:,}/{self.total:,}"
+        done = ProgressBar(total=self.total or 1, completed=self.step if self.total else 1)
+        bar.add_row(done, f"{share:4.0%}", steps, f"eta {self.eta}")
+        numbers = Text(self._training_line(), no_wrap=True, overflow="ellipsis")
+        numbers.truncate(width, overflow="ellipsis")
+        return Group(bar, numbers)
+
+    def _training_line(self) -> str:
+        """The training metrics at fixed widths, so that they stay in place."""
+        if self.activity or not self.training:
+            return self.activity or "first steps ..."
+        shown = {name: v for name, v in self.training.items() if name != "time/step_s"}
+        words = [f"{self._label(name)} {number(v):<8}" for name, v in shown.items()]
+        pace = self.training.get("time/step_s")
+        return "  ".join(words + ([] if pace is None else [f"{pace:.3g} s/step"]))
+
+    def _label(self, name: str) -> str:
+        return self.labels.get(name) or label(name)
+
+    def _print_row(self, step: int, values: Mapping[str, float]) -> None:
+        columns = sorted(values, key=lambda name: name != self.metric)
+        widths = {name: max(8, len(label(name))) for name in columns}
+        steps = max(len(f"{self.total:,}"), 6)
+        if columns != self.columns:
+            self.columns = columns
+            names = "  ".join(f"{label(name):>{widths[name]}}" for name in columns)
+            self.console.print(f"  [dim]{'step':>{steps}}  {_escape(names)}[/]", **CROPPED)
+        numbers = "  ".join(f"{number(values[name]):>{widths[name]}}" for name in columns)
+        mark = BEST if self._is_best(values) else " "
+        self.console.print(f"[green]{mark}[/] {step:>{steps},}  {numbers}", **CROPPED)
+
+    def _is_best(self, values: Mapping[str, float]) -> bool:
+        value = values.get(self.metric)
+        if value is None or (self.best is not None and self.sign * (value - self.best) <= 0):
+            return False
+        self.best = value
+        return True
+
+    def close(self) -> None:
+        self.live.stop()
+
+
+def restore() -> None:
+    """Ends every live display and shows the cursor again, e.g. before an error is printed."""
+    for live in list(_displays):
+        live.stop()
+
+
+def _registered(live: Live) -> Live:
+    _displays.add(live)
+    return live
+
+
+def _live() -> dict[str, bool]:
+    """Settings of a live display: no thread, and standard error stays where it was sent."""
+    return {"transient": True, "auto_refresh": False, "redirect_stderr": sys.stderr.isatty()}
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

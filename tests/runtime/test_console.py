@@ -1,0 +1,246 @@
+"""What terminals and pipes show: two live lines, rows, tables; plain lines without a terminal."""
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from ed.engine.main import closing_facts, log_to
+from ed.engine.metrics import Metrics
+from ed.runtime import console as drawing
+from ed.runtime.console import RunView, print_markdown, print_result, print_table, restore, track
+from tests.helpers.commands import finish, start_command
+
+WIDTH = 80
+TRAINING = {"train/loss": 1.25, "train/acc": 50.0, "train/penalty": 0.0321, "time/step_s": 0.1}
+
+
+@pytest.fixture
+def console():
+    return Console(record=True, width=WIDTH, force_terminal=True, file=io.StringIO())
+
+
+@pytest.fixture
+def watched(console, monkeypatch):
+    """Pretends that standard output is this console."""
+    monkeypatch.setattr(drawing, "interactive", lambda: True)
+    monkeypatch.setattr(drawing, "terminal", lambda: console)
+    return console
+
+
+def lines_of(console: Console, drawn) -> list[str]:
+    lines = console.render_lines(drawn, pad=False)
+    return ["".join(segment.text for segment in line) for line in lines]
+
+
+def shows_cursor(printed: str) -> bool:
+    """Whether the cursor was hidden and is visible again."""
+    return -1 < printed.rfind("\x1b[?25l") < printed.rfind("\x1b[?25h")
+
+
+def new_view(console: Console, **settings) -> RunView:
+    return RunView(1000, 0, metric="eval/acc", console=console, **settings)
+
+
+def still_view(console: Console, **settings) -> RunView:
+    """A view whose live lines are gone, so that only its rows are recorded."""
+    view = new_view(console, **settings)
+    view.close()
+    console.export_text(clear=True)
+    return view
+
+
+@pytest.mark.parametrize("extra", [0, 20])
+def test_the_live_view_is_two_lines_within_the_terminal(console, extra):
+    view = new_view(console, labels={"train/penalty": "ED"})
+    view.advance(420, "0:01:02")
+    view.show(420, TRAINING | {f"train/another_{i}": 1.0 for i in range(extra)})
+    bar, numbers = lines_of(console, view.draw())
+    view.close()
+    assert max(len(bar), len(numbers)) <= WIDTH
+    assert "42%" in bar
+    assert "420/1,000" in bar
+    assert "eta 0:01:02" in bar
+    assert numbers.split()[:6] == ["loss", "1.25", "accuracy", "50", "ED", "0.0321"]
+
+
+def test_what_takes_long_is_shown_until_its_result(console):
+    view = new_view(console)
+    view.begin("measuring ed")
+    assert "measuring ed" in lines_of(console, view.draw())[1]
+    view.show(1, {"measure/ed": 0.1})
+    assert "measuring" not in lines_of(console, view.draw())[1]
+    view.close()
+
+
+def test_numbers_stay_in_their_columns(console):
+    view = new_view(console)
+    places = []
+    for loss in (1.25, 0.012345, 12.0):
+        view.show(1, TRAINING | {"train/loss": loss})
+        places.append(lines_of(console, view.draw())[1].index("accuracy"))
+    view.close()
+    assert len(set(places)) == 1
+
+
+@pytest.mark.parametrize(
+    ("higher_is_better", "best", "marked"),
+    [(True, None, [10, 20]), (False, None, [10, 30]), (True, 55.0, [20])],
+)
+def test_evaluations_are_rows_with_the_best_so_far_marked(console, higher_is_better, best, marked):
+    view = still_view(console, higher_is_better=higher_is_better, best=best)
+    for step, value in ((10, 50.0), (20, 60.0), (30, 40.0)):
+        view.show(step, {"eval/loss": 1.0, "eval/acc": value})
+    header, *rows = console.export_text().splitlines()
+    assert header.split() == ["step", "accuracy", "loss"]
+    assert len({len(row) for row in rows}) == 1  # aligned
+    assert [int(row.split()[1]) for row in rows if row.startswith("★")] == marked
+
+
+def test_rows_with_other_metrics_get_their_own_header_and_fit(console):
+    view = still_view(console)
+    view.show(10, {"eval/acc": 50.0})
+    view.show(10, {f"measure/sharpness_{i}": 1.0 for i in range(20)})
+    lines = console.export_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["step", "★", "step", "10"]
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_a_closed_view_leaves_the_cursor_visible(console):
+    view = new_view(console)
+    view.show(1, TRAINING)
+    restore()  # as before an error is printed
+    assert shows_cursor(console.file.getvalue())
+    view.close()  # once more does no harm
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("degree", [None, 0.25])
+def test_the_closing_panel_fits_and_names_a_useful_command(console, tmp_path, keep, degree):
+    cfg = OmegaConf.create({"system": {"keep_checkpoint": keep}})
+    task = SimpleNamespace(num_examples=10, has_logits=True)
+    last = {"eval/acc": 80.0} | ({} if degree is None else {"measure/ed": degree})
+    summary = {"last": last, "best": {"eval/acc": 81.5}, "seconds": 3700.0}
+    folder = tmp_path.relative_to("/") / "seed0"
+    print_result("done", closing_facts(cfg, task, folder, summary), console)
+    text = console.export_text()
+    assert "done" in text
+    assert "81.5" in text
+    assert ("not measured" in text) == (degree is None)
+    assert ("measure.py" in text) == (keep and degree is None)
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_tables_show_brackets_as_they_are(console):
+    print_table([["key", "state"], ["betas=[a]", ("✓ done", "green")]], console)
+    text = console.export_text()
+    assert "betas=[a]" in text
+    print_table([["optimizer.weight_decay"] * 5, ["0.1"] * 5], console)
+    assert "weight_decay" in console.export_text()
+    assert "✓ done" in text
+
+
+def test_markdown_tables_that_do_not_fit_are_replaced_by_a_sentence(console):
+    narrow = "| a | b |\n| --- | --- |\n| 1 | 2 [^1] |\n"
+    wide = f"| {' | '.join(['a long heading'] * 20)} |\n" * 3
+    print_markdown(f"# Title\n\n{narrow}\n{wide}\n[^1]: a footnote\n", console)
+    text = console.export_text()
+    assert "2 (1)" in text
+    assert "20 columns" in text
+    assert "1 a footnote" in text
+    assert "[^" not in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_a_tracked_loop_draws_only_for_someone_who_watches(capsys):
+    assert list(track(range(3), "decoding")) == [0, 1, 2]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_tracked_loop_ends_its_bar(watched):
+    assert list(track(iter("abc"), "decoding", total=3)) == list("abc")
+    assert "decoding" in watched.file.getvalue()
+    assert shows_cursor(watched.file.getvalue())
+
+
+def test_a_loop_left_by_an_error_is_cleaned_up(watched):
+    rows = track(iter("abc"), "decoding", total=3)
+    next(rows)
+    restore()
+    assert shows_cursor(watched.file.getvalue())
+
+
+def test_without_a_terminal_metrics_are_plain_lines(tmp_path, capsys):
+    log_to(tmp_path / "train.log")
+    metrics = Metrics(tmp_path, total=4, start=0)
+    metrics.log(2, {"train/loss": 1.5})
+    metrics.advance(2)
+    metrics.close()
+    log_to(None)
+    assert capsys.readouterr().out.startswith("step 2/4  train/loss 1.5  eta ")
+
+
+@pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID"])
+def test_only_the_first_of_several_processes_draws(monkeypatch, name):
+    terminal = SimpleNamespace(isatty=lambda: True, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    for key in ("RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert drawing.interactive()
+    monkeypatch.setenv(name, "1")
+    assert not drawing.interactive()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "term"), [("iso-8859-1", "xterm"), ("utf-8", "dumb"), (None, "xterm")]
+)
+def test_terminals_that_cannot_redraw_get_plain_lines(monkeypatch, encoding, term):
+    terminal = SimpleNamespace(isatty=lambda: True, encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", term)
+    assert not drawing.interactive()
+
+
+def test_rich_is_loaded_only_to_draw():
+    code = "import sys, ed, ed.runtime.console, ed.engine.errors; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def read_all(descriptor: int, into: list[bytes]) -> None:
+    try:
+        while data := os.read(descriptor, 4096):
+            into.append(data)
+    except OSError:  # Linux reports the other end's closing so
+        pass
+
+
+def test_a_run_in_a_terminal_shows_header_rows_and_panel(tmp_path):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, WIDTH, 0, 0))
+    small = ["debug=tiny", "task.batch_size=500", "model.depth=1", "model.width=32"]
+    words = ["train.py", *small, "regularizer=ed", f"system.run_dir={tmp_path / 'run'}"]
+    env = {"TERM": "xterm", "RANK": "0", "PYTHONIOENCODING": "utf-8"}
+    child = start_command(words, env=env, outputs=(theirs, theirs))
+    os.close(theirs)
+    pieces: list[bytes] = []
+    reader = threading.Thread(target=read_all, args=(ours, pieces))
+    reader.start()
+    assert finish(child) == 0
+    reader.join()
+    text = b"".join(pieces).decode()
+    for word in ("cifar10_mini", "vit_micro", "λ = 7", "cpu", "eta 0:", "★", "done in", "--run"):
+        assert word in text
+    assert "train/loss" not in text  # plain lines go to train.log alone
+    assert "train/loss" in (tmp_path / "run" / "train.log").read_text()
+    assert shows_cursor(text)
