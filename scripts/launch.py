@@ -121,7 +121,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     slurm.add_argument("--gres", metavar="LIST", help="per node, e.g. gpu:1")
     slurm.add_argument("--gpus", type=int, metavar="N", help="per node, with a process for each")
     slurm.add_argument("--nodes", type=int, metavar="N", help="per run, which shares its batches")
-    slurm.add_argument("--cpus", type=int, metavar="N", help="per process; they decode pictures")
+    slurm.add_argument("--cpus", type=int, metavar="N", help="per process, for decoding images")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: at least 1")
@@ -295,8 +295,8 @@ def run_all(runs: Sequence[Run], jobs: int | None, *, rerun_failed: bool = False
 def claimed(run: Run, *, rerun_failed: bool) -> IO | None:
     """Takes a run for this launcher; None where another one has it, or has ended it meanwhile.
 
-    The claim is a lock on an open file that the run inherits, so that it outlives a launcher that
-    is killed. The launcher keeps it as well, until it has told how the run ended.
+    The claim is a lock on an open file. The run inherits it, so it outlives a killed launcher. The
+    launcher holds it too, until it has recorded how the run ended.
     """
     claim = open(run.folder / CLAIM, "w")  # noqa: SIM115, kept until the run has ended
     failed = run.folder / FAILED

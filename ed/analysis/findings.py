@@ -11,7 +11,7 @@ from ed.analysis.spec import Table
 from ed.analysis.stats import Ours
 from ed.analysis.verdicts import Experiment, Verdict, counts, minus
 
-MANY = 10  # from so many judged numbers on, their count is the finding
+MANY = 10  # with at least this many judged numbers, the finding is their count
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,8 @@ def _environment() -> Environment:
 
 
 def _pool(experiments: Sequence[Experiment]) -> dict[tuple, Row]:
-    """Rows of all tables by key. A table may have collected another's run: the row that got
-    furthest is taken, and among equal ones that of the table the run belongs to."""
+    """Rows of all tables by key. If two tables share a run, keeps the row that got furthest, and
+    among equals the row from the run's own table."""
     rows = [
         (FURTHEST.index(row.status), row.table != e.table.name, row)
         for e in experiments
