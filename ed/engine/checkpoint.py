@@ -105,6 +105,17 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
     return None
 
 
+def warn_if_damaged(folder: Path, warn) -> None:
+    """Calls `warn` if the last checkpoint of a finished run is damaged."""
+    path = folder / LAST
+    if not path.exists():
+        return
+    try:
+        check_seal(path.read_bytes())
+    except ValueError as error:
+        warn(f"{path} is damaged ({error}): the run's results are not affected, but do not use it")
+
+
 def _cannot_save(what: str, folder: Path, error: OSError) -> SaveError:
     return SaveError(
         f"could not save {what} in {folder} ({error.strerror}): free some space and run the same "

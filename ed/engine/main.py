@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ed.engine.check import check
-from ed.engine.checkpoint import load_checkpoint, trained_weights
+from ed.engine.checkpoint import load_checkpoint, trained_weights, warn_if_damaged
 from ed.engine.loop import Interrupted, describe, train
 from ed.engine.metrics import LogFile, TerminalHandler, duration
 from ed.engine.run import RunFolder, resolved
@@ -84,6 +84,8 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         summary = processes.gather(runs.read_done(path))[0]
         if summary is not None:
             report_end("already done", cfg, task, path, summary)
+            if writes:
+                warn_if_damaged(path, logger.warning)
             names = processes.gather(unmeasured(cfg, measures, path, task) if writes else None)[0]
             if not names:
                 return summary

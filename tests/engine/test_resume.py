@@ -92,6 +92,16 @@ def test_finished_run_is_not_run_again(tmp_path, capsys):
     assert (tmp_path / "run" / "last.pt").stat().st_mtime_ns == before
 
 
+def test_damaged_checkpoint_of_a_finished_run_is_reported(tmp_path, capsys):
+    first = small_run(tmp_path / "run")
+    checkpoint = tmp_path / "run" / "last.pt"
+    content = bytearray(checkpoint.read_bytes())
+    content[len(content) // 2] ^= 1
+    checkpoint.write_bytes(content)
+    assert small_run(tmp_path / "run") == first
+    assert f"{checkpoint} is damaged" in capsys.readouterr().out
+
+
 def test_finished_run_without_metrics_is_evaluated_again(tmp_path):
     summary = small_run(tmp_path)
     (tmp_path / "DONE").write_text("")
