@@ -87,9 +87,10 @@ def draw_boxes(
     device = generator.device
     sizes, whole = _column(tuple(size), device), _column(_whole(size), device)
     ranges = [tuple(share * size[0] * size[1] for share in area), _STRETCH]
-    low, high = (_column(ends, device)[:, None] for ends in zip(*ranges, strict=True))
+    low = _column(tuple(least for least, _ in ranges), device)
+    span = _column(tuple(most - least for least, most in ranges), device)
     draws = torch.rand(2, ATTEMPTS, count, generator=generator, device=device)
-    draws = torch.addcmul(low, draws, high - low)
+    draws = torch.addcmul(low[:, None], draws, span[:, None])
     side, stretch = draws[0].sqrt_(), draws[1].exp_()
     sides = torch.stack([side / stretch, side * stretch]).round_()
     fits = ((sides <= sizes[:, None]) & (sides > 0)).all(0)
@@ -115,10 +116,10 @@ def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
     sizes = _column(size, pixels.device)[:, None]
     start, side = boxes.view(2, 2, -1, 1)
     # centres of output pixels inside the box, not beyond the centres of its outer pixels
-    steps = torch.arange(0.5, max(size), device=pixels.device)
+    steps = _steps(max(size), pixels.device)
     place = (steps * (side / sizes)).sub_(0.5).clamp_(min=0).minimum(side - 1).add_(start)
     # grid_sample with align_corners=True: pixel 0 at -1, the last pixel at 1
-    place = place.mul_(2 / (sizes - 1)).sub_(1)
+    place = place.mul_(_column((2 / (height - 1), 2 / (width - 1)), pixels.device)[:, None]).sub_(1)
     y, x = place[0, :, :height], place[1, :, :width]
     x = torch.where(flip[:, None], x.flip(-1), x)
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), -1)
@@ -129,6 +130,12 @@ def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 def _column(values: tuple[float, float], device: torch.device) -> Tensor:
     """The values as a (2, 1) tensor, cached: copying from the host would block."""
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+
+@cache
+def _steps(length: int, device: torch.device) -> Tensor:
+    """Centres of pixels, 0.5 to length - 0.5."""
+    return torch.arange(0.5, length, device=device)
 
 
 def _whole(size: Sequence[int]) -> tuple[int, int]:
