@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from ed.runtime.distributed import first_host
 from ed.runtime.files import read_rows
 from tests.engine.test_resume import assert_same_run
 from tests.helpers import together
+from tests.helpers.commands import finish, start_command
 from tests.helpers.launching import wait_for
 from tests.helpers.small import SMALL, small_run, weights
 
@@ -62,17 +65,28 @@ def process_of_rank(rank: int, launcher: int) -> int:
 
 def killed_in_the_middle(folder: Path) -> tuple[int, str]:
     """Exit code and output of two processes, one of which is killed."""
-    process = begin(folder / "killed", rows=8)
+    process = begin(folder / "killed", rows=4)
     os.kill(process_of_rank(1, process.pid), signal.SIGKILL)
     output = process.communicate(timeout=120)[0]
     return process.returncode, output
 
 
 def seen_together(folder: Path) -> list[dict]:
-    """By rank, what the processes saw in `together`, which also ends the run that was killed."""
-    process = start("-m", "tests.helpers.together", str(folder))
-    output = process.communicate(timeout=400)[0]
-    assert process.returncode == 0, output
+    """By rank, what the processes saw in `together`, which also ends the run that was killed.
+
+    They are forked, with the variables that torchrun would set.
+    """
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    place |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    words = ["tests/helpers/together.py", str(folder)]
+    with tempfile.TemporaryFile("w+") as log:
+        how = {"outputs": (log.fileno(),) * 2, "prepare": lambda: signal.alarm(400)}
+        ranks = [place | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+        children = [start_command(words, env=rank, **how) for rank in ranks]
+        codes = [finish(child) for child in children]
+        log.seek(0)
+        assert codes == [0, 0], log.read()
     return [json.loads((folder.parent / f"seen{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -85,25 +99,28 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def story(folder) -> dict:
-    """What two processes did: told once, by the worker that comes first."""
-    told = folder.parent / "story.json"
-    with open(folder.parent / "lock", "w") as lock:
+def once(folder: Path, name: str, work: Callable[[Path], object]):
+    """What `work` returns: done by the worker of pytest-xdist that comes first."""
+    made = folder.parent / f"{name}.json"
+    with open(folder.parent / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not told.exists():
-            killed = killed_in_the_middle(folder)
-            told.write_text(json.dumps({"killed": killed, "seen": seen_together(folder)}))
-    return json.loads(told.read_text())
+        if not made.exists():
+            made.write_text(json.dumps(work(folder)))
+    return json.loads(made.read_text())
 
 
-@pytest.fixture
-def seen(story) -> list[dict]:
-    return story["seen"]
+@pytest.fixture(scope="module")
+def killed(folder) -> list:
+    return once(folder, "killed", killed_in_the_middle)
 
 
-def test_one_dead_process_ends_all_with_one_clear_line(story):
-    code, output = story["killed"]
+@pytest.fixture(scope="module")
+def seen(folder, killed) -> list[dict]:
+    return once(folder, "seen", seen_together)
+
+
+def test_one_dead_process_ends_all_with_one_clear_line(killed):
+    code, output = killed
     assert code != 0
     (line,) = errors(output)
     assert line.startswith("error: rank 0 of 2 ")
@@ -111,7 +128,7 @@ def test_one_dead_process_ends_all_with_one_clear_line(story):
 
 def test_a_signal_to_one_stops_all_after_the_same_step_once_saved(seen):
     for rank in seen:
-        assert rank["stopped"] == "Interrupted: stopped and saved at step 36 of 40"
+        assert rank["stopped"] == "Interrupted: stopped and saved at step 16 of 20"
 
 
 def test_killed_and_stopped_equals_undisturbed(folder, seen):
@@ -188,7 +205,7 @@ def test_only_the_first_process_writes(seen):
 
 def test_all_stop_together_out_of_time_and_on_a_wild_loss(seen):
     for rank in seen:
-        assert rank["late"] == "Interrupted: stopped and saved at step 1 of 40"
+        assert rank["late"] == "Interrupted: stopped and saved at step 1 of 20"
         assert rank["wild"].startswith("FloatingPointError: diverged: train/loss = nan between")
     assert seen[0]["wild"] == seen[1]["wild"]
 
