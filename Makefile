@@ -21,11 +21,11 @@ demo: .venv/ready
 test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-smoke: .venv/ready
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n auto -m smoke
+	$(BIN)/python -m pytest -n auto --dist worksteal -m smoke
 
 test-faults: .venv/ready
 	ED_FAULTS=full $(BIN)/python -m pytest tests/faults
@@ -43,7 +43,7 @@ test-lowest:
 	.venv-lowest/bin/pip install --quiet uv
 	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python \
 		--resolution lowest-direct --editable '.[train,tables,clip,glue,slurm,dev]'
-	.venv-lowest/bin/python -m pytest -n auto
+	.venv-lowest/bin/python -m pytest -n auto --dist worksteal
 
 benchmark: .venv/ready
 	$(BIN)/python scripts/benchmark.py
