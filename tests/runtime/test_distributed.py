@@ -67,7 +67,7 @@ def killed_in_the_middle(folder: Path) -> tuple[int, str]:
     """Exit code and output of two processes, one of which is killed."""
     process = begin(folder / "killed", rows=4)
     os.kill(process_of_rank(1, process.pid), signal.SIGKILL)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=240)[0]
     return process.returncode, output
 
 

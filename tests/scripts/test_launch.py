@@ -225,12 +225,22 @@ def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch,
     assert "6 runs: 6 pending" in output
 
 
+def gathering(count: int) -> str:
+    """Code of a run that notes its GPU and waits until `count` runs of its cell have done so."""
+    return (
+        "import os, pathlib, sys, time\n"
+        "own = pathlib.Path(sys.argv[1])\n"
+        "(own / 'gpu').write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "end = time.monotonic() + 60\n"
+        f"while len(list(own.parent.glob('*/gpu'))) < {count} and time.monotonic() < end:\n"
+        "    time.sleep(0.02)\n"
+        "(own / 'saw').write_text(str(len(list(own.parent.glob('*/gpu')))))"
+    )
+
+
 def test_one_gpu_each_where_there_are_several(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    code = (
-        "import os, sys; open(sys.argv[1] + '/gpu', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
-    )
-    monkeypatch.setattr(launch, "command", stand_in(code + "; import time; time.sleep(0.5)"))
+    monkeypatch.setattr(launch, "command", stand_in(gathering(2)))
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed"]
     launch.main([*arguments, "--seeds", "0", "1"])
     assert [(tmp_path / f"six/ed/seed{k}/gpu").read_text() for k in (0, 1)] == ["3", "5"]
@@ -239,16 +249,7 @@ def test_one_gpu_each_where_there_are_several(tmp_path, monkeypatch):
 def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, monkeypatch):
     """Each waits until all three are there, which only runs at the same time can see."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    code = (
-        "import os, pathlib, sys, time\n"
-        "own = pathlib.Path(sys.argv[1])\n"
-        "(own / 'gpu').write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
-        "end = time.monotonic() + 30\n"
-        "while len(list(own.parent.glob('*/gpu'))) < 3 and time.monotonic() < end:\n"
-        "    time.sleep(0.02)\n"
-        "(own / 'saw').write_text(str(len(list(own.parent.glob('*/gpu')))))"
-    )
-    monkeypatch.setattr(launch, "command", stand_in(code))
+    monkeypatch.setattr(launch, "command", stand_in(gathering(3)))
     launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--jobs", "3"])
     folders = [tmp_path / f"six/ed/seed{k}" for k in (0, 1, 2)]
     assert [(folder / "gpu").read_text() for folder in folders] == ["3"] * 3
