@@ -2,7 +2,7 @@
 
 A child has its own memory, output, signals and exit code, as a new process has, and starts in
 milliseconds instead of seconds. Tests of the start itself (what is imported, how long it takes) and
-of several processes use `subprocess`.
+of torchrun use `subprocess`.
 """
 
 import os
@@ -34,6 +34,24 @@ def run_command(
             file.seek(0)
             printed.append(file.read().decode())
     return subprocess.CompletedProcess(words, code, *printed)
+
+
+def run_together(words: Sequence[str], *, seconds: int = 400) -> subprocess.CompletedProcess:
+    """Two processes of `python WORDS`, with the variables that torchrun would set.
+
+    The exit code is the first that is not 0; after `seconds` they are killed.
+    """
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    place |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    with tempfile.TemporaryFile() as log:
+        how = {"outputs": (log.fileno(),) * 2, "prepare": lambda: signal.alarm(seconds)}
+        ranks = [place | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+        children = [start_command(words, env=rank, **how) for rank in ranks]
+        codes = [finish(child) for child in children]
+        log.seek(0)
+        printed = log.read().decode()
+    return subprocess.CompletedProcess(words, codes[0] or codes[1], printed, "")
 
 
 def start_command(

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from ed.runtime.distributed import first_host
 from ed.runtime.files import read_rows
 from tests.engine.test_resume import assert_same_run
 from tests.helpers import together
-from tests.helpers.commands import finish, start_command
+from tests.helpers.commands import run_together
 from tests.helpers.launching import wait_for
 from tests.helpers.small import SMALL, small_run, weights
 
@@ -72,21 +71,9 @@ def killed_in_the_middle(folder: Path) -> tuple[int, str]:
 
 
 def seen_together(folder: Path) -> list[dict]:
-    """By rank, what the processes saw in `together`, which also ends the run that was killed.
-
-    They are forked, with the variables that torchrun would set.
-    """
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    place |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-    words = ["tests/helpers/together.py", str(folder)]
-    with tempfile.TemporaryFile("w+") as log:
-        how = {"outputs": (log.fileno(),) * 2, "prepare": lambda: signal.alarm(400)}
-        ranks = [place | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-        children = [start_command(words, env=rank, **how) for rank in ranks]
-        codes = [finish(child) for child in children]
-        log.seek(0)
-        assert codes == [0, 0], log.read()
+    """By rank, what the processes saw in `together`, which also ends the run that was killed."""
+    done = run_together(["tests/helpers/together.py", str(folder)])
+    assert done.returncode == 0, done.stdout
     return [json.loads((folder.parent / f"seen{rank}.json").read_text()) for rank in (0, 1)]
 
 
