@@ -27,7 +27,7 @@ from ed.engine.metrics import Metrics
 from ed.engine.run import RunFolder, changed_files
 from ed.runtime.files import read_rows, seal, write_atomic
 from ed.runtime.runs import RunError
-from tests.helpers.commands import finish, start_command
+from tests.helpers.commands import die_at_row, finish, start_command
 from tests.helpers.launching import wait_for
 from tests.helpers.small import SMALL, SMALL_GROKKING, small_config, small_run, weights
 
@@ -124,18 +124,6 @@ def test_a_finished_run_may_drop_its_checkpoint(tmp_path):
         load_run(tmp_path / "run")
 
 
-def die_at_row_four() -> None:
-    """Kills this process after its fourth row: another one might be too slow to do it in time."""
-    log = Metrics.log
-
-    def last_words(self, *given):
-        log(self, *given)
-        if len(self.rows) == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Metrics.log = last_words
-
-
 # the seven methods of Table 1
 METHODS = {name: [f"regularizer={name}"] for name in ("none", "mixup", "sam", "asam", "jacobian")}
 METHODS |= {"ed_without_anchors": ["regularizer=ed", "regularizer.anchored=false"]}
@@ -147,7 +135,7 @@ def test_kill_9_loses_only_what_came_after_the_last_checkpoint(method, tmp_path)
     folder = tmp_path / "killed"
     extra = ["task.batch_size=400", "task.epochs=2", *METHODS[method]]  # in the first epoch
     words = ["train.py", *SMALL, f"system.run_dir={folder}", *extra, "system.save_seconds=0"]
-    assert finish(start_command(words, prepare=die_at_row_four)) == -signal.SIGKILL
+    assert finish(start_command(words, prepare=die_at_row(4))) == -signal.SIGKILL
     assert not (folder / "DONE").exists()
     assert load_checkpoint(folder, print)["step"] >= 3  # four rows: only the fourth may be lost
     with open(folder / "metrics.jsonl", "a") as file:
