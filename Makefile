@@ -25,12 +25,12 @@ test: .venv/ready
 	@echo "test: lint, format, all tests on every core; test-smoke is the quick part"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-smoke: .venv/ready
 	@echo "test-smoke: lint and the quick tests; 2 minutes on two cores"
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n auto -m smoke
+	$(BIN)/python -m pytest -n auto --dist worksteal -m smoke
 
 test-faults: .venv/ready
 	@echo "test-faults: kills, full disks and damaged files at random; 10 minutes on two cores"
@@ -52,7 +52,7 @@ test-lowest:
 	.venv-lowest/bin/pip install --quiet uv
 	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python \
 		--resolution lowest-direct --editable '.[train,tables,clip,glue,slurm,dev]'
-	.venv-lowest/bin/python -m pytest -n auto
+	.venv-lowest/bin/python -m pytest -n auto --dist worksteal
 
 lint: .venv/ready
 	$(BIN)/ruff check .

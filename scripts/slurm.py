@@ -21,10 +21,10 @@ from ed.runtime.files import read_json, refuse_control, write_atomic, write_json
 from ed.runtime.runs import FAILED, OUTPUT, SLURM
 from ed.runtime.slurm import SlurmError, ask, require_cluster
 
-# A signal during Python's imports ends a run before it can save. That is not a failure, but with too
-# short a time limit it would repeat forever, so it counts as one after MAX_EARLY_ENDS. Cancelling a
-# task also ends its script; if the script goes on after a crash or SIGKILL (out of memory), the run
-# has failed.
+# A signal during Python's imports ends a run before it can save. That is not a failure, but if the
+# time limit is too short it would repeat forever, so it counts as one after MAX_EARLY_ENDS.
+# Cancelling a task also ends its script; if the script goes on after a crash or SIGKILL (out of
+# memory), the run has failed.
 MAX_EARLY_ENDS = 10
 # No lock is needed around a task: the engine locks the run folder, and `queued_among` tells a
 # second launcher that the run has a task already.

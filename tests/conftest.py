@@ -11,12 +11,19 @@ ONEDNN = torch.backends.mkldnn.enabled
 SMOKE = ("core", "regularizers", "engine/test_step.py", "analysis/test_spec.py")
 SMOKE += ("runtime/test_runs.py", "package/test_layers.py", "package/test_leaves.py")
 SMOKE += ("package/test_experiment_configs.py", "models/test_vit.py", "datasets/test_crops.py")
+# the longest tests start first, so that no worker of pytest-xdist is left with one at the end
+FIRST = ("runtime/test_distributed.py", "scripts/test_launch.py", "kernels", "faults")
+FIRST += ("package/test_packaging.py", "package/test_integrations.py", "engine/test_resume.py")
+
+
+def is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
+    return item.path.relative_to(Path(__file__).parent).as_posix().startswith(places)
 
 
 def pytest_collection_modifyitems(config, items):
-    here = Path(__file__).parent
+    items.sort(key=lambda item: not is_in(item, FIRST))
     for item in items:
-        if item.path.relative_to(here).as_posix().startswith(SMOKE):
+        if is_in(item, SMOKE):
             item.add_marker(pytest.mark.smoke)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

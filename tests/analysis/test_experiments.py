@@ -1,9 +1,14 @@
 """Every cell of every experiment file composes, builds, and passes the checks."""
 
+import functools
 import re
+from dataclasses import replace
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError
 
 from ed.analysis.spec import Run, expand, nested, parse_value
 from ed.analysis.tables import load_table
@@ -22,9 +27,35 @@ def all_cells() -> list[Run]:
     return list({run.folder: run for run in runs}.values())
 
 
+composed = functools.cache(lambda *choices: compose_config(list(choices)))
+
+
+def config_of(run: Run) -> DictConfig:
+    """As Hydra composes it, but only once per choice of parts: most cells differ in values alone.
+
+    An unknown key or a value that Hydra cannot parse is an error here, too.
+    """
+    overrides = OverridesParser.create().parse_overrides(list(run.arguments))
+    values = {item.key_or_group: item.value() for item in overrides if "." in item.key_or_group}
+    choices = [item.input_line for item in overrides if item.key_or_group not in values]
+    cfg = composed(*choices).copy()
+    for key, value in values.items():
+        OmegaConf.update(cfg, key, value)
+    return cfg
+
+
+def test_a_config_with_values_set_is_the_composed_one():
+    run = next(run for run in all_cells() if run.table == "correlation_clip")
+    assert any("." in argument.split("=")[0] for argument in run.arguments)
+    assert config_of(run) == compose_config(list(run.arguments))
+    unknown = replace(run, arguments=(*run.arguments, "task.nothing=1"))
+    with pytest.raises(ConfigAttributeError, match="nothing"):
+        config_of(unknown)
+
+
 @pytest.mark.parametrize("run", all_cells(), ids=lambda run: f"{run.table}/{run.cell}")
 def test_cell_composes_and_passes_check(run):
-    cfg = compose_config(list(run.arguments))
+    cfg = config_of(run)
     for key, text in dict(override.split("=", 1) for override in run.overrides).items():
         if key not in GROUPS:
             assert nested(cfg, key) == parse_value(text), f"{key} is not what the cell says"

@@ -93,7 +93,7 @@ def test_workers_survive_stop_signals_and_end_with_their_batches(late, monkeypat
     assert all(worker.is_alive() for worker in workers)
     batches.close()
     for worker in workers:
-        worker.join(10)
+        worker.join(60)
     assert not any(worker.is_alive() for worker in workers)
 
 

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from PIL import Image
 
 from ed.datasets.batches import shuffled_batches
-from ed.datasets.images import EMBEDDED, load_images
+from ed.datasets.images import EMBEDDED, load_images, load_table
 from ed.engine.compose import compose_config
 from ed.runtime.files import sweep
 from ed.tasks.cifar10 import Cifar10
@@ -46,22 +46,34 @@ def test_embedded_images_are_balanced_and_small():
     assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 5e6
 
 
-def test_embedded_images_are_rows_of_the_complete_set(full_data):
+def assert_balanced(labels: torch.Tensor, count: int) -> None:
+    assert labels.bincount().tolist() == [count] * 10
+
+
+def assert_mean(pixels: torch.Tensor, *known: float) -> None:
+    mean = pixels.double().mean((0, 2, 3)) / 255
+    torch.testing.assert_close(mean, torch.tensor(known, dtype=torch.float64), rtol=0, atol=1e-8)
+
+
+def test_complete_test_set_has_the_known_mean_and_the_embedded_images(full_data):
     small = load_images("embedded", "test", **SIZE)
     whole = load_images(str(full_data / "cifar10"), "test", **SIZE)
-    assert len(whole) == 10000
-    assert whole.labels.bincount().tolist() == [1000] * 10
+    assert_balanced(whole.labels, 1000)
+    assert_mean(whole.pixels, 0.49421428, 0.48513139, 0.45040909)
     known = {row.numpy().tobytes() for row in whole.pixels}
     assert all(row.numpy().tobytes() in known for row in small.pixels)
 
 
-def test_complete_training_set_has_the_known_statistics(full_data):
+def test_the_complete_training_set_is_balanced(full_data):
+    table = load_table(str(full_data / "cifar10"), "train", "task.data")
+    assert_balanced(torch.tensor(table["label"][:]), 5000)
+
+
+@pytest.mark.slow
+def test_the_complete_training_set_has_the_known_mean(full_data):
+    """50,000 images to decode; the quick form is that of the test set."""
     whole = load_images(str(full_data / "cifar10"), "train", **SIZE)
-    assert whole.labels.bincount().tolist() == [5000] * 10
-    mean = whole.pixels.double().mean((0, 2, 3)) / 255
-    torch.testing.assert_close(
-        mean, torch.tensor([0.49139968, 0.48215841, 0.44653091], dtype=torch.float64)
-    )
+    assert_mean(whole.pixels, 0.49139968, 0.48215841, 0.44653091)
 
 
 def test_images_are_decoded_once(tmp_path, monkeypatch):

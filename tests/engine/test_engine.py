@@ -1,6 +1,7 @@
 """Schedules, random streams, models and the parts of a training step."""
 
 import copy
+import functools
 import json
 import math
 
@@ -271,7 +272,10 @@ def test_path_points_do_not_enter_batch_norm_statistics():
         assert torch.equal(value, statistics["ed"][key]), key
 
 
-def test_optional_compile_gives_the_same_losses():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_optional_compile_gives_the_same_losses(backend, monkeypatch):
+    """Inductor needs a C++ compiler and half a minute; tests on a GPU use it, too."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     eager, compiled = (make_step("model.depth=1", compile_model=c) for c in (False, True))
     for number, batch in zip(range(2), eager.task.batches(eager.model, 0), strict=False):
         eager(batch, number)

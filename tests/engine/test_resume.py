@@ -9,8 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from pickle import UnpicklingError
 from types import SimpleNamespace
@@ -29,7 +27,8 @@ from ed.engine.metrics import Metrics
 from ed.engine.run import RunFolder, changed_files
 from ed.runtime.files import read_rows, seal, write_atomic
 from ed.runtime.runs import RunError
-from tests.helpers.commands import finish, start_command
+from tests.helpers.commands import die_at_row, finish, start_command
+from tests.helpers.launching import wait_for
 from tests.helpers.small import SMALL, SMALL_GROKKING, small_config, small_run, weights
 
 ROOT = Path(__file__).parents[2]
@@ -50,27 +49,31 @@ def assert_same_run(first: Path, second: Path) -> None:
     assert rows_without_time(first) == rows_without_time(second)
 
 
-# runs of ten steps, with dropout (global random stream) or with measures during training
-TEN_STEPS = {name: [*SMALL, f"regularizer={name}", "model.dropout=0.1"] for name in REGULARIZERS}
-TEN_STEPS["ed_without_anchors"] = [*TEN_STEPS["ed"], "regularizer.anchored=false"]
-TEN_STEPS["ed_every_3"] = [*TEN_STEPS["ed"], "regularizer.every=3", "system.log_every=2"]
-TEN_STEPS["grokking"] = [*SMALL_GROKKING, "measures=norm", "system.measure_every=2"]
-TEN_STEPS["grokking"] += ["system.log_every=3"]  # a row averages over several sessions
+# short runs, with dropout (global random stream) or with measures during training
+FEW_STEPS = {
+    name: [*SMALL, f"regularizer={name}", "model.dropout=0.1", "task.batch_size=400"]  # 5 steps
+    for name in REGULARIZERS
+}
+FEW_STEPS["ed_without_anchors"] = [*FEW_STEPS["ed"], "regularizer.anchored=false"]
+FEW_STEPS["ed_every_3"] = [*FEW_STEPS["ed"], "regularizer.every=3", "system.log_every=2"]
+FEW_STEPS["grokking"] = [*SMALL_GROKKING, "measures=norm", "system.measure_every=2"]
+FEW_STEPS["grokking"] += ["system.log_every=3"]  # a row averages over several sessions
 
 
-@pytest.mark.parametrize("kind", TEN_STEPS)
+@pytest.mark.parametrize("kind", FEW_STEPS)
 def test_interrupted_equals_uninterrupted(kind, tmp_path):
-    base = TEN_STEPS[kind]
-    small_run(tmp_path / "whole", base=base)
-    for _ in range(9):  # stops after every single step
+    base = FEW_STEPS[kind]
+    whole = small_run(tmp_path / "whole", base=base)
+    assert whole["steps"] == (10 if kind == "grokking" else 5)
+    for _ in range(whole["steps"] - 1):  # stops after every single step
         with pytest.raises(Interrupted, match="step"):
             small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
     summary = small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
-    assert summary["steps"] == 10
+    assert summary["steps"] == whole["steps"]
     assert_same_run(tmp_path / "whole", tmp_path / "pieces")
     steps = [r["step"] for r in rows_without_time(tmp_path / "pieces") if "train/loss" in r]
-    rows = {"grokking": [3, 6, 9, 10], "ed_every_3": [2, 4, 6, 8, 10]}
-    assert steps == rows.get(kind, list(range(1, 11)))  # nothing twice, nothing missing
+    rows = {"grokking": [3, 6, 9, 10], "ed_every_3": [2, 4, 5]}
+    assert steps == rows.get(kind, [1, 2, 3, 4, 5])  # nothing twice, nothing missing
 
 
 def test_regularizer_changes_neither_initial_weights_nor_batches(tmp_path):
@@ -131,25 +134,6 @@ def test_finished_run_may_drop_its_checkpoint(tmp_path):
         load_run(tmp_path / "run")
 
 
-def die_at_row_nine() -> None:
-    """Makes this process kill itself after its ninth row, which no other could time."""
-    log = Metrics.log
-
-    def log_and_die(self, *given):
-        log(self, *given)
-        if len(self.rows) == 9:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Metrics.log = log_and_die
-
-
-def start_training(folder: Path, *extra: str) -> subprocess.Popen:
-    command = [sys.executable, "train.py", *SMALL, f"system.run_dir={folder}", *extra]
-    threads = str(torch.get_num_threads())  # as in this process, to be bitwise equal
-    environment = os.environ | {"OMP_NUM_THREADS": threads}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-
-
 # the seven methods of Table 1
 METHODS = {name: [f"regularizer={name}"] for name in ("none", "mixup", "sam", "asam", "jacobian")}
 METHODS |= {"ed_without_anchors": ["regularizer=ed", "regularizer.anchored=false"]}
@@ -158,11 +142,12 @@ METHODS |= {"ed": ["regularizer=ed"]}
 
 @pytest.mark.parametrize("method", METHODS)
 def test_kill_9_loses_only_the_steps_after_the_last_checkpoint(method, tmp_path):
-    folder, extra = tmp_path / "killed", ["task.epochs=4", *METHODS[method]]
+    folder = tmp_path / "killed"
+    extra = ["task.batch_size=400", "task.epochs=2", *METHODS[method]]  # in the first epoch
     words = ["train.py", *SMALL, f"system.run_dir={folder}", *extra, "system.save_seconds=0"]
-    assert finish(start_command(words, prepare=die_at_row_nine)) == -signal.SIGKILL
+    assert finish(start_command(words, prepare=die_at_row(4))) == -signal.SIGKILL
     assert not (folder / "DONE").exists()
-    assert load_checkpoint(folder, print)["step"] >= 8  # only the ninth row may be lost
+    assert load_checkpoint(folder, print)["step"] >= 3  # only the fourth row may be lost
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 99')  # as if killed in the middle of a line
     small_run(folder, *extra)
@@ -173,11 +158,10 @@ def test_kill_9_loses_only_the_steps_after_the_last_checkpoint(method, tmp_path)
 
 def test_sigterm_saves_and_exits_with_75(tmp_path):
     folder, extra = tmp_path / "stopped", ["task.epochs=200"]
-    process = start_training(folder, *extra)
-    while process.poll() is None and not _lines(folder / "metrics.jsonl"):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 75
+    child = start_command(["train.py", *SMALL, f"system.run_dir={folder}", *extra])
+    wait_for(lambda: _lines(folder / "metrics.jsonl"), "the first row")
+    os.kill(child, signal.SIGTERM)
+    assert finish(child) == 75
     step = load_checkpoint(folder, print)["step"]
     assert step == rows_without_time(folder)[-1]["step"]
 
@@ -391,18 +375,22 @@ def test_briefly_locked_folder_is_opened(tmp_path, monkeypatch):
     assert (tmp_path / "config.yaml").exists()
 
 
-KILLED_WRITER = """
-import os, pathlib, sys
-from ed.runtime import files
-os.replace = lambda *_: os.kill(os.getpid(), 9)
-files.write_atomic(pathlib.Path(sys.argv[1]), "half")
-"""
+def write_and_die(path: Path) -> None:
+    """In a child that is killed before it gives the file its name."""
+    child = os.fork()
+    if not child:
+        try:
+            os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            write_atomic(path, "half")
+        finally:
+            os._exit(1)
+    assert finish(child) == -signal.SIGKILL
 
 
 def test_leftovers_of_killed_writers_are_removed_once_the_folder_is_locked(tmp_path):
     ours = ["config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id"]
     for name in (*ours, "FAILED", "slurm.json"):
-        subprocess.run([sys.executable, "-c", KILLED_WRITER, tmp_path / name], cwd=ROOT)
+        write_and_die(tmp_path / name)
     before = sorted(tmp_path.glob("*.tmp"))
     assert len(before) == 7
     with open(tmp_path / ".lock", "w") as other:

@@ -129,11 +129,11 @@ def test_damaged_config_is_rejected_at_once(kind, tmp_path):
     path = tmp_path / "config.yaml"
     text = WRONG[kind]
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    began = time.monotonic()
+    began = time.process_time()  # whatever else runs on this machine
     with pytest.raises(ValueError, match=re.escape(str(path))) as error:
         stored_config(tmp_path)
     assert "\n" not in str(error.value)
-    assert time.monotonic() - began < 30  # a bomb takes hours
+    assert time.process_time() - began < 30  # a bomb takes hours
 
 
 def test_aliases_are_allowed(tmp_path):

@@ -95,7 +95,7 @@ def chance(kind: str) -> random.Random:
 def test_kills_and_signals_at_random_moments(references, tmp_path):
     """Full form: every task with every regularizer that it supports."""
     draw, work = chance("kill"), {}
-    for index in range(max(60, len(references)) if FULL else 8):
+    for index in range(max(60, len(references)) if FULL else 4):
         setup, seconds = list(references.values())[index % len(references)]
         number, delay = draw.choice(SIGNALS), draw.uniform(0, seconds)
         case = f"{index} {setup.name} {number.name} after {delay:.2f} s"
@@ -105,7 +105,7 @@ def test_kills_and_signals_at_random_moments(references, tmp_path):
 
 def test_full_disks_at_random_sizes(references, begun, tmp_path):
     draw, work = chance("full"), {}
-    for index in range(40 if FULL else 6):
+    for index in range(40 if FULL else 4):
         setup, _ = references[list(begun)[index % len(begun)]]
         largest = max(path.stat().st_size for path in setup.whole.iterdir())
         limit = int(largest ** draw.uniform(0.2, 1.0))
@@ -136,8 +136,9 @@ FILES = ("last.pt", "previous.pt", "metrics.jsonl", "meta.json", "config.yaml")
 def test_damage_to_every_file(kind, references, begun, tmp_path):
     draw, work = chance(kind), {}
     make = flipped if kind == "bit flip" else truncated
-    for index in range(5 * len(begun) if FULL else 10):
-        source = list(begun.items())[index // len(FILES) % len(begun)]
+    sources = list(begun.items()) if FULL else [draw.choice(list(begun.items()))]
+    for index in range(len(FILES) * len(sources)):
+        source = sources[index // len(FILES)]
         setup, name = references[source[0]][0], FILES[index % len(FILES)]
         own = random.Random(draw.random())  # workers share no generator
         folder = tmp_path / f"run{index}"

@@ -2,7 +2,7 @@
 
 A child has its own memory, output, signals and exit code, as a new process has, and starts in
 milliseconds instead of seconds. Tests of the start itself (what is imported, how long it takes) and
-of several processes use `subprocess`.
+of torchrun use `subprocess`.
 """
 
 import os
@@ -20,6 +20,8 @@ import torch
 import torch._dynamo
 from hydra.core.global_hydra import GlobalHydra
 
+from ed.engine.metrics import Metrics
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,6 +36,24 @@ def run_command(
             file.seek(0)
             printed.append(file.read().decode())
     return subprocess.CompletedProcess(words, code, *printed)
+
+
+def run_together(words: Sequence[str], *, seconds: int = 400) -> subprocess.CompletedProcess:
+    """Two processes of `python WORDS`, with the variables that torchrun would set.
+
+    The exit code is the first that is not 0; after `seconds` they are killed.
+    """
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    place |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    with tempfile.TemporaryFile() as log:
+        how = {"outputs": (log.fileno(),) * 2, "prepare": lambda: signal.alarm(seconds)}
+        ranks = [place | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+        children = [start_command(words, env=rank, **how) for rank in ranks]
+        codes = [finish(child) for child in children]
+        log.seek(0)
+        printed = log.read().decode()
+    return subprocess.CompletedProcess(words, codes[0] or codes[1], printed, "")
 
 
 def start_command(
@@ -60,6 +80,25 @@ def start_command(
         _become(words, cwd, env, outputs or (os.open(os.devnull, os.O_WRONLY),) * 2)
     finally:
         os._exit(70)  # not reached
+
+
+def die_at_row(count: int) -> Callable[[], None]:
+    """For `prepare`: kills the process once it has logged `count` rows.
+
+    It does so itself, as another process might come too late.
+    """
+
+    def prepare() -> None:
+        log = Metrics.log
+
+        def log_and_die(self, *given):
+            log(self, *given)
+            if len(self.rows) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Metrics.log = log_and_die
+
+    return prepare
 
 
 def finish(child: int) -> int:

@@ -1,5 +1,6 @@
 """Small runs for tests: a handful of steps of a tiny ViT on the embedded pictures, or of others."""
 
+import functools
 from pathlib import Path
 
 import torch
@@ -30,8 +31,13 @@ SMALL_GROKKING = [
 ]
 
 
+composed = functools.cache(lambda *overrides: compose_config(list(overrides)))
+
+
 def small_config(folder: Path, *overrides: str, base=SMALL):
-    return compose_config([*base, f"system.run_dir={folder}", *overrides])
+    cfg = composed(*base, *overrides).copy()
+    cfg.system.run_dir = str(folder)
+    return cfg
 
 
 def small_run(folder: Path, *overrides: str, base=SMALL) -> dict:

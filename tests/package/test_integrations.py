@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from torch import nn
 
 import ed
 from ed.integrations import QUICK, track
+from tests.helpers.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {"plain_loop": None, "timm_features": None}
@@ -23,9 +22,7 @@ FEW = {"pairs": 5, "resolution": 8, "degree": 4}
 def test_examples_run(name):
     if EXAMPLES[name]:
         pytest.importorskip(EXAMPLES[name])
-    run = subprocess.run(
-        [sys.executable, f"examples/{name}.py"], cwd=ROOT, capture_output=True, text=True
-    )
+    run = run_command([f"examples/{name}.py"])
     assert run.returncode == 0, run.stderr
     assert re.search(r"ED \d", run.stdout), run.stdout
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from ed.runtime.distributed import first_host
 from ed.runtime.files import read_rows
 from tests.engine.test_resume import assert_same_run
 from tests.helpers import together
+from tests.helpers.commands import run_together
 from tests.helpers.launching import wait_for
 from tests.helpers.small import SMALL, small_run, weights
 
@@ -62,17 +64,16 @@ def process_of_rank(rank: int, launcher: int) -> int:
 
 def killed_in_the_middle(folder: Path) -> tuple[int, str]:
     """Exit code and output of two processes, one of which is killed."""
-    process = begin(folder / "killed", rows=8)
+    process = begin(folder / "killed", rows=4)
     os.kill(process_of_rank(1, process.pid), signal.SIGKILL)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=240)[0]
     return process.returncode, output
 
 
 def seen_together(folder: Path) -> list[dict]:
     """The records of `together` by rank; it also finishes the run that was killed."""
-    process = start("-m", "tests.helpers.together", str(folder))
-    output = process.communicate(timeout=400)[0]
-    assert process.returncode == 0, output
+    done = run_together(["tests/helpers/together.py", str(folder)])
+    assert done.returncode == 0, done.stdout
     return [json.loads((folder.parent / f"seen{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -85,25 +86,28 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def story(folder) -> dict:
-    """The records of two processes, produced once by the first worker."""
-    stored = folder.parent / "story.json"
-    with open(folder.parent / "lock", "w") as lock:
+def once(folder: Path, name: str, work: Callable[[Path], object]):
+    """Returns the result of `work`, computed once by the first pytest-xdist worker."""
+    made = folder.parent / f"{name}.json"
+    with open(folder.parent / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stored.exists():
-            killed = killed_in_the_middle(folder)
-            stored.write_text(json.dumps({"killed": killed, "seen": seen_together(folder)}))
-    return json.loads(stored.read_text())
+        if not made.exists():
+            made.write_text(json.dumps(work(folder)))
+    return json.loads(made.read_text())
 
 
-@pytest.fixture
-def seen(story) -> list[dict]:
-    return story["seen"]
+@pytest.fixture(scope="module")
+def killed(folder) -> list:
+    return once(folder, "killed", killed_in_the_middle)
 
 
-def test_dead_process_stops_all_with_one_error_line(story):
-    code, output = story["killed"]
+@pytest.fixture(scope="module")
+def seen(folder, killed) -> list[dict]:
+    return once(folder, "seen", seen_together)
+
+
+def test_dead_process_stops_all_with_one_error_line(killed):
+    code, output = killed
     assert code != 0
     (line,) = errors(output)
     assert line.startswith("error: rank 0 of 2 ")
@@ -111,7 +115,7 @@ def test_dead_process_stops_all_with_one_error_line(story):
 
 def test_signal_to_one_process_stops_all_after_the_same_step(seen):
     for rank in seen:
-        assert rank["stopped"] == "Interrupted: stopped and saved at step 36 of 40"
+        assert rank["stopped"] == "Interrupted: stopped and saved at step 16 of 20"
 
 
 def test_killed_and_stopped_equals_uninterrupted(folder, seen):
@@ -187,7 +191,7 @@ def test_only_rank_0_writes(seen):
 
 def test_all_stop_together_at_the_time_limit_and_on_divergence(seen):
     for rank in seen:
-        assert rank["late"] == "Interrupted: stopped and saved at step 1 of 40"
+        assert rank["late"] == "Interrupted: stopped and saved at step 1 of 20"
         assert rank["wild"].startswith("FloatingPointError: diverged: train/loss = nan")
     assert seen[0]["wild"] == seen[1]["wild"]
 

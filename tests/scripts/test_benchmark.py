@@ -1,20 +1,20 @@
 """The benchmark as a command, and its overhead table."""
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.helpers.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 
 
 def quick(out: Path, *words: str) -> list[list[str]]:
     """Runs the benchmark of one network; the cells of all tables that it writes."""
-    command = [sys.executable, "scripts/benchmark.py", "--quick", "--cases", "vit_tiny", *words]
-    done = subprocess.run([*command, "--out", str(out)], cwd=ROOT, capture_output=True, text=True)
+    command = ["scripts/benchmark.py", "--quick", "--cases", "vit_tiny", *words]
+    done = run_command([*command, "--out", str(out)])
     assert done.returncode == 0, done.stderr[-3000:]
     return table_cells(out.read_text())
 

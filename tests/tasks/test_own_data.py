@@ -17,7 +17,7 @@ from ed.models.named import timm_model, transformers_model
 from ed.tasks.image_folder import ImageFolder, channel_statistics
 from ed.tasks.text_classification import TextClassification
 from tests.datasets.test_images import png, write_folder
-from tests.runtime.test_distributed import start
+from tests.helpers.commands import run_together
 from tests.tasks.test_glue import WORDS, write_checkpoint
 
 transformers = pytest.importorskip("transformers")
@@ -129,9 +129,8 @@ def test_a_folder_of_images_trains_a_transformers_model(
 def test_two_processes_train_on_a_folder_of_images(images, tmp_path):
     settings = ["task=image_folder", f"task.data={images}", "task.image_size=[32,32]", *CPU]
     settings += ["model=timm", "model.name=test_resnet", "regularizer=ed"]
-    process = start("train.py", *settings, f"system.run_dir={tmp_path / 'run'}")
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
+    done = run_together(["train.py", *settings, f"system.run_dir={tmp_path / 'run'}"])
+    assert done.returncode == 0, done.stdout
     assert json.loads((tmp_path / "run" / "DONE").read_text())["steps"] == 3
 
 

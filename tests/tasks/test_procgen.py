@@ -1,11 +1,8 @@
 """Procgen: its settings, levels, engines and real games."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
 import types
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +18,7 @@ from ed.engine.main import run
 from ed.envs.procgen import ACTIONS, LEVELS, EngineError, load_envpool, make_games
 from ed.runtime.files import read_rows
 from ed.tasks.procgen import LevelRecord
+from tests.helpers.commands import die_at_row, finish, start_command
 from tests.helpers.games import ED, SMALL, make_task, needs_envpool, pretend_procgen
 
 ROOT = Path(__file__).parents[2]
@@ -320,14 +318,9 @@ def test_short_runs_on_the_real_game(tmp_path):
 @needs_envpool
 def test_kill_9_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
     overrides = [*SMALL, "model.channels=[]", "task.threads=1", f"system.run_dir={tmp_path}"]
-    command = [sys.executable, "train.py", *overrides, "task.frames=640", "system.save_seconds=0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    words = ["train.py", *overrides, "task.frames=640", "system.save_seconds=0"]
+    assert finish(start_command(words, prepare=die_at_row(13))) == -signal.SIGKILL
     rows = tmp_path / "metrics.jsonl"
-    while process.poll() is None and len(read_rows(rows)) <= 12:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
     reached = load_checkpoint(tmp_path, print)["step"]
     assert reached > 0
     assert reached % 4 == 0  # a rollout is 2 epochs of 2 minibatches
