@@ -21,10 +21,8 @@ demo: .venv/ready
 	@echo "demo: trains and draws small networks; 3 minutes on two CPU cores"
 	$(BIN)/python scripts/demo.py
 
-test: .venv/ready
+test: lint
 	@echo "test: lint, format, all tests on every core; test-smoke is the quick part"
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-smoke: .venv/ready
