@@ -379,3 +379,14 @@ def test_files_are_utf_8_whatever_the_locale():
     command = [sys.executable, "scripts/table.py", "mnist_cifar", "--check"]
     root = Path(__file__).parents[2]
     subprocess.run(command, cwd=root, env=os.environ | ascii_only, check=True)
+
+
+def test_place_and_paper_are_optional_in_your_own_table(tmp_path, capsys):
+    cells = {"plain": {"overrides": ["regularizer=none"]}, "ed": {"overrides": ["regularizer=ed"]}}
+    own = write_table(tmp_path, place=None, cells=cells)
+    for run in expand(own, root=tmp_path / "runs"):
+        fabricate(run)
+    assert script.main([str(tmp_path / "mini.yaml"), "--runs", str(tmp_path / "runs")]) == 0
+    printed = capsys.readouterr().out
+    assert "80.00" in printed
+    assert "None" not in printed
