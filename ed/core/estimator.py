@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,14 +75,15 @@ def estimate(
             resolution="auto" to use as many nodes as each path needs (`ed.core.adaptive`).
     """
     source = as_field(model, inputs, output=output, class_dim=class_dim, examples=2 * pairs)
-    how = {"pairs": pairs, "memory_gib": memory_gib, "seed": seed, "progress": progress}
+    how: dict[str, Any] = {"pairs": pairs, "memory_gib": memory_gib, "seed": seed}
+    how["progress"] = progress
     if changes.get("resolution") == "auto":
         from ed.core.adaptive import estimate_adaptively
 
         del changes["resolution"]
-        limits = {"tolerance": tolerance, "target_se": target_se}
+        how |= {"tolerance": tolerance, "target_se": target_se}
         settings = replace(representation, **changes)
-        return estimate_adaptively(source, settings, softmax=softmax, **limits, **how)
+        return estimate_adaptively(source, settings, softmax=softmax, **how)
     for name, value in (("tolerance", tolerance), ("target_se", target_se)):
         if value is not None:
             raise ValueError(f'{name}={value}: requires resolution="auto"')

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -84,7 +84,7 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def _attribute(modules: list[nn.Module], name: str, *values) -> Iterator[None]:
+def _attribute(modules: Sequence[nn.Module], name: str, *values) -> Iterator[None]:
     """Sets an attribute of modules, to one value for all or one for each."""
     before = [getattr(module, name) for module in modules]
     try:

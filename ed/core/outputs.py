@@ -62,6 +62,7 @@ def by_position(outputs: Tensor, class_dim: int | None) -> Tensor:
     """Outputs (N, ..., C, ...) -> (N, S, C) with S positions; (N, C) is unchanged."""
     if outputs.dim() == 2:
         return outputs
+    assert class_dim is not None  # see check_outputs
     return outputs.movedim(class_dim, -1).flatten(1, -2)
 
 

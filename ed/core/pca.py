@@ -190,12 +190,12 @@ def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
 
 def _round_robin(size: int) -> list[list[tuple[int, int]]]:
     """Rounds of disjoint pairs that cover every pair of range(size) once (circle method)."""
-    players = list(range(size)) + [None] * (size % 2)
+    players = list(range(size + size % 2))  # an odd one pairs with a player that does not exist
     rounds = []
     for _ in range(len(players) - 1):
         half = len(players) // 2
         meetings = zip(players[:half], reversed(players[half:]), strict=True)
-        rounds.append([(min(a, b), max(a, b)) for a, b in meetings if None not in (a, b)])
+        rounds.append([(min(a, b), max(a, b)) for a, b in meetings if max(a, b) < size])
         players = [players[0], players[-1], *players[1:-1]]
     return rounds
 

@@ -52,7 +52,7 @@ class Paths:
                 every example ends one path before any ends a second.
         """
         anchored, device = labels is not None, field.x.device
-        if anchored:
+        if labels is not None:
             check_labels(labels, len(field.x), class_dim=field.class_dim)
             check_anchored(representation.resolution)
         draw_pairs = PAIRINGS[choice("pairing", pairing, PAIRINGS)]
@@ -62,7 +62,7 @@ class Paths:
             pairs, anchored=anchored, generator=generator, device=device, dtype=dtype
         )
         points = field.between(first, second, nodes[..., 1:-1] if anchored else nodes)
-        ends = (labels[first], labels[second]) if anchored else None
+        ends = None if labels is None else (labels[first], labels[second])
         return cls(representation, points, nodes, ends)
 
     def degrees(self, outputs: Tensor, *, softmax: bool = True) -> Tensor:

@@ -35,7 +35,8 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
         raise ValueError(
             f"from_text: {type(model).__name__} is an encoder-decoder; build an ed.Field yourself"
         )
-    if not hasattr(model, "get_input_embeddings"):
+    embed = getattr(model, "get_input_embeddings", None)
+    if embed is None:
         raise ValueError(
             f"from_text: {type(model).__name__} has no get_input_embeddings(); use Field.at_layer"
         )
@@ -45,7 +46,7 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
     def forward(points: Tensor, context: dict[str, Tensor]):
         return model(inputs_embeds=points, **context)
 
-    embeddings = model.get_input_embeddings()(ids)
+    embeddings = embed()(ids)
     return Field(forward, embeddings, context, **{"module": model} | settings)
 
 
@@ -80,14 +81,14 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
             return source.forward(carrier, context)
 
     field = replace(source, forward=forward, x=features(source))
-    _check_bypass(source, field, features, layer)
+    _check_bypass(model, source, field, features, layer)
     return field
 
 
-def _check_bypass(source: Field, field: Field, features, layer: str) -> None:
+def _check_bypass(model, source: Field, field: Field, features, layer: str) -> None:
     """Raises ValueError if the outputs depend on the input other than through the layer."""
     few = source.part(slice(CHECKED))
-    with torch.no_grad(), evaluating(source.module):
+    with torch.no_grad(), evaluating(model):
         expected = few()
         found = replace(field, context=few.context).at(features(few))()
     scale = expected.abs().max()

@@ -31,10 +31,13 @@ class Tally:
     def begin(self, nodes: Tensor) -> None:
         """Starts a group of paths with nodes (P, r) or (r,)."""
         settings = self.representation
-        self.nodes, self.done, self.total, self.held, self.shown = nodes, 0, None, [], []
+        self.nodes, self.done = nodes, 0
+        self.total: Tensor | None = None
+        self.held: list[Tensor] = []
+        self.shown: list[Tensor] = []
         if settings.components is None:
-            how = {"basis": BASES[settings.basis], "damping": settings.damping}
-            self.matrix = fit_matrix(widened(nodes), settings.degree, **how)
+            basis, damping = BASES[settings.basis], settings.damping
+            self.matrix = fit_matrix(widened(nodes), settings.degree, basis=basis, damping=damping)
 
     def take(self, outputs: Tensor, paths: int) -> None:
         """Adds outputs (P * n, ...) at the next n nodes of all paths in the group."""
@@ -53,14 +56,15 @@ class Tally:
     def end(self) -> None:
         """Finishes the group once all its nodes have been added."""
         settings = self.representation
-        if self.held:
+        if settings.components is not None:
             values = torch.cat(self.held, dim=-2)
             coefficients = settings.coefficients(values, beside(values, self.nodes, 1))
             self._show(principal_scores(self._few(values), settings.components))
         else:
+            assert self.total is not None  # `take` came before
             coefficients = self.total.to(self.nodes.dtype).mT
         self._add_curves(coefficients)
-        self.total = self.held = None
+        self.total, self.held = None, []
         degrees = settings.degrees(coefficients)
         self.degrees.append(over_positions(degrees, 1))
         self.spectra.append(over_positions(coefficients.abs().mean(-2), 2).sum(0))

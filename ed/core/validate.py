@@ -77,4 +77,6 @@ def brief(error: Exception, *, length: int = 200) -> str:
 
 def _is_number(value) -> bool:
     """Whether the value is a finite number and not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool) and -math.inf < value < math.inf
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return bool(-math.inf < value < math.inf)  # type: ignore[operator]

@@ -16,10 +16,18 @@ needs_mypy = pytest.mark.skipif(
 )
 
 
+def mypy(*paths: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([*CHECK, *map(str, paths)], cwd=ROOT, capture_output=True, text=True)
+
+
+@needs_mypy
+def test_the_core_is_clean():
+    run = mypy(ROOT / "ed" / "core", ROOT / "ed" / "__init__.py")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 @needs_mypy
 def test_types_resolve_and_wrong_arguments_are_errors():
     """Expected errors carry an ignore, and mypy reports unused ones."""
-    run = subprocess.run(
-        [*CHECK, str(FOLDER / "uses_api.py")], cwd=ROOT, capture_output=True, text=True
-    )
+    run = mypy(FOLDER / "uses_api.py")
     assert run.returncode == 0, run.stdout + run.stderr
