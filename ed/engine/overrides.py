@@ -15,7 +15,7 @@ from ed.engine.compose import CONFIGS, compose_config, flat_keys
 
 SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}  # in the paper
 SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
-RENAMED = {  # since 0.3
+RENAMED = {  # remove in 0.3
     "system.capture": "system.cuda_graph",
     "system.checkpointing": "system.activation_checkpointing",
     "optimizer.clip": "optimizer.max_grad_norm",
