@@ -83,7 +83,7 @@ def local_device(name: str) -> torch.device:
         local = 0  # srun can make only one GPU visible to each task
     if local >= count:
         raise ValueError(
-            f"local process {local} has no GPU, because the machine has only {count}; start {count} "
+            f"local process {local} has no GPU: this machine has only {count}; start {count} "
             "processes per machine, or set system.device=cpu"
         )
     torch.cuda.set_device(local)

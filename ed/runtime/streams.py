@@ -1,8 +1,8 @@
 """Independent random streams.
 
 Initial weights, batch order, augmentation and regularizer each have their own stream, which depends
-only on the run's seed, the stream's name and a counter. So a regularizer changes neither the initial
-weights nor the batches, and resuming does not need the state of a generator.
+only on the run's seed, the stream's name and a counter. This way, a regularizer changes neither the
+initial weights nor the batches, and resuming does not need the state of a generator.
 """
 
 import hashlib
