@@ -41,7 +41,7 @@ def main(cfg: DictConfig) -> None:
             requeue(error)
             raise  # submitit reports exceptions to the sweep, but not exit codes
         if job.mode == RunMode.MULTIRUN and code != INTERRUPTED and world_size() == 1:
-            own = [word for word in overrides if word not in sys.argv]  # vary in the sweep
+            own = [word for word in overrides if word not in sys.argv]  # specific to this run
             failed.append(" ".join(own or overrides))
             return  # exiting would end the whole sweep
         leave(code)
@@ -49,7 +49,7 @@ def main(cfg: DictConfig) -> None:
 
 def announce(cfg: DictConfig, choices: dict[str, str]) -> None:
     """Prints what is about to be trained, on one line if the output is not a terminal."""
-    sign = "λ" if interactive() else "weight"  # the output may not support Greek
+    sign = "λ" if interactive() else "weight"  # the encoding may not support Greek letters
     strengths = {"weight": sign, "rho": "rho", "alpha": "alpha"}
     facts = {group: choices[group] for group in GROUPS}
     for key, name in strengths.items():

@@ -43,7 +43,7 @@ def croppable(pixels: Tensor, crop: str) -> Tensor:
 def random_crops(
     images: Tensor, index: Tensor, crop: str, area: Sequence[float], generator: torch.Generator
 ) -> Tensor:
-    """Randomly crops and flips `images[index]`, which `croppable` has padded: (B, C, H, W)."""
+    """Returns random crops and flips (B, C, H, W) of `images[index]`, padded by `croppable`."""
     if crop != "resized":
         return crop_and_flip(images, index, PADDING, generator)
     boxes = draw_boxes(len(index), images.shape[-2:], area, generator)
@@ -104,7 +104,7 @@ def draw_boxes(
 
 
 def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
-    """Resizes one box per image to the full image size (bilinear), then flips it if `flip`.
+    """Resizes one box per image to the full image size (bilinear); mirrors it where `flip`.
 
     Args:
         pixels: (B, C, H, W), float.

@@ -21,7 +21,8 @@ def recompute_blocks(model: nn.Module) -> None:
             "nn.ModuleList of blocks; set system.activation_checkpointing=false"
         )
     for block in blocks:
-        block.forward = MethodType(_forward_twice, block)  # bound, so that a deep copy has its own
+        # a bound method, so that a deep copy of the block gets its own
+        block.forward = MethodType(_forward_twice, block)
 
 
 def _outermost_lists(module: nn.Module) -> Iterator[nn.Module]:

@@ -8,7 +8,7 @@ from ed.runtime.processes import world_size
 from ed.tasks.base import Task
 
 PRECISIONS = ("bf16", "float32")
-LOGGER_MODES = ("online", "offline", "shared", "disabled")  # of wandb.init
+LOGGER_MODES = ("online", "offline", "shared", "disabled")  # modes of wandb.init
 SWITCHES = ("compile", "kernels", "cuda_graph", "channels_last")  # keys in `system`
 
 

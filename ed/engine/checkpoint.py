@@ -9,7 +9,7 @@ import io
 import os
 import re
 from pathlib import Path
-from pickle import UnpicklingError  # torch.load raises it if a file has more than plain data
+from pickle import UnpicklingError  # raised by torch.load unless a file has only plain data
 
 import torch
 from torch import Tensor, nn

@@ -17,7 +17,7 @@ from yaml import YAMLError
 from ed.runtime.console import restore
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes the run
-SPEAKING_SECONDS = 10  # for rank 0 to print; finding the nearest valid key takes a while
+SPEAKING_SECONDS = 10  # rank 0 needs time to find the nearest valid key and print
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -54,7 +54,7 @@ def explain(error: BaseException, show: bool | None = None) -> int:
 def _show(error: BaseException) -> None:
     restore()
     if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, e.g. `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
     elif type(error).__name__ == "Interrupted":
         print(f"{error}; the same command resumes it", file=sys.stderr)
     elif (reason := _reason(error)) is not None:
@@ -69,7 +69,7 @@ def _reason(error: BaseException) -> str | None:
         if isinstance(error.__cause__, EXPECTED):  # raised by a constructor that Hydra called
             return str(error.__cause__)
         return composition(error, sys.argv[1:])
-    if isinstance(error, YAMLError):  # its message includes the file
+    if isinstance(error, YAMLError):  # its message includes the file name
         return _one_line(error)
     if isinstance(error, OSError) and error.errno in FULL:
         return (
@@ -121,8 +121,8 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
     if isinstance(error, hydra.ConfigCompositionException):
         try:
             return Overrides(overrides).wrong_key() or _one_line(error)
-        except hydra.MissingConfigException as other:  # a choice in a sweep, which is composed last
+        except hydra.MissingConfigException as other:  # an invalid choice in a sweep
             return composition(other, overrides)
-        except hydra.ConfigCompositionException:  # a config file of the user, which `error` names
+        except hydra.ConfigCompositionException:  # an invalid user config, which `error` names
             pass
     return _one_line(error)

@@ -121,14 +121,14 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, stop: Sequence[i
 
 
 def _numbered(batches: Iterator[Batch], start: int, task: Task) -> Iterator[tuple[int, Batch]]:
-    """Yields (step, batch), where `step` counts from 1 and includes this batch."""
+    """Yields (step, batch), with steps counted from 1; raises if there are too few batches."""
     done = start
     for done, batch in zip(range(start + 1, task.total_steps + 1), batches, strict=False):
         yield done, batch
     if done < task.total_steps:
         raise ValueError(
             f"{type(task).__name__}.batches ended after {done} of total_steps={task.total_steps}; "
-            "it must repeat its data until then"
+            "it must repeat its data"
         )
 
 
@@ -181,7 +181,7 @@ class _Session:
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
-                f"the checkpoint in {path} does not fit this run ({reason}): move it away, or use "
+                f"the checkpoint in {path} does not fit this run ({reason}): move it, or use "
                 "another system.run_dir"
             ) from error
         rng = state["rng"][processes.rank()]

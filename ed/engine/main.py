@@ -41,7 +41,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
     """
     join()
     if "classes" in cfg.task and cfg.task.classes is None:
-        cfg.task.classes = instantiate(cfg.task).classes  # counted in the data
+        cfg.task.classes = instantiate(cfg.task).classes  # count the classes in the data
     check_settings(cfg)
     digest = runs.digest(resolved(cfg))
     default = Path(cfg.system.runs, "adhoc", "-".join([*names, digest]), f"seed{cfg.seed}")
@@ -183,14 +183,17 @@ def build_measures(cfg: DictConfig) -> dict:
 
 
 def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
-    """Returns measures that a finished run lacks or took with other settings, if still possible."""
+    """Returns the measures to take on a finished run, or [] if its final checkpoint is gone.
+
+    These are the measures that it lacks or that it took with other settings.
+    """
     stored = read_config(path / runs.CONFIG).get("measures") or {}
     leaves = {name: leaf for name, leaf in stored.items() if name in measures}
     earlier = OmegaConf.create({"measures": leaves})
     if not cfg.system.trust:
         check_targets(earlier, path / runs.CONFIG, own=targets(cfg))
     taken = build_measures(earlier)
-    # compare both: older configs lack newer keys, and some classes do not define ==
+    # compare objects and configs: older configs lack newer keys, and classes may not define ==
     missing = [
         name
         for name, measure in measures.items()
@@ -295,7 +298,7 @@ def choose_device(name: str, option: str = "system.device=") -> torch.device:
         count = torch.cuda.device_count()
         if device.index >= count:
             raise ValueError(f"{option}{name}: torch sees {count} GPUs; use {option}cuda")
-        torch.cuda.set_device(device)  # for streams, random states and kernels
+        torch.cuda.set_device(device)  # the default for streams, random states and kernels
     return device
 
 

@@ -12,7 +12,7 @@ from ed.runtime.console import interactive, number, plain_level, print_line
 from ed.runtime.files import read_rows, write_atomic
 from ed.runtime.runs import DIVERGED, METRICS
 
-MOST_SHOWN = 12  # in a printed line
+MOST_SHOWN = 12  # maximum number of values per printed line
 logger = logging.getLogger("ed")
 
 
@@ -77,7 +77,7 @@ class Metrics:
             self.file.flush()
             if sync:
                 os.fsync(self.file.fileno())
-        except OSError as error:  # on a full disk, it has no file name
+        except OSError as error:  # a full-disk error has no file name
             error.filename = error.filename or str(self.path)
             raise
 

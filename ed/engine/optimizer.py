@@ -43,7 +43,7 @@ class OptimizerConfig:
             )
 
     def lr_at(self, step: int, total: int, warmup: int) -> float:
-        """Returns the learning rate at `step`; it has no state that resuming could reset."""
+        """Returns the learning rate, a pure function of `step`, so resuming cannot reset it."""
         if step < warmup:
             return self.lr * ((step + 1) / warmup)  # positive at the first step
         if self.schedule == "constant":
@@ -125,7 +125,7 @@ class ParallelAdamW(torch.optim.AdamW):
         return loss
 
     def _lend(self, lane: torch.optim.AdamW) -> None:
-        """Copies state and settings to a lane; at every step, as a checkpoint may replace them."""
+        """Passes state and settings to a lane, again at each step: checkpoints may replace them."""
         lane.state = self.state
         for part, group in zip(lane.param_groups, self.param_groups, strict=True):
             part.update(group | {"params": part["params"]})

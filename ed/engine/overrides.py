@@ -13,9 +13,10 @@ from hydra.core.override_parser.types import Override, OverrideType
 
 from ed.engine.compose import CONFIGS, compose_config, flat_keys
 
-SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}  # in the paper
+# maps symbols in the paper to setting names
+SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}
 SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
-RENAMED = {  # remove in 0.3
+RENAMED = {  # old key to new key; remove in 0.3
     "system.capture": "system.cuda_graph",
     "system.checkpointing": "system.activation_checkpointing",
     "optimizer.clip": "optimizer.max_grad_norm",

@@ -19,7 +19,7 @@ from ed.runtime.runs import RunError
 
 MOST_NAMED = 20  # changed files listed in meta.json
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
-PACKAGES += ("envpool",)  # its releases differ in the games
+PACKAGES += ("envpool",)  # its releases generate different games
 logger = logging.getLogger("ed")
 
 

@@ -48,7 +48,7 @@ def check_numbers(key: str, value, name: str | None = None) -> None:
     """Raises ValueError if any number in `value` is NaN, infinite or above its limit.
 
     Args:
-        name: the entry of MOST that is the limit; None: the last part of `key`.
+        name: the key of the limit in MOST; None: the last part of `key`.
     """
     if isinstance(value, dict):
         for name, item in value.items():

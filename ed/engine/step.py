@@ -56,8 +56,8 @@ class TrainStep:
         )
         self.sums: dict[str, Tensor] = {}
         self.counts: Counter[str] = Counter()  # number of steps in each sum
-        self.names: dict[int, set[str]] = {}  # metrics of the objective, by variant
-        self.reported: dict[int, tuple[str, ...]] = {}  # metrics of the whole step, by variant
+        self.names: dict[int, set[str]] = {}  # metric names of the objective, by variant
+        self.reported: dict[int, tuple[str, ...]] = {}  # metric names of the whole step
         twice = "system.activation_checkpointing=true runs blocks twice" if recompute else None
         if recompute:
             recompute_blocks(model)
@@ -68,9 +68,10 @@ class TrainStep:
         if compile_model and _allowed(twice, "compiled"):
             regularizer.compile(model)
         many = "several processes average their gradients" if processes.world_size() > 1 else None
-        no_capture = regularizer.no_capture or twice or many  # the last two are untested
+        # checkpointing and several processes are untested in CUDA graphs
+        no_capture = regularizer.no_capture or twice or many
         self.capture = capture and _allowed(no_capture, "captured in a CUDA graph")
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by variant; all of them read `inputs`
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # one per variant; all read `inputs`
         self.inputs: Batch = {}
         self.stream = torch.cuda.Stream() if self.capture else None
         self.eager_steps: Counter[int] = Counter()

@@ -17,7 +17,7 @@ from ed.engine.compose import CONFIGS, PARTS
 from ed.runtime.files import yaml_text
 from ed.runtime.runs import CONFIG
 
-SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # keys of Hydra that ed does not use
+SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # Hydra keys that ed does not use
 REMEDY = "if you trust the author of this folder, add --trust (train.py: system.trust=true)"
 
 

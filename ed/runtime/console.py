@@ -44,7 +44,7 @@ def interactive() -> bool:
 
 
 def plain_level() -> int:
-    """Returns DEBUG, which only the log file shows, if the terminal has a live view, else INFO."""
+    """Returns the level of plain log lines: DEBUG (log file only) on a terminal, else INFO."""
     return logging.DEBUG if interactive() else logging.INFO
 
 

@@ -30,7 +30,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = str(path)  # instead of the temporary file, or None for a full disk
+        error.filename = str(path)  # report this file, not the temporary one
         raise
     finally:
         temporary.unlink(missing_ok=True)

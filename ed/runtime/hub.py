@@ -47,7 +47,7 @@ def unanswered(endpoint: str) -> str | None:
         try:
             get_session().head(endpoint, timeout=constants.HF_HUB_ETAG_TIMEOUT)
             return None
-        except Exception as error:  # the HTTP library, and so the type, depends on the version
+        except Exception as error:  # the exception type depends on the version of the hub library
             reason = " ".join(str(error).split()) or type(error).__name__
     return f"{endpoint} does not answer ({reason})"
 
@@ -59,7 +59,7 @@ def _print_once(text: str) -> None:
 
 @contextlib.contextmanager
 def _offline(*modules) -> Iterator[None]:
-    """Sets the offline mode of imported modules; None stands for one that is not imported."""
+    """Sets HF_HUB_OFFLINE in modules that have read it on import; skips None."""
     found = [(module, module.HF_HUB_OFFLINE) for module in modules if module is not None]
     try:
         for module, _ in found:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TIMEOUT = timedelta(minutes=30)  # per operation; the others may wait for rank 0
+TIMEOUT = timedelta(minutes=30)  # per operation; rank 0 may keep the others waiting
 _store: dist.Store | None = None  # still works after a collective operation has failed
 
 
@@ -40,7 +40,7 @@ def world_size() -> int:
 
 
 def available_cores() -> int:
-    """Returns the CPU cores per process: the affinity divided by torchrun's local processes."""
+    """Returns the CPU cores for this process; torchrun's local processes share the cores."""
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 

@@ -32,7 +32,7 @@ CHECKPOINTS = (LAST, UNNAMED, PREVIOUS)
 WEIGHTS, WANDB_ID = "model.safetensors", "wandb_id"
 LOG, OUTPUT = "train.log", "output.log"
 SLURM = "slurm.json"  # job and task ids of a run
-DEVIATIONS = "deviations.json"  # settings that reduced runs of a table change
+DEVIATIONS = "deviations.json"  # the settings that a reduced version of a table changes
 LOCK = ".lock"  # locked while a process trains in the folder
 CLAIM = ".launch"  # locked by the launcher while its process runs
 # written only by the process that holds the lock; the launcher writes FAILED and SLURM
@@ -101,7 +101,7 @@ def identity(config: dict) -> dict:
 
 
 def digest(config: dict) -> str:
-    """Returns a hash (eight hex digits) of the settings that determine the result, but the seed."""
+    """Returns a hash of the identity without the seed, as eight hex digits."""
     settings = {key: value for key, value in identity(config).items() if key != "seed"}
     text = json.dumps(_whole(settings), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -117,7 +117,7 @@ def _whole(value):
 
 
 def differences(before: dict, now: dict, prefix: str = "") -> list[str]:
-    """Lists the differences of two configs, e.g. 'optimizer.lr is 0.1 there, 0.2 here'."""
+    """Lists the differences between two configs, e.g. 'optimizer.lr is 0.1 there, 0.2 here'."""
     rows = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)

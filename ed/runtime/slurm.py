@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# parts of SLURM's messages if its commands are installed but no controller can be reached
+# phrases in SLURM's errors if it is installed but no controller can be reached
 UNREACHABLE = ("configuration source", "contact slurm controller", "connection refused")
 
 

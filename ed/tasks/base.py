@@ -13,7 +13,7 @@ from ed.datasets.batches import Batch
 
 
 class Task:
-    """Base class of all tasks. Constructors may count in epochs; attributes count in steps."""
+    """Base class of all tasks. Constructor arguments may be in epochs; attributes are in steps."""
 
     batch_size: int
     total_steps: int  # optimizer steps
@@ -29,7 +29,7 @@ class Task:
     no_evaluation: str | None = None  # why an untrained model cannot be evaluated
     yields_share = False  # whether `batches` yields only the rows of this process
     static_shapes = True  # whether all batches have the same shapes, as CUDA graphs need
-    loss_dtype = torch.float32  # outputs are converted to it for the loss
+    loss_dtype = torch.float32  # dtype in which the loss is computed
     penalised = slice(None)  # outputs that penalties apply to; PPO: the action logits
     workers: int | None = None  # number of data-loading processes; None: one per core
     num_examples = 0  # number of training examples that `examples` can return
@@ -81,7 +81,7 @@ class Task:
         return None
 
     def input_stages(self) -> dict[str, Callable[[int], object]]:
-        """Returns functions that load example i up to some stage, by name, for benchmarks."""
+        """Returns functions that take an example's index, one per loading stage, for benchmarks."""
         return {}
 
     def noise_like(self, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -101,7 +101,7 @@ class Task:
 
 
 class EpochTask(Task):
-    """A task on a fixed data set; `eval_every`, like `epochs`, counts epochs."""
+    """A task on a fixed data set, with training length and warm-up given in epochs."""
 
     def count_steps(self, examples: int) -> None:
         """Converts epochs of `examples` training examples to steps."""

@@ -15,7 +15,7 @@ METRICS = {"rte": "eval/acc", "mrpc": "eval/acc", "cola": "eval/matthews"}
 
 
 class Glue(TextTask):
-    """Fine-tunes on a GLUE task; evaluates on the validation split, as test labels are secret."""
+    """Fine-tunes on a GLUE task; evaluates on its validation split, as test labels are hidden."""
 
     def __init__(self, data: str = "nyu-mll/glue", name: str = "rte", **settings):
         choice("task.name", name, COLUMNS)

@@ -47,7 +47,7 @@ def equations(operation: str, modulus: int) -> Tensor:
 
 
 class ModularArithmetic(Task):
-    """Learns a binary operation from some of its equations; evaluates on the rest, too.
+    """Learns a binary operation from some of its equations; evaluates on these and on the rest.
 
     Args:
         split_seed: seed of the split, independent of the run's seed.

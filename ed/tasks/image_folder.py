@@ -25,7 +25,7 @@ class ImageFolder(ImageTask):
 
     `data` is a folder with class folders as in torchvision's ImageFolder, optionally inside train/
     and val/ (or test/), or a data set with columns `image` and `label`. Without an evaluation
-    split, a fraction `holdout` of the training images is used, the same for every seed.
+    split, a fraction `holdout` of the training images is held out, the same for every seed.
 
     Attributes:
         class_names: names of the class folders in label order; None for a data set.

@@ -129,7 +129,7 @@ class ImageTask(EpochTask):
         return {"eval/acc": accuracy, "eval/loss": loss}
 
     def score(self, model: nn.Module, images: Images) -> tuple[float, float]:
-        """Returns the accuracy in percent and the mean loss over all processes."""
+        """Returns the accuracy in percent and the mean loss; processes share the work."""
         ours = processes.part(len(images))
         correct, loss = images.labels.new_zeros(()), self.shift.new_zeros(())
         for start in ours[::EVAL_BATCH]:

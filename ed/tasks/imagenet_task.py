@@ -47,7 +47,7 @@ class ImageNetTask(ImageTask):
         highest = max(int(source.labels.max()) for source in (self.train, validation))
         if highest >= self.classes:
             raise ValueError(
-                f"task.classes={self.classes}: task.data={self.data} has {highest + 1} or more"
+                f"task.classes={self.classes}: task.data={self.data} has labels up to {highest}"
             )
         self.test = EvaluationSet("val", validation)
         self.plan(device, seed, epoch=self.repeat * len(self.train))

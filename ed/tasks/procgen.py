@@ -35,7 +35,7 @@ from ed.tasks.base import Batch, Task, check_shapes
 
 RECENT = 100  # number of episodes in the mean return
 LEVELS_LOGGED = {"train": ("distinct", "lowest", "highest"), "test": ("lowest",)}
-PRECISIONS = ("bf16", "float32")  # of the policy during rollouts
+PRECISIONS = ("bf16", "float32")  # for the policy during rollouts
 GPU_LANES = 3  # groups of environments: some step while the GPU computes actions for another
 
 
@@ -125,11 +125,8 @@ class ProcgenPPO(Task):
         if device.type == "cuda":
             self.lanes = GPU_LANES
         self.model, self.latest = None, None  # the trained model and the last rollout
-        self.clock, self.played, self.noted = (
-            time.monotonic(),
-            0,
-            0,
-        )  # noted: when last evaluated
+        self.clock = time.monotonic()
+        self.played, self.noted = 0, 0  # frames so far, and at the last evaluation
 
     def provenance(self) -> dict[str, str]:
         return {"engine": engine_version(self.engine)}
@@ -274,7 +271,8 @@ class ProcgenPPO(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Returns mean raw returns of recent episodes, level statistics and frame counts.
 
-        Omits a return if no episode has finished. Frames per second are since the last evaluation.
+        Omits a return if no episode has finished. Frames per second are measured since
+        the last evaluation.
         """
         played = {side: seen for side, seen in self.returns.items() if seen}
         found = {f"eval/{side}_return": sum(seen) / len(seen) for side, seen in played.items()}

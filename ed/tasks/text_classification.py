@@ -12,7 +12,7 @@ class TextClassification(TextTask):
     """Fine-tunes a text encoder on your own texts and labels.
 
     Labels are integers from 0, or names, which are numbered in alphabetical order. Without an
-    evaluation split, a fraction `holdout` of the texts is used, the same for every seed.
+    evaluation split, a fraction `holdout` of the texts is held out, the same for every seed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Evaluation on ImageNet and its five distribution shifts, each on its own classes."""
+"""Evaluation on ImageNet and its five distribution shifts, each scored on its own classes."""
 
 import contextlib
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Shift:
-    """A distribution shift of ImageNet, in the layout its authors distribute.
+    """A distribution shift of ImageNet, stored as its authors distribute it.
 
     Attributes:
         title: name in tables.
@@ -85,7 +85,7 @@ class EvaluationSet:
 
     Attributes:
         name: "v2", "r", "a", "sketch" or "objectnet"; "val" is ImageNet's validation set.
-        images: labels are the classes of this set.
+        images: labelled with the classes of this set.
         groups: for each label, the matching ImageNet indices; None: labels are ImageNet indices.
     """
 
@@ -152,7 +152,7 @@ def accuracy(
     batch_size: int = 256,
     workers: int | None = None,
 ) -> tuple[float, float]:
-    """Returns the accuracy in percent and the mean cross-entropy over all processes.
+    """Returns the accuracy in percent and the mean cross-entropy; processes share the work.
 
     The model must be in eval mode.
     """

@@ -25,7 +25,7 @@ View = Callable[[Image.Image, torch.Generator], Tensor]
 Key = tuple[int, int, int]  # image, epoch, position in the epoch
 PIECE = 64  # images that a worker returns at once: 10 MB at 224 x 224
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-GRACE_SECONDS = 60  # for the run to save before its workers exit
+GRACE_SECONDS = 60  # time for the run to save before its workers exit
 IN_FLIGHT = 2  # batches by which the host may run ahead of the device
 
 
@@ -45,7 +45,7 @@ def training_batches(
     With several processes, each yields only its part of the batch.
 
     Args:
-        repeat: how often each image is used in an epoch, each time augmented anew.
+        repeat: how often each image is used in an epoch, with a new augmentation each time.
         workers: number of worker processes; None: one per core; 0: decode in this process.
     """
     count = repeat * len(source)

@@ -1,9 +1,10 @@
 """RandAugment as in the ViT baselines of Beyer et al. (2022): magnitude 10 of 10.
 
-torchvision's magnitudes go up to 31 and it lacks three of the sixteen operations, so its (2, 10) is
-weaker. timm draws from global generators. This version has all sixteen in Pillow at full magnitude,
-with grey (128) fill. Contrast is relative to the image's mean, unlike in big_vision. As in
-big_vision, solarize has threshold 256, which makes it the identity.
+In torchvision, magnitudes go up to 31 and three of the sixteen operations are missing, so
+RandAugment(2, 10) is weaker there. timm draws from global generators. This version applies all
+sixteen at full magnitude with Pillow and fills borders with grey (128). Contrast is relative to the
+image's mean, unlike in big_vision. As in big_vision, solarize has threshold 256, which makes it the
+identity.
 """
 
 from collections.abc import Callable
