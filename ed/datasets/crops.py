@@ -104,7 +104,7 @@ def draw_boxes(
 
 
 def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
-    """Resizes one box per image to the full image size (bilinear); mirrors it where `flip`.
+    """Resizes one box per image to the full image size (bilinear); `flip` mirrors it.
 
     Args:
         pixels: (B, C, H, W), float.

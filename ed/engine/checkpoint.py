@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill: written to a temporary file, then renamed.
+"""Crash-safe checkpoints, written to a temporary file and then renamed.
 
 `last.pt` is the newest checkpoint and `previous.pt` the one before it. A kill between the two
 renames leaves a complete `last.pt.tmp`, which is newer than both. Checkpoints are plain torch files
@@ -9,7 +9,7 @@ import io
 import os
 import re
 from pathlib import Path
-from pickle import UnpicklingError  # raised by torch.load unless a file has only plain data
+from pickle import UnpicklingError  # torch.load raises this unless a file has only plain data
 
 import torch
 from torch import Tensor, nn

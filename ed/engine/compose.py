@@ -20,7 +20,8 @@ def compose_config(overrides: list[str], *, folders: Sequence[Path] = ()) -> Dic
 
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        path = ",".join(f"'file://{folder.resolve()}'" for folder in folders)  # may contain spaces
+        # quoted, because paths may contain spaces
+        path = ",".join(f"'file://{folder.resolve()}'" for folder in folders)
         extra = [f"hydra.searchpath=[{path}]"] if folders else []
         return compose("train", overrides=[*overrides, *extra])
 

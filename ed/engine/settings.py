@@ -23,7 +23,7 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 MOST = {"epochs": 10**6, "warmup_epochs": 10**6, "steps": 10**10, "frames": 10**12}
 MOST |= {"degree": 1000, "resolution": 10**5, "pairs": 10**8, "projections": 10**6}
 MOST |= {"batch_size": 10**8, "width": 10**6, "depth": 10**4, "heads": 10**4, "classes": 10**7}
-MOST_WHOLE = 2**62  # for all other integers
+MOST_WHOLE = 2**62  # the limit for all other integers
 
 
 def check_settings(cfg: DictConfig) -> None:

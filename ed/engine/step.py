@@ -1,7 +1,7 @@
 """One training step: eager on a CPU, compiled and captured in a CUDA graph on a GPU.
 
-Steps never wait for the device: the learning rate, the progress and the sums of reported values
-stay there, and the host reads them only at log points.
+Steps never copy tensors to the host: the learning rate, the progress and the sums of reported
+values stay on the device, and the host reads them only at log points.
 """
 
 import contextlib

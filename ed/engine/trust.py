@@ -26,7 +26,7 @@ class UntrustedConfig(ValueError):
 
 
 def stored_config(folder: Path, *, trust: bool = False) -> DictConfig:
-    """Reads the config of a run folder and checks that it is safe to build, unless `trust`."""
+    """Reads a run folder's config; checks that it is safe to build unless `trust` is true."""
     path = folder / CONFIG
     cfg = read_config(path)
     for key in ("task", "model"):

@@ -83,7 +83,7 @@ def read_json(path: Path, kind: type = dict):
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Reads one JSON value per line; skips an incomplete last line, which a kill may leave."""
+    """Reads one JSON value per line; skips an incomplete last line, left by a kill."""
     try:
         *lines, cut = path.read_text().split("\n") if path.exists() else [""]
     except UnicodeDecodeError:

@@ -16,7 +16,7 @@ from ed.runtime.streams import generator
 from ed.tasks.image_task import ImageTask
 
 DIGITS, OBJECTS = (0, 1), (1, 9)  # MNIST and CIFAR-10 classes of label 0 and label 1
-SIDE, DIGIT_SIDE = 32, 28  # of a block and of an unpadded digit, in pixels
+SIDE, DIGIT_SIDE = 32, 28  # side lengths of a block and of an unpadded digit
 STACKED_SIZE = (2 * SIDE, SIDE)
 MNIST_REMEDY = "a folder with MNIST's parquet files, or a reachable hub id (like ylecun/mnist)"
 PAIRING_SEED = 0  # fixed, so that all runs use the same data set

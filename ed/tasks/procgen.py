@@ -108,7 +108,7 @@ class ProcgenPPO(Task):
         self.batch_size = self.num_examples // num_minibatches
         self.steps_per_rollout = update_epochs * num_minibatches
         self.rollouts = frames // self.num_examples
-        self.frames = self.rollouts * self.num_examples  # whole rollouts only
+        self.frames = self.rollouts * self.num_examples  # rounded down to whole rollouts
         self.total_steps = self.rollouts * self.steps_per_rollout
         self.eval_steps = eval_every * self.steps_per_rollout
 

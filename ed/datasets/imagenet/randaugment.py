@@ -31,9 +31,9 @@ def _enhance(kind) -> Operation:
 
 
 def _affine(a: float, b: float, c: float, d: float, e: float, f: float) -> Operation:
-    """Maps output (x, y) to input (a x + b y + c, d x + e y + f); c, f: fractions of the side.
+    """Maps output (x, y) to input (a x + b y + c, d x + e y + f).
 
-    With probability 1/2, b, c, d and f change sign.
+    c and f are fractions of the image side. With probability 1/2, b, c, d and f change sign.
     """
 
     def apply(image: Image.Image, draws: list[float]) -> Image.Image:

@@ -56,7 +56,7 @@ class Source:
         """Decodes image `index` to RGB and crops its border."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about damaged EXIF data, which is not used
+                warnings.simplefilter("ignore")  # damaged EXIF data causes warnings
                 image = Image.open(io.BytesIO(self.read(index))).convert("RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ImageError(
