@@ -125,7 +125,7 @@ class ParallelAdamW(torch.optim.AdamW):
         return loss
 
     def _lend(self, lane: torch.optim.AdamW) -> None:
-        """Passes state and settings to a lane at every step, as loading a checkpoint replaces them."""
+        """Passes state and settings to a lane at every step, as checkpoints replace them."""
         lane.state = self.state
         for part, group in zip(lane.param_groups, self.param_groups, strict=True):
             part.update(group | {"params": part["params"]})
