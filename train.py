@@ -13,9 +13,9 @@ from ed.engine.errors import INTERRUPTED, explain, is_first, or_explain
 from ed.runtime.console import interactive, print_facts, working
 from ed.runtime.slurm import require_cluster
 
-os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `explain`, not Hydra's own printer
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises errors instead of printing them
 GROUPS = ("task", "model", "regularizer")
-failed: list[str] = []  # overrides of the sweep's failed runs
+failed: list[str] = []  # the overrides of each failed run in the sweep
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
@@ -41,15 +41,15 @@ def main(cfg: DictConfig) -> None:
             requeue(error)
             raise  # submitit reports exceptions to the sweep, but not exit codes
         if job.mode == RunMode.MULTIRUN and code != INTERRUPTED and world_size() == 1:
-            own = [word for word in overrides if word not in sys.argv]  # not shared by all runs
+            own = [word for word in overrides if word not in sys.argv]  # specific to this run
             failed.append(" ".join(own or overrides))
             return  # exiting would end the whole sweep
         leave(code)
 
 
 def announce(cfg: DictConfig, choices: dict[str, str]) -> None:
-    """Shows what is about to be trained; in a pipe, in one line."""
-    sign = "λ" if interactive() else "weight"  # a pipe may not take Greek
+    """Prints what is about to be trained, on one line if the output is not a terminal."""
+    sign = "λ" if interactive() else "weight"  # the encoding may not support Greek letters
     strengths = {"weight": sign, "rho": "rho", "alpha": "alpha"}
     facts = {group: choices[group] for group in GROUPS}
     for key, name in strengths.items():
@@ -63,25 +63,25 @@ def announce(cfg: DictConfig, choices: dict[str, str]) -> None:
 
 
 def requeue(error: Exception) -> None:
-    """Passes SIGUSR2 on to submitit, which requeues the job, once the run has saved."""
+    """Forwards SIGUSR2 to submitit, which requeues the job. Call it after the run has saved."""
     handler = signal.getsignal(signal.SIGUSR2)
     if signal.SIGUSR2 in getattr(error, "signals", ()) and callable(handler):
         handler(signal.SIGUSR2, None)
 
 
 def check_words(words: list[str]) -> None:
-    """Rejects hydra.run.dir, which has no effect here, and a SLURM sweep without a cluster."""
+    """Rejects hydra.run.dir, which ed ignores, and SLURM sweeps when there is no cluster."""
     sweeps = {"-m", "--multirun"} & set(words)
     for word in words:
         key, _, value = word.partition("=")
         if key.lstrip("+") == "hydra.run.dir":
-            raise ValueError(f"{word}: has no effect here; use system.run_dir={value}")
+            raise ValueError(f"{word}: has no effect in ed; use system.run_dir={value}")
         if sweeps and key == "hydra/launcher" and value.endswith("slurm"):
-            require_cluster(word, "leave it out to run the sweep on this machine")
+            require_cluster(word, "remove it to run the sweep on this machine")
 
 
 if __name__ == "__main__":
     or_explain(lambda: check_words(sys.argv[1:]))
-    or_explain(main)  # for configs that do not compose; `main` handles all other errors
+    or_explain(main)  # explains config errors; `main` handles all others
     if failed:
         sys.exit(f"error: {len(failed)} of the sweep's runs failed: {'; '.join(failed)}")

@@ -1,1 +1,1 @@
-"""Images, their crops and corruptions, and ImageNet."""
+"""Data sets: loading, crops, corruptions, splits and ImageNet."""

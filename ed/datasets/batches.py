@@ -1,4 +1,4 @@
-"""Batches, and the seeded order in which training reads a data set."""
+"""Batches, drawn from a data set in a seeded random order."""
 
 from collections.abc import Iterator
 
@@ -13,12 +13,12 @@ Batch = dict[str, Tensor]
 def shuffled_batches(
     count: int, batch_size: int, steps: range, *, seed: int, device: torch.device | str
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yields (step, indices (B,)), reshuffled every epoch.
+    """Yields (step, indices (B,)) and reshuffles every epoch.
 
-    The order depends only on seed and epoch, so a run can start at any step. The last incomplete
-    batch is dropped, so all batches have the same shape.
+    The order depends only on the seed and the epoch, so a run can start at any step. The last,
+    incomplete batch of an epoch is dropped, so all batches have the same shape.
     """
-    pinned = torch.device(device).type == "cuda"  # copies from pageable memory block
+    pinned = torch.device(device).type == "cuda"  # copying from pageable memory would block
     for step in steps:
         epoch, place = divmod(step, count // batch_size)
         if step == steps.start or place == 0:

@@ -1,6 +1,6 @@
 """Image corruptions in the style of CIFAR-10-C (Hendrycks & Dietterich, 2019).
 
-Each maps images (N, 3, H, W) in [0, 1] and a severity to images; `corrupt` clips the result.
+Each function takes images (N, 3, H, W) in [0, 1] and a severity. `corrupt` clips the result.
 """
 
 import math
@@ -25,11 +25,11 @@ def corrupt(pixels: Tensor, name: str, severity: float) -> Tensor:
 
 
 def blur(x: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur with reflected borders; sigma in pixels."""
+    """Applies a Gaussian blur with reflected borders; `sigma` is in pixels."""
     radius = math.ceil(3 * sigma)
     if radius >= min(x.shape[-2:]):
         size = list(x.shape[-2:])
-        raise ValueError(f"task.corruptions.blur={sigma}: too wide for images of {size}")
+        raise ValueError(f"task.corruptions.blur={sigma}: too wide for images of size {size}")
     offsets = torch.arange(-radius, radius + 1)
     kernel = torch.exp(-0.5 * (offsets / sigma) ** 2)
     kernel = (kernel / kernel.sum()).expand(x.shape[1], 1, 1, -1)
@@ -40,21 +40,23 @@ def blur(x: Tensor, sigma: float) -> Tensor:
 
 
 def noise(x: Tensor, sigma: float) -> Tensor:
-    """Independent Gaussian noise."""
+    """Adds independent Gaussian noise to each pixel."""
     return x + sigma * torch.randn(x.shape, generator=generator(SEED, "corruption"))
 
 
 def contrast(x: Tensor, loss: float) -> Tensor:
-    """Blends each image with its own mean colour."""
+    """Blends each image with its mean colour."""
     fraction("task.corruptions.contrast", loss)
     return torch.lerp(x, x.mean((-2, -1), keepdim=True), loss)
 
 
 def pixelate(x: Tensor, block: float) -> Tensor:
-    """Averages blocks of `block` x `block` pixels."""
+    """Replaces blocks of `block` x `block` pixels by their means."""
     side = int(block)
     if side != block or any(length % side for length in x.shape[-2:]):
-        raise ValueError(f"task.corruptions.pixelate={block}: must divide {list(x.shape[-2:])}")
+        raise ValueError(
+            f"task.corruptions.pixelate={block}: must divide the image size {list(x.shape[-2:])}"
+        )
     return F.interpolate(F.avg_pool2d(x, side), scale_factor=side, mode="nearest")
 
 

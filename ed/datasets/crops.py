@@ -2,8 +2,8 @@
 
 `resized` is torchvision's RandomResizedCrop: a box of random area and aspect ratio, resized to the
 full image. `reflect` and `pad` shift the image by up to four pixels and fill the border with its
-reflection or with black. ED without label anchors can exploit black borders: only unblended crops
-have them, so a network that is confident only next to a black border makes every path flat.
+reflection or with black. ED without label anchors can exploit black borders: they appear only at
+the ends of a path, so a network that is confident only when it sees one makes every path flat.
 """
 
 import math
@@ -18,9 +18,9 @@ from ed.core.validate import choice, each, fraction
 
 CROPS = ("resized", "reflect", "pad")
 PADDING = 4
-ASPECT = (3 / 4, 4 / 3)  # width / height; torchvision's default
-_STRETCH = tuple(math.log(ratio) / 2 for ratio in ASPECT)  # logarithm of sqrt(width / height)
-ATTEMPTS = 10  # boxes to draw before falling back to the whole image, as in torchvision
+ASPECT = (3 / 4, 4 / 3)  # range of width / height; torchvision's default
+_STRETCH = tuple(math.log(ratio) / 2 for ratio in ASPECT)  # range of log(sqrt(width / height))
+ATTEMPTS = 10  # draws before falling back to a centre crop, as in torchvision
 
 
 def check_crop(crop: str, area: Sequence[float]) -> None:
@@ -31,7 +31,7 @@ def check_crop(crop: str, area: Sequence[float]) -> None:
 
 
 def croppable(pixels: Tensor, crop: str) -> Tensor:
-    """Pads images (N, C, H, W) for `random_crops`, where the crop needs it."""
+    """Pads images (N, C, H, W) for `random_crops` if this kind of crop needs padding."""
     if crop == "pad":
         return F.pad(pixels, [PADDING] * 4)
     if crop == "reflect":
@@ -43,7 +43,7 @@ def croppable(pixels: Tensor, crop: str) -> Tensor:
 def random_crops(
     images: Tensor, index: Tensor, crop: str, area: Sequence[float], generator: torch.Generator
 ) -> Tensor:
-    """Randomly crops and flips `images[index]`, padded by `croppable`: (B, C, H, W)."""
+    """Returns random crops and flips (B, C, H, W) of `images[index]`, padded by `croppable`."""
     if crop != "resized":
         return crop_and_flip(images, index, PADDING, generator)
     boxes = draw_boxes(len(index), images.shape[-2:], area, generator)
@@ -52,13 +52,13 @@ def random_crops(
 
 
 def crop_and_flip(padded: Tensor, index: Tensor, padding: int, generator) -> Tensor:
-    """Random crops and horizontal flips of padded images, in one gather for the whole batch.
+    """Randomly crops and flips padded images, with a single gather for the whole batch.
 
     Args:
         padded: (N, C, H + 2 padding, W + 2 padding).
         index: (B,), the images to crop.
     Returns:
-        (B, C, H, W), same dtype.
+        (B, C, H, W), with the dtype of `padded`.
     """
     device, count = padded.device, len(index)
     height, width = (side - 2 * padding for side in padded.shape[-2:])
@@ -79,10 +79,10 @@ def crop_and_flip(padded: Tensor, index: Tensor, padding: int, generator) -> Ten
 def draw_boxes(
     count: int, size: Sequence[int], area: Sequence[float], generator: torch.Generator
 ) -> Tensor:
-    """Boxes (4, count) as top, left, height, width, drawn like torchvision's RandomResizedCrop.
+    """Draws boxes (4, count) like torchvision's RandomResizedCrop: top, left, height, width.
 
-    The area is uniform in `area` x H x W, the aspect ratio log-uniform; a box that does not fit is
-    redrawn up to ten times.
+    The area is uniform in `area` x H x W and the aspect ratio is log-uniform. A box that does not
+    fit is redrawn; after ten failures the largest centred box is used.
     """
     device = generator.device
     sizes, whole = _column(tuple(size), device), _column(_whole(size), device)
@@ -94,7 +94,7 @@ def draw_boxes(
     side, stretch = draws[0].sqrt_(), draws[1].exp_()
     sides = torch.stack([side / stretch, side * stretch]).round_()
     fits = ((sides <= sizes[:, None]) & (sides > 0)).all(0)
-    first = F.pad(fits, (0, 0, 0, 1), value=True).byte().argmax(0)  # the whole image always fits
+    first = F.pad(fits, (0, 0, 0, 1), value=True).byte().argmax(0)  # the fallback always fits
     sides = torch.cat([sides, whole[:, None].expand(2, 1, count)], 1)
     sides = sides.gather(1, first.expand(2, 1, count)).squeeze(1)
     room = sizes - sides
@@ -105,21 +105,22 @@ def draw_boxes(
 
 
 def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
-    """Bilinear resize of one box per image to the image's own size; `flip` mirrors columns.
+    """Resizes one box per image to the full image size (bilinear); `flip` mirrors it.
 
     Args:
         pixels: (B, C, H, W), float.
-        boxes: (4, B), top, left, height, width in whole pixels.
+        boxes: (4, B); top, left, height and width in whole pixels.
         flip: (B,), bool.
     """
     height, width = size = pixels.shape[-2:]
     sizes = _column(size, pixels.device)[:, None]
     start, side = boxes.view(2, 2, -1, 1)
-    # centres of output pixels inside the box, not beyond the centres of its outer pixels
+    # where each output pixel samples the box, clamped to the centres of its outermost pixels
     steps = _steps(max(size), pixels.device)
     place = (steps * (side / sizes)).sub_(0.5).clamp_(min=0).minimum(side - 1).add_(start)
-    # grid_sample with align_corners=True: pixel 0 at -1, the last pixel at 1
-    place = place.mul_(_column((2 / (height - 1), 2 / (width - 1)), pixels.device)[:, None]).sub_(1)
+    # grid_sample with align_corners=True puts the first pixel at -1 and the last at 1
+    scale = _column((2 / max(1, height - 1), 2 / max(1, width - 1)), pixels.device)
+    place = place.mul_(scale[:, None]).sub_(1)
     y, x = place[0, :, :height], place[1, :, :width]
     x = torch.where(flip[:, None], x.flip(-1), x)
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), -1)
@@ -128,24 +129,24 @@ def resize_boxes(pixels: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
 
 @cache
 def _column(values: tuple[float, float], device: torch.device) -> Tensor:
-    """The values as a (2, 1) tensor, cached: copying from the host would block."""
+    """Returns the values as a (2, 1) tensor; cached, because a copy from the host would block."""
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
 
 @cache
 def _steps(length: int, device: torch.device) -> Tensor:
-    """Centres of pixels, 0.5 to length - 0.5."""
+    """Returns the pixel centres, 0.5 to length - 0.5."""
     return torch.arange(0.5, length, device=device)
 
 
 def _whole(size: Sequence[int]) -> tuple[int, int]:
-    """Height and width of the largest centred box whose aspect ratio is allowed."""
+    """Returns height and width of the largest centred box with an allowed aspect ratio."""
     height, width = size
     low, high = ASPECT
     return min(height, round(width / low)), min(width, round(height * high))
 
 
 def _mirrored(side: int, device) -> Tensor:
-    """Indices that reflect-pad an axis by PADDING; the edge pixel is not repeated."""
+    """Returns indices that reflect-pad an axis by PADDING without repeating the edge pixel."""
     last = side - 1
     return last - (last - torch.arange(-PADDING, side + PADDING, device=device).abs()).abs()

@@ -1,4 +1,4 @@
-"""Small labelled images from the hub or a folder, decoded once and cached."""
+"""Loads small labelled images from the hub or a folder; decodes them once and caches them."""
 
 import contextlib
 import hashlib
@@ -49,7 +49,7 @@ def load_images(
     remedy: str = IMAGES_REMEDY,
     resize: bool = False,
 ) -> Images:
-    """Loads one split of `load_table` as RGB images; another size raises, unless `resize`."""
+    """Loads one split as RGB images; raises if their size differs, unless `resize` is set."""
     table = load_table(source, split, key, remedy)
     names = set(table.column_names)
     image = next((name for name in ("img", "image") if name in names), None)
@@ -73,7 +73,7 @@ def load_images(
 def decoded_once(
     identity: str, decode: Callable, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `decode()`, pixels of `shape` and labels; cached on disk under `identity`."""
+    """Returns the pixels (of `shape`) and labels from `decode()`, cached on disk by `identity`."""
     folder = Path(os.environ.get("ED_CACHE") or Path.home() / ".cache" / "ed")
     cached = folder / f"images-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.npz"
     arrays = _read_cache(cached, shape)
@@ -86,8 +86,8 @@ def decoded_once(
 def load_table(source: str, split: str, key: str, remedy: str = IMAGES_REMEDY):
     """Loads one split of a hub data set, a folder, or a file in one of `FORMATS`.
 
-    `embedded` names the small CIFAR-10 subset that ships with the package. For messages, `key` is
-    the config key of `source` and `remedy` lists its valid values.
+    `embedded` is the small CIFAR-10 subset that ships with the package. Error messages show `key`,
+    the config key of `source`, and `remedy`, a list of its valid values.
     """
     import datasets  # slow to import
 
@@ -106,7 +106,7 @@ def load_table(source: str, split: str, key: str, remedy: str = IMAGES_REMEDY):
 
 
 def split_names(source: str, key: str, remedy: str = IMAGES_REMEDY) -> list[str]:
-    """Returns the splits that `load_table` can load; a single file has only "train"."""
+    """Returns the names of the splits; a single file has only "train"."""
     import datasets
 
     path = _local(source, key, remedy)
@@ -126,7 +126,7 @@ def unreadable(what: str, error: Exception, remedy: str) -> ValueError:
 
 
 def _local(source: str, key: str, remedy: str) -> Path | None:
-    """Returns the folder or file of `source`; None for a hub id."""
+    """Returns the path of a local `source`, or None for a hub id."""
     if source == "embedded":
         return EMBEDDED
     path = Path(source).expanduser()
@@ -142,7 +142,7 @@ def _local(source: str, key: str, remedy: str) -> Path | None:
 def decode(
     images: Iterator, names: Sequence, size: tuple[int, int], *, what: str, resize: bool
 ) -> np.ndarray:
-    """Decodes images to uint8 RGB (N, 3, H, W); `resize` scales and centre-crops them to `size`."""
+    """Decodes images to uint8 RGB (N, 3, H, W), resized and centre-cropped if `resize`."""
     from PIL import ImageOps
     from PIL.Image import DecompressionBombError
 
@@ -153,7 +153,7 @@ def decode(
             image = np.asarray(ImageOps.fit(image, size[::-1]) if resize else image)
         except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
             raise ValueError(f"{what}: {name} cannot be read: {error}") from error
-        except (AttributeError, TypeError):  # null
+        except (AttributeError, TypeError):  # the value is null
             raise ValueError(f"{what}: {name} is missing; remove its row") from None
         if image.shape[:2] != tuple(size):
             raise ValueError(
@@ -169,19 +169,19 @@ def _decode_table(
 ) -> tuple[np.ndarray, np.ndarray]:
     from datasets import Image
 
-    table = table.cast_column(column, Image())  # for files without the hub's metadata
+    table = table.cast_column(column, Image())  # files may lack the hub's metadata
     names = [f"image {index}" for index in range(len(table))]
     images = (row[column] for row in table)
     return decode(images, names, size, what=what, resize=resize), _labels(table, what)
 
 
 def _labels(table, what: str) -> np.ndarray:
-    """Returns the labels, which must be integers: nothing is rounded or parsed."""
+    """Returns the labels; raises unless all are integers."""
     labels = table["label"][:]
     for index, label in enumerate(labels):
         if type(label) is not int:
             raise ValueError(
-                f"{what}: the label of row {index} is {label!r:.60}; use whole numbers from 0"
+                f"{what}: the label of row {index} is {label!r:.60}; labels must be integers"
             )
     return np.asarray(labels, dtype=np.int64)
 
@@ -194,14 +194,14 @@ def _read_cache(path: Path, shape: tuple[int, ...]):
         valid = types and (pixels.shape, labels.shape) == (shape, shape[:1])
         return (pixels, labels) if valid else None
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
-        return None  # absent or damaged: decode again
+        return None  # missing or damaged, so decode again
 
 
 def _write_cache(path: Path, arrays) -> None:
-    """Writes the cache where there is room; otherwise the next run decodes again."""
+    """Writes the cache; on failure, e.g. a full disk, the next run decodes again."""
     file = io.BytesIO()
     np.savez(file, pixels=arrays[0], labels=arrays[1])
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, file.getvalue())
-        sweep(path)  # removes the temporary files of other writers
+        sweep(path)  # remove temporary files left by killed processes

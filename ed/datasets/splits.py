@@ -1,4 +1,4 @@
-"""Evaluation splits of a user's own data: its own split, or a seeded part of the training set."""
+"""Chooses evaluation data: an existing split, or a random part of the training set."""
 
 from collections.abc import Sequence
 
@@ -11,27 +11,29 @@ EVALUATION = ("val", "validation", "valid", "dev", "test")  # in order of prefer
 
 
 def evaluation_split(names: Sequence[str], wanted: str | None, data: str) -> str | None:
-    """Returns the split to evaluate on; None if there is only a training set.
+    """Returns the split to evaluate on, or None if there is only a training set.
 
     Args:
-        names: the splits of the data.
+        names: the splits that the data has.
         wanted: task.split; None picks the first of `EVALUATION` that exists.
-        data: task.data, for messages.
+        data: task.data, for error messages.
     """
     if wanted is None:
         return next((name for name in EVALUATION if name in names), None)
     if wanted not in names:
-        raise ValueError(f"task.split={wanted}: task.data={data} has only {', '.join(names)}")
+        raise ValueError(
+            f"task.split={wanted}: task.data={data} has only the splits {', '.join(names)}"
+        )
     return wanted
 
 
 def held_out(count: int, part: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Splits `count` examples into sorted training and evaluation indices."""
+    """Randomly splits `count` examples; returns sorted training and evaluation indices."""
     evaluated = round(part * count)
     if not 0 < evaluated < count:
         raise ValueError(
             f"task.holdout={part}: splits {count} examples into {count - evaluated} for training "
-            f"and {evaluated} for evaluation; change it, or add data"
+            f"and {evaluated} for evaluation; change task.holdout or add data"
         )
     order = torch.randperm(count, generator=generator(seed, "holdout"))
     return order[evaluated:].sort().values, order[:evaluated].sort().values

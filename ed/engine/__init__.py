@@ -1,1 +1,1 @@
-"""The training loop. It knows no concrete task or regularizer."""
+"""The training engine, independent of concrete tasks and regularizers."""

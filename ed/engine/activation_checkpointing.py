@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks store only their inputs and rerun in the backward pass."""
+"""Activation checkpointing: stores only each block's input and recomputes the rest."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,15 +13,16 @@ from ed.core.model_state import run_again
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Checkpoints every block in the model's lists of blocks, in place; results do not change."""
+    """Applies activation checkpointing to each block of the model, in place."""
     blocks = [block for container in _outermost_lists(model) for block in container]
     if not blocks:
         raise ValueError(
             f"system.activation_checkpointing=true: {type(model).__name__} has no nn.Sequential or "
-            "nn.ModuleList of blocks; set it to false"
+            "nn.ModuleList of blocks; set system.activation_checkpointing=false"
         )
     for block in blocks:
-        block.forward = MethodType(_forward_twice, block)  # bound, so a deep copy gets its own
+        # a bound method, so that a deep copy of the block gets its own
+        block.forward = MethodType(_forward_twice, block)
 
 
 def _outermost_lists(module: nn.Module) -> Iterator[nn.Module]:
@@ -36,6 +37,6 @@ def _forward_twice(block: nn.Module, *inputs, **named):
     forward = partial(type(block).forward, block)
     if not torch.is_grad_enabled():
         return forward(*inputs, **named)
-    # the model may have switched modes by the second run, e.g. after paths in eval mode
+    # the recomputation must use the original train/eval mode, which may have changed since
     contexts = (contextlib.nullcontext(), run_again(block))
     return checkpoint(forward, *inputs, use_reentrant=False, context_fn=lambda: contexts, **named)

@@ -8,8 +8,8 @@ from ed.runtime.processes import world_size
 from ed.tasks.base import Task
 
 PRECISIONS = ("bf16", "float32")
-LOGGER_MODES = ("online", "offline", "shared", "disabled")  # as in wandb
-SWITCHES = ("compile", "kernels", "cuda_graph", "channels_last")  # in `system`
+LOGGER_MODES = ("online", "offline", "shared", "disabled")  # modes of wandb.init
+SWITCHES = ("compile", "kernels", "cuda_graph", "channels_last")  # keys in `system`
 
 
 def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) -> None:
@@ -18,7 +18,7 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
     name = type(task).__name__
     if not task.metric.startswith("eval/"):
         raise ValueError(
-            f"{name}.metric is {task.metric!r}: call it eval/{task.metric}, here and in `evaluate`"
+            f"{name}.metric is {task.metric!r}: rename it to eval/{task.metric}, also in `evaluate`"
         )
     _check_split(count("accumulate", cfg.accumulate), task)
     for switch in SWITCHES:
@@ -28,19 +28,19 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
     every = optional(count, "system.measure_every", cfg.system.measure_every)
     if cfg.system.activation_checkpointing and regularizer.no_checkpointing:
         raise ValueError(
-            f"system.activation_checkpointing=true: {regularizer.no_checkpointing}; set false"
+            f"system.activation_checkpointing=true: {regularizer.no_checkpointing}; set it to false"
         )
     if every is not None and not cfg.measures:
         raise ValueError(
-            f"system.measure_every={every}: there is nothing to measure; name some measures, e.g. "
-            "measures=[ed,norm], or set null"
+            f"system.measure_every={every}: there is nothing to measure; add measures, e.g. "
+            "measures=[ed,norm], or set it to null"
         )
     regularizer.check(task, cfg.accumulate * world_size())
     for measure in measures:
         if measure.reads_examples and type(task).examples is Task.examples:
             raise ValueError(
-                f"measures: {name} gives no training examples to {type(measure).__name__}; remove "
-                "it from measures"
+                f"measures: {type(measure).__name__} needs training examples, but {name} has "
+                "none; remove it from measures"
             )
         measure.check(task)
 
@@ -50,11 +50,11 @@ def check_precision(cfg) -> None:
 
 
 def _check_split(accumulate: int, task: Task) -> None:
-    """Checks that a batch can be split among the processes and by `accumulate`."""
+    """Raises if a batch cannot be split among the processes and `accumulate` parts."""
     number, name, size = world_size(), type(task).__name__, task.batch_size
     reason = task.no_sharing or task.no_parts
     if number > 1 and reason:
-        raise ValueError(f"{number} processes cannot train {name} together: {reason}; start one")
+        raise ValueError(f"{number} processes cannot train {name} together: {reason}; use one")
     if accumulate > 1 and task.no_parts:
         raise ValueError(f"accumulate={accumulate}: {task.no_parts}; set accumulate=1 for {name}")
     if size % (accumulate * number):

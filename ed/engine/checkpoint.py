@@ -1,15 +1,15 @@
-"""Checkpoints that survive a kill: written to a temporary file, then renamed.
+"""Crash-safe checkpoints, written to a temporary file and then renamed.
 
-`last.pt` is the newest and `previous.pt` the one before. A complete `last.pt.tmp`, left by a kill
-between the two renames, is newer than both. Each is a plain torch file, which
-`torch.load(path, weights_only=True)` opens, with a digest at its end that reveals damage.
+`last.pt` is the newest checkpoint and `previous.pt` the one before it. A kill between the two
+renames leaves a complete `last.pt.tmp`, which is newer than both. Checkpoints are plain torch files
+that `torch.load(path, weights_only=True)` can read. A digest at the end detects damage.
 """
 
 import io
 import os
 import re
 from pathlib import Path
-from pickle import UnpicklingError  # raised by torch.load for anything but plain data
+from pickle import UnpicklingError  # torch.load raises this unless a file has only plain data
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,11 @@ from ed.runtime.runs import CHECKPOINTS, LAST, PREVIOUS, UNNAMED, WEIGHTS, RunEr
 
 
 class SaveError(RuntimeError):
-    """A checkpoint could not be written; the ones on disk are untouched."""
+    """Raised if a checkpoint cannot be written; those on disk remain intact."""
 
 
 def save_checkpoint(folder: Path, state: dict) -> None:
-    """Writes `last.pt` atomically; the old one becomes `previous.pt`."""
+    """Writes `last.pt` atomically and renames the old one to `previous.pt`."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     _check_plain(buffer)
@@ -53,7 +53,7 @@ def save_weights(folder: Path, model: nn.Module) -> None:
     """Writes the weights and buffers of a trained model to `model.safetensors`."""
     from safetensors.torch import save
 
-    # copies: safetensors rejects tensors that share memory, such as tied embeddings
+    # clone, because safetensors rejects tensors that share memory, such as tied embeddings
     state = {
         name: value.detach().clone(memory_format=torch.contiguous_format).cpu()
         for name, value in model.state_dict().items()
@@ -65,7 +65,7 @@ def save_weights(folder: Path, model: nn.Module) -> None:
 
 
 def trained_weights(folder: Path, warn) -> dict[str, Tensor] | None:
-    """The model's state dict from the newest good checkpoint, else from `model.safetensors`."""
+    """Loads the state dict from the newest intact checkpoint, else from `model.safetensors`."""
     state = load_checkpoint(folder, warn, _without_model)
     if state is not None:
         return state["training"]["model"]
@@ -77,13 +77,15 @@ def trained_weights(folder: Path, warn) -> dict[str, Tensor] | None:
 
 
 def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
-    """The newest good checkpoint; None if there is none. Calls `warn` for each damaged one.
+    """Loads the newest intact checkpoint, or returns None if there is none.
 
-    A checkpoint of another run is skipped if an older one fits; otherwise it is an error, because
-    the run would overwrite it. So is a file that cannot be read (OSError), which may be intact.
+    Damaged checkpoints are skipped with a warning. A checkpoint of another run is skipped if there
+    is an older one of this run, and raises RunError otherwise, because training would overwrite it.
+    A file that cannot be read raises OSError, because it may be intact.
 
     Args:
-        misfit: returns why a state does not belong to this run, or None if it does.
+        warn: is called with each warning.
+        misfit: returns the reason a state does not belong to this run, or None if it does.
     """
     foreign = None
     for name in CHECKPOINTS:
@@ -96,10 +98,10 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
             if reason is None:
                 return state
             foreign = f"{path} is not a checkpoint of this run: {reason}"
-            warn(f"{foreign}; looking for an older one")
+            warn(f"{foreign}; trying an older one")
         except (ValueError, RuntimeError, EOFError) as error:
             reason = str(error).splitlines()[0]
-            warn(f"{path} is damaged ({reason}): falling back to an older one, or to the start")
+            warn(f"{path} is damaged ({reason}): trying an older one, else starting over")
     if foreign:
         raise RunError(f"{foreign}. Use the stored values or another system.run_dir")
     return None
@@ -124,7 +126,7 @@ def _cannot_save(what: str, folder: Path, error: OSError) -> SaveError:
 
 
 def _check_plain(buffer: io.BytesIO) -> None:
-    """Rejects a state that could be written but not loaded again."""
+    """Raises SaveError if the state could not be loaded again."""
     buffer.seek(0)
     try:
         torch.load(buffer, map_location="meta", weights_only=True)
@@ -147,7 +149,7 @@ def _read(path: Path) -> dict:
 
 
 def _without_model(state: dict) -> str | None:
-    """Why no model can be read from a checkpoint."""
+    """Returns a reason if a checkpoint contains no model, else None."""
     training = state.get("training")
     has_model = isinstance(training, dict) and isinstance(training.get("model"), dict)
     return None if has_model else "it contains no model"

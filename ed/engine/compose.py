@@ -1,4 +1,4 @@
-"""Composes the config outside `train.py`: for tests, scripts and the launcher."""
+"""Composes configs outside `train.py`, for scripts, tests and the launcher."""
 
 import re
 from collections.abc import Sequence
@@ -14,19 +14,20 @@ CONFIGS = APP / "configs"
 
 
 def compose_config(overrides: list[str], *, folders: Sequence[Path] = ()) -> DictConfig:
-    """The config of `python train.py <overrides>`; `folders` contain the user's own configs."""
+    """Returns the config of `python train.py <overrides>`; `folders` may add configs."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        path = ",".join(f"'file://{folder.resolve()}'" for folder in folders)  # quoted for spaces
+        # quoted, because paths may contain spaces
+        path = ",".join(f"'file://{folder.resolve()}'" for folder in folders)
         extra = [f"hydra.searchpath=[{path}]"] if folders else []
         return compose("train", overrides=[*overrides, *extra])
 
 
 def sampler_is_unused(cfg: DictConfig, overrides: Sequence[str]) -> bool:
-    """Whether the user chose a sampler that no part of the config refers to."""
+    """Returns whether the overrides choose a sampler that the config does not use."""
     chosen = any(re.match(r"sampler[.=]", text) for text in overrides)
     return chosen and "${sampler" not in OmegaConf.to_yaml(cfg)
 

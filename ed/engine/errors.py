@@ -1,7 +1,7 @@
-"""Prints errors in one line that names the key, the value and the remedy.
+"""Prints errors on one line, with the key, the value and the remedy.
 
-User errors end in one line and exit code 1, interrupted runs in exit code 75. Anything else is a
-bug in ed and keeps its traceback.
+User errors print one line and exit with code 1. Interrupted runs exit with code 75. Any other error
+is a bug in ed and prints a traceback.
 """
 
 import errno
@@ -16,17 +16,17 @@ from yaml import YAMLError
 
 from ed.runtime.console import restore
 
-INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes
-SPEAKING_SECONDS = 10  # time for rank 0 to print; finding the nearest valid key takes a while
+INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes the run
+SPEAKING_SECONDS = 10  # rank 0 needs time to find the nearest valid key and print
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# by name, because their modules import torch
+# as names, because their modules import torch, which is slow
 EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
 
 
 def or_explain(main: Callable[[], int | None]) -> int | None:
-    """Returns what a script's `main` returns; explains an error and exits if it raises one."""
+    """Runs `main` and returns its result; on an error, prints an explanation and exits."""
     try:
         return main()
     except KeyboardInterrupt:
@@ -40,11 +40,11 @@ def explain(error: BaseException, show: bool | None = None) -> int:
     """Prints an error and returns the exit code.
 
     Args:
-        show: whether this process prints; None: only the first of several processes does.
+        show: whether this process prints the error; None: only if it is rank 0.
     """
     if show is None:
         show = is_first()
-        if not show:  # torchrun stops all processes when one exits, so let rank 0 print first
+        if not show:  # torchrun stops all processes when one exits, so wait for rank 0 to print
             time.sleep(SPEAKING_SECONDS)
     if show:
         _show(error)
@@ -53,8 +53,8 @@ def explain(error: BaseException, show: bool | None = None) -> int:
 
 def _show(error: BaseException) -> None:
     restore()
-    if isinstance(error, BrokenPipeError):  # the reader has gone, as in `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at exit
+    if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, e.g. `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
     elif type(error).__name__ == "Interrupted":
         print(f"{error}; the same command resumes it", file=sys.stderr)
     elif (reason := _reason(error)) is not None:
@@ -64,12 +64,12 @@ def _show(error: BaseException) -> None:
 
 
 def _reason(error: BaseException) -> str | None:
-    """The user's mistake in one line; None for a bug in ed."""
+    """Describes a user error in one line; returns None for a bug in ed."""
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
-        if isinstance(error.__cause__, EXPECTED):  # from a constructor that Hydra called
+        if isinstance(error.__cause__, EXPECTED):  # raised by a constructor that Hydra called
             return str(error.__cause__)
         return composition(error, sys.argv[1:])
-    if isinstance(error, YAMLError):  # names the file
+    if isinstance(error, YAMLError):  # its message includes the file name
         return _one_line(error)
     if isinstance(error, OSError) and error.errno in FULL:
         return (
@@ -91,12 +91,12 @@ def _one_line(error: BaseException) -> str:
 
 
 def is_first() -> bool:
-    """Whether this is rank 0, before the processes have joined."""
+    """Returns whether this is rank 0; works before the processes have joined."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def composition(error: BaseException, overrides: Sequence[str]) -> str:
-    """Why these overrides do not compose, with the nearest valid names."""
+    """Explains why these overrides do not compose and suggests similar valid names."""
     from hydra import errors as hydra
     from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 
@@ -104,8 +104,8 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
 
     if isinstance(error, hydra.OverrideParseException):
         return (
-            f"{error.override} cannot be read: write key=value, brackets and quotes in pairs, "
-            "spaces in quotes; see https://hydra.cc/docs/advanced/override_grammar/basic"
+            f"{error.override} cannot be parsed: write key=value, close brackets and "
+            "quotes, and quote spaces; see https://hydra.cc/docs/advanced/override_grammar/basic"
         )
     if isinstance(error, hydra.MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
@@ -121,8 +121,8 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
     if isinstance(error, hydra.ConfigCompositionException):
         try:
             return Overrides(overrides).wrong_key() or _one_line(error)
-        except hydra.MissingConfigException as other:  # from a sweep, whose choices come last
+        except hydra.MissingConfigException as other:  # an invalid choice in a sweep
             return composition(other, overrides)
-        except hydra.ConfigCompositionException:  # from a file of the user's, which `error` names
+        except hydra.ConfigCompositionException:  # an invalid user config, which `error` names
             pass
     return _one_line(error)

@@ -1,4 +1,4 @@
-"""Where metrics go besides metrics.jsonl: Weights & Biases, TensorBoard, a CSV file."""
+"""Loggers that receive all metrics: Weights & Biases, TensorBoard and CSV."""
 
 import csv
 import importlib
@@ -11,7 +11,7 @@ from ed.runtime.runs import METRICS, WANDB_ID
 
 
 class Wandb:
-    """Logs to Weights & Biases. A resumed run stays one run there."""
+    """Logs to Weights & Biases; a resumed run continues the same run there."""
 
     def __init__(self, *, project: str, mode: str, group: str | None, folder: Path, config: dict):
         wandb = _package("wandb", "wandb")
@@ -29,7 +29,7 @@ class Wandb:
                 id=identifier.read_text(),
                 resume="allow",
             )
-        except Exception as error:  # wandb has its own classes: no key, no network
+        except Exception as error:  # wandb raises its own types, e.g. without a key or network
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
                 f"logger=wandb: {reason}; log in with `wandb login` or WANDB_API_KEY, or set "
@@ -51,7 +51,7 @@ class TensorBoard:
         self.folder, self.writer = folder / "tensorboard", None
 
     def log(self, values: dict[str, float], step: int) -> None:
-        if self.writer is None:  # a resumed run replaces everything after its checkpoint
+        if self.writer is None:  # on resume, drop everything logged after the checkpoint
             self.writer = self.module.SummaryWriter(str(self.folder), purge_step=step)
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
@@ -62,7 +62,7 @@ class TensorBoard:
 
 
 class Csv:
-    """Writes metrics.csv in the run folder: a column per metric, a line per log point."""
+    """Writes metrics.csv in the run folder, with a column per metric and a row per log point."""
 
     def __init__(self, *, group: str | None, folder: Path, config: dict):
         self.folder, self.path, self.columns = folder, folder / "metrics.csv", []
@@ -72,7 +72,7 @@ class Csv:
             with open(self.path, "a") as file:
                 file.write(self._text([{"step": step, **values}]))
             return
-        # a new session or column: rewrite the file from metrics.jsonl, which has this row already
+        # new session or column: rewrite the file from metrics.jsonl, which already has this row
         rows = read_rows(self.folder / METRICS)
         self.columns = list(dict.fromkeys(key for row in rows for key in row))
         header = dict(zip(self.columns, self.columns, strict=True))
@@ -91,4 +91,4 @@ def _package(module: str, name: str):
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(f"logger={name}: pip install {name} first, or set logger=none") from error
+        raise ValueError(f"logger={name}: run pip install {name}, or set logger=none") from error

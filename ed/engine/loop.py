@@ -1,4 +1,4 @@
-"""The training loop for every task and regularizer."""
+"""The training loop, shared by all tasks and regularizers."""
 
 import contextlib
 import logging
@@ -26,10 +26,10 @@ logger = logging.getLogger("ed")
 
 
 class Interrupted(RuntimeError):
-    """The run saved and stopped early on request; the same command resumes it.
+    """Raised when a run saves and stops early; the same command resumes it.
 
     Attributes:
-        signals: the signals received; empty if system.max_minutes were over.
+        signals: the signals received; empty if the run reached system.max_minutes.
     """
 
     def __init__(self, message: str, signals: Sequence[int] = ()):
@@ -51,21 +51,21 @@ def train(
         tracker=tracker,
         writes=run.writes,
     )
-    batches = task.batches(model, start)  # closed at the end: it may own worker processes
+    batches = task.batches(model, start)  # closed below, because it may own worker processes
     with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
         if run.writes and interactive():
             metrics.view = _view(task, step, metrics)
         _take_steps(session, _numbered(batches, start, task), metrics, stop)
-        # nothing to train, e.g. a published model or a finished run that lost its metrics
+        # no steps were left, e.g. a published model or a finished run without its metrics
         if start == task.total_steps and not metrics.evaluated(start):
             metrics.log(task.total_steps, session.evaluate())
-        # after the last save, because measuring may take long
+        # after the last save, because measuring may take a long time
         if measures:
             metrics.begin(f"measuring {', '.join(measures)}")
         metrics.log(task.total_steps, session.measure(stop))
     summary = metrics.summary(task.metric, task.higher_is_better)
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
-    if run.writes and task.total_steps:  # a published model has zero steps and its own file
+    if run.writes and task.total_steps:  # published models have zero steps and their own file
         save_weights(run.path, model)
     run.finish(summary)
     return summary
@@ -83,7 +83,7 @@ def _view(task: Task, step: TrainStep, metrics: Metrics) -> RunView:
 
 
 def _take_steps(session: "_Session", batches, metrics: Metrics, stop: Sequence[int]) -> None:
-    """Trains on numbered batches; logs, evaluates, measures and saves when each is due."""
+    """Trains on all batches; logs, evaluates, measures and saves when due."""
     task, step, path = session.task, session.step, session.run.path
     system = session.run.cfg.system
     log_every, measure_every = system.log_every, system.measure_every
@@ -106,7 +106,7 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, stop: Sequence[i
         if done in evaluations or last:
             metrics.begin("evaluating")
             values = session.evaluate()
-            check_finite(values, done - 1, done, path)  # the only check on the last update
+            check_finite(values, done - 1, done, path)  # nothing else checks the last update
             metrics.log(done, values)
             if not last and measure_every and evaluations[done] % measure_every == 0:
                 metrics.begin("measuring")
@@ -121,19 +121,19 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, stop: Sequence[i
 
 
 def _numbered(batches: Iterator[Batch], start: int, task: Task) -> Iterator[tuple[int, Batch]]:
-    """Pairs each batch with the number of steps done after it, up to the last step."""
+    """Yields (step, batch), with steps counted from 1; raises if there are too few batches."""
     done = start
     for done, batch in zip(range(start + 1, task.total_steps + 1), batches, strict=False):
         yield done, batch
     if done < task.total_steps:
         raise ValueError(
             f"{type(task).__name__}.batches ended after {done} of total_steps={task.total_steps}; "
-            "it must continue, epoch after epoch"
+            "it must repeat its data"
         )
 
 
 class _Session:
-    """Everything that a checkpoint saves, and the total training time of the run."""
+    """The objects whose state a checkpoint stores, and the run's total training time."""
 
     def __init__(
         self, task: Task, model: nn.Module, step: TrainStep, run: RunFolder, measures: dict
@@ -148,13 +148,13 @@ class _Session:
         return self.earlier_seconds + time.monotonic() - self.began
 
     def resume(self) -> int:
-        """Loads the newest good checkpoint and returns its step; 0 if there is none."""
+        """Loads the newest intact checkpoint and returns its step, or 0 if there is none."""
         state = load_checkpoint(self.run.path, logger.warning, self._misfit)
         steps = processes.gather(None if state is None else state["step"])
         if len(set(steps)) > 1:
             raise ValueError(
                 f"the processes found checkpoints of different steps in {self.run.path}: {steps}; "
-                "set system.runs to a file system that all machines share"
+                "set system.runs to a folder that all machines share"
             )
         if state is not None:
             self._load(state)
@@ -162,18 +162,18 @@ class _Session:
         return 0 if state is None else state["step"]
 
     def _misfit(self, state: dict) -> str | None:
-        """Why a checkpoint does not belong to this run."""
+        """Returns the reason a checkpoint does not belong to this run, or None if it does."""
         if lacking := sorted(STATE - set(state)):
-            return f"it lacks {', '.join(lacking)}"
+            return f"it has no {', '.join(lacking)}"
         difference = self.run.difference(state["config"])
         return difference and f"it has another config: {difference}"
 
     def _load(self, state: dict) -> None:
         path, before, now = self.run.path, len(state["rng"]), processes.world_size()
-        if before != now:  # batches and a regularizer's draws would be split differently
+        if before != now:  # batches and random draws would be split differently
             raise ValueError(
-                f"{path} was started with {before} processes and cannot resume with {now}: start "
-                f"{before}, or use another system.run_dir"
+                f"{path} was started with {before} processes and cannot resume with {now}: use "
+                f"{before} processes or another system.run_dir"
             )
         try:
             self.step.load_state_dict(state["training"])
@@ -181,7 +181,7 @@ class _Session:
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
-                f"the checkpoint in {path} does not fit this run ({reason}): move it away, or use "
+                f"the checkpoint in {path} does not fit this run ({reason}): move it, or use "
                 "another system.run_dir"
             ) from error
         rng = state["rng"][processes.rank()]
@@ -215,11 +215,11 @@ class _Session:
         if self.run.writes:
             metrics.sync()
             save_checkpoint(self.run.path, state)
-        processes.wait_for_all()  # nobody may exit while rank 0 is still writing
+        processes.wait_for_all()  # no process may exit while rank 0 is writing
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        # eager: compiling for evaluation's shapes costs more than it saves
+        # compiling for the shapes of evaluation costs more than it saves
         with evaluating(self.model), self.step.autocast, torch.compiler.set_stance("force_eager"):
             return self.task.evaluate(self.model)
 
@@ -227,7 +227,7 @@ class _Session:
         """Runs every measure on the current model, without changing it.
 
         Args:
-            stop: stop requests, honoured between measures; pass them only once the run is saved.
+            stop: stop requests, checked between measures; pass them only after the last save.
         """
         values = {}
         for group in in_groups(self.measures):
@@ -236,28 +236,28 @@ class _Session:
                 name = next(iter(group))
                 raise Interrupted(f"stopped before measure {name}; the model is saved", asked)
             members = list(group.values())
-            # full precision, because bf16 would swamp a fit; pure evaluations match `evaluate`
+            # bf16 is too coarse for a polynomial fit; measures that only evaluate match `evaluate`
             precision = self.step.autocast if members[0].evaluates else contextlib.nullcontext()
             with precision, torch.compiler.set_stance("force_eager"):
                 found = members[0].together(members, self.model, self.task)
             for name, numbers in zip(group, found, strict=True):
                 values |= {f"measure/{name}{suffix}": value for suffix, value in numbers.items()}
         for name in [name for name, value in values.items() if not math.isfinite(value)]:
-            logger.warning("%s is %s: left out", name, values.pop(name))  # e.g. too large a radius
+            logger.warning("%s is %s: left out", name, values.pop(name))  # e.g. radius too large
         return values
 
 
 def _agree(late: bool, due: bool, stop: Sequence[int]) -> tuple[bool, bool, Sequence[int]]:
-    """What any process wants, so that all save and stop after the same step."""
+    """Combines the flags of all processes, so that all save and stop at the same step."""
     late, due, *asked = processes.anyone(late, due, *(number in stop for number in STOP_SIGNALS))
     return late, due, [number for number, yes in zip(STOP_SIGNALS, asked, strict=True) if yes]
 
 
 @contextlib.contextmanager
 def _stop_requests() -> Iterator[list[int]]:
-    """Collects stop signals (Ctrl-C, SIGTERM, SLURM's USR2) instead of dying from them.
+    """Collects stop signals (Ctrl-C, SIGTERM, SLURM's USR2) in a list.
 
-    The loop stops after the current step, once saved. A second Ctrl-C stops at once.
+    The loop then saves and stops after the current step. A second Ctrl-C stops immediately.
     """
     requests: list[int] = []
 
@@ -275,8 +275,8 @@ def _stop_requests() -> Iterator[list[int]]:
 
 
 def describe(summary: dict) -> str:
-    """One line about a finished run."""
+    """Summarises a finished run in one line."""
     last = brief(dict(sorted(summary["last"].items())))
     values = "  ".join(f"{value:.4g}" for value in summary["best"].values())
-    best = f"  (best {values})" if values else ""  # PPO: none before an episode has ended
+    best = f"  (best {values})" if values else ""  # PPO has no best value until an episode ends
     return f"{last}{best}  in {duration(summary['seconds'])}"

@@ -1,4 +1,4 @@
-"""From a composed config to a finished run."""
+"""Builds and trains the run of a composed config, and loads trained runs."""
 
 import contextlib
 import inspect
@@ -32,16 +32,16 @@ logger = logging.getLogger("ed")
 
 
 def run(cfg: DictConfig, names: list[str]) -> dict:
-    """Trains or resumes the run of a config in its folder and returns the summary.
+    """Trains or resumes the run of a config and returns its summary.
 
-    Processes started by torchrun or srun train together.
+    Processes started by torchrun or srun train one run together.
 
     Args:
-        names: make up the folder's name, e.g. ["cifar10", "vit_tiny", "ed"].
+        names: parts of the folder name, e.g. ["cifar10", "vit_tiny", "ed"].
     """
     join()
     if "classes" in cfg.task and cfg.task.classes is None:
-        cfg.task.classes = instantiate(cfg.task).classes  # as many as the data has
+        cfg.task.classes = instantiate(cfg.task).classes  # count the classes in the data
     check_settings(cfg)
     digest = runs.digest(resolved(cfg))
     default = Path(cfg.system.runs, "adhoc", "-".join([*names, digest]), f"seed{cfg.seed}")
@@ -49,7 +49,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
     check_same_run(f"{path}, config {digest}, seed {cfg.seed}")
     try:
         summary = _run(cfg, path)
-    except Interrupted:  # exit together: torchrun stops all processes when one exits
+    except Interrupted:  # wait, because torchrun stops all processes when one exits
         processes.wait_for_all()
         raise
     processes.wait_for_all()
@@ -60,12 +60,12 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     recipe, measures = instantiate(cfg.optimizer), build_measures(cfg)
     check(cfg, task, regularizer, measures.values())
-    task.workers = cfg.system.workers  # in `system` because it cannot change a result
+    task.workers = cfg.system.workers  # in `system`, because it does not affect results
     device = choose_device(cfg.system.device)
     if console.interactive():
         console.print_facts({"device": device_name(device), "folder": str(path)})
     if cfg.system.cuda_graph is True and device.type != "cuda":
-        raise ValueError(f"system.cuda_graph=true: {device} has no CUDA graphs; leave it at auto")
+        raise ValueError(f"system.cuda_graph=true: {device} does not support CUDA graphs; use auto")
     torch.use_deterministic_algorithms(cfg.system.deterministic)
     if cfg.system.threads is not None:
         torch.set_num_threads(cfg.system.threads)
@@ -74,13 +74,13 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     task.check_model(model)
     task.prepare(device, cfg.seed)
     for measure in measures.values():
-        measure.check(task)  # again, now that the number of examples is known
+        measure.check(task)  # repeated, because the number of examples is now known
     torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))
 
     writes = processes.rank() == 0
     with contextlib.closing(RunFolder(path, cfg, writes=writes)) as folder:
         log_to(path / runs.LOG if writes else None)
-        # rank 0 decides: other machines may see the folder late, or another one
+        # rank 0 decides, because other machines may see the folder later or not at all
         summary = processes.gather(runs.read_done(path))[0]
         if summary is not None:
             report_end("already done", cfg, task, path, summary)
@@ -97,7 +97,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
 
 
 def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> None:
-    """Reports a finished run: a panel on a terminal, a line in the log and elsewhere."""
+    """Reports a finished run in train.log, and on the terminal as a panel or a line."""
     logger.log(console.plain_level(), "%s: %s  %s", how, path, describe(summary))
     if console.interactive():
         title = f"{how} in {duration(summary['seconds'])}"
@@ -105,7 +105,7 @@ def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> No
 
 
 def closing_facts(cfg: DictConfig, task, path: Path, summary: dict) -> dict[str, str]:
-    """What a finished run reached, its folder, and a command that is useful next."""
+    """Returns the results of a finished run, its folder and a useful next command, by name."""
     facts = {}
     for metric, best in summary["best"].items():
         last = summary["last"].get(metric, best)
@@ -124,18 +124,18 @@ def closing_facts(cfg: DictConfig, task, path: Path, summary: dict) -> dict[str,
 
 
 def check_same_run(ours: str) -> None:
-    """Raises if the processes, which train one run together, were started with different ones."""
+    """Raises if the processes were started with different configs or folders."""
     first, *others = processes.gather(ours)
     for number, other in enumerate(others, start=1):
         if other != first:
             raise ValueError(
                 f"the processes have different runs: {first} (rank 0), {other} (rank {number}); "
-                "start one run with one command, and several with -m or one after another"
+                "use one torchrun or srun per run, or start several runs with -m"
             )
 
 
 def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> TrainStep:
-    """The training step; by default compiled and captured on a GPU with static shapes."""
+    """Builds the training step; by default, compiled and captured on a GPU if shapes are static."""
     system, fast = cfg.system, device.type == "cuda" and task.static_shapes
     if wants_channels_last(model, device, system.channels_last):
         model.to(memory_format=torch.channels_last)
@@ -160,10 +160,10 @@ def uses_bf16(cfg: DictConfig, device: torch.device) -> bool:
 
 
 def wants_channels_last(model: nn.Module, device: torch.device, choice: bool | str) -> bool:
-    """Whether weights are stored channels last, the fastest format for convolutions on a GPU.
+    """Returns whether to store weights channels last, which is faster for convolutions on a GPU.
 
-    Activations follow the weights. A single convolution is the patch embedding of a transformer,
-    which gains nothing.
+    Activations use the format of the weights. Models with a single convolution are transformers,
+    whose patch embedding gains nothing from it.
     """
     if choice != "auto":
         return choice
@@ -172,27 +172,30 @@ def wants_channels_last(model: nn.Module, device: torch.device, choice: bool | s
 
 
 def build_model(cfg: DictConfig, device: torch.device) -> nn.Module:
-    """The model on its device; a constructor with a `device` parameter receives it."""
+    """Builds the model on its device; passes `device` to constructors that have this parameter."""
     wanted = inspect.signature(get_method(cfg.model._target_)).parameters
     where = {"device": str(device)} if "device" in wanted else {}
     return instantiate(cfg.model, **where).to(device)
 
 
 def build_measures(cfg: DictConfig) -> dict:
-    """The measures of a config by name."""
+    """Builds the measures of a config, by name."""
     leaves = cfg.get("measures") or {}
     return {name: instantiate(leaf, _convert_="all") for name, leaf in leaves.items()}
 
 
 def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
-    """Measures that a finished run lacks, or took with other settings, and can still take."""
+    """Returns the measures to take on a finished run, or [] if its final checkpoint is gone.
+
+    These are the measures that it lacks or that it took with other settings.
+    """
     stored = read_config(path / runs.CONFIG).get("measures") or {}
     leaves = {name: leaf for name, leaf in stored.items() if name in measures}
     earlier = OmegaConf.create({"measures": leaves})
     if not cfg.system.trust:
         check_targets(earlier, path / runs.CONFIG, own=targets(cfg))
     taken = build_measures(earlier)
-    # compare objects, as older configs lack newer keys, or leaves, as a class may define no ==
+    # compare objects and configs: older configs lack newer keys, and classes may not define ==
     missing = [
         name
         for name, measure in measures.items()
@@ -201,7 +204,7 @@ def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     if not missing:
         return []
     state = load_checkpoint(path, logger.warning)
-    reached = 0 if state is None else state["step"]  # a published model has zero steps
+    reached = 0 if state is None else state["step"]  # a published model trains for zero steps
     if reached == task.total_steps:
         logger.info("measuring it: %s", ", ".join(missing))
         return missing
@@ -214,7 +217,7 @@ def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
 
 
 def train_in(folder: RunFolder, task: Task, model, step: TrainStep, measures: dict) -> dict:
-    """Trains in an open folder; records the session in meta.json and how it ended in train.log."""
+    """Trains in an open folder; logs the session in meta.json and any error in train.log."""
     cfg, number = folder.cfg, processes.world_size()
     name = device_name(step.device)
     details = {"processes": number, "threads": torch.get_num_threads()} | task.provenance()
@@ -227,7 +230,7 @@ def train_in(folder: RunFolder, task: Task, model, step: TrainStep, measures: di
     try:
         summary = train(task, model, step, folder, tracker=tracker, measures=measures)
     except BaseException as error:
-        logger.debug("stopped: %s", error)  # for train.log: `explain` prints it to the terminal
+        logger.debug("stopped: %s", error)  # only in train.log; `explain` prints errors
         raise
     finally:
         if tracker is not None:
@@ -244,7 +247,7 @@ class LoadedRun:
 
     Attributes:
         model: in eval mode, on the device.
-        task: with its data, unless loaded with `data=False`.
+        task: includes its data unless the run was loaded with `data=False`.
         config: the run's config.yaml.
     """
 
@@ -256,13 +259,13 @@ class LoadedRun:
 def load_run(
     folder: str | Path, device: str = "auto", *, data: bool = True, trust: bool = False
 ) -> LoadedRun:
-    """Loads the trained model of a run folder, in eval mode, with its task and config.
+    """Loads a trained model with its task and config from a run folder.
 
     Args:
         folder: contains config.yaml, and last.pt or model.safetensors.
         device: auto, cpu, cuda or cuda:N.
-        data: also load the task's data.
-        trust: also build classes that are not part of ed, which runs code that the folder names.
+        data: whether to load the task's data.
+        trust: whether to build classes from outside ed, which can run arbitrary code.
     """
     folder = Path(folder)
     if not runs.is_run(folder):
@@ -271,7 +274,7 @@ def load_run(
     weights = trained_weights(folder, logger.warning)
     if weights is None:
         raise FileNotFoundError(
-            f"{folder} has no checkpoint: train it with system.keep_checkpoint=true"
+            f"{folder} has no checkpoint: train with system.keep_checkpoint=true"
         )
     for name in ("task", "model"):
         check_leaf(name, cfg[name])
@@ -297,7 +300,7 @@ def choose_device(name: str, option: str = "system.device=") -> torch.device:
         count = torch.cuda.device_count()
         if device.index >= count:
             raise ValueError(f"{option}{name}: torch sees {count} GPUs; use {option}cuda")
-        torch.cuda.set_device(device)  # streams, random states and kernels use the current device
+        torch.cuda.set_device(device)  # the default for streams, random states and kernels
     return device
 
 
@@ -306,22 +309,22 @@ def device_name(device: torch.device) -> str:
 
 
 def start_tracker(cfg: DictConfig, folder: Path):
-    """A logger of `ed.engine.loggers`; None if disabled."""
+    """Builds the logger of a config, or returns None if it is disabled."""
     if cfg.logger.get("mode") == "disabled":
         return None
     settings = OmegaConf.to_container(cfg, resolve=True)
-    # partial: as an argument of `instantiate`, the config itself would be instantiated
+    # partial, because `instantiate` would also instantiate the config it is given
     return instantiate(cfg.logger, _partial_=True)(folder=folder, config=settings)
 
 
 def log_to(path: Path | None) -> None:
-    """Sends log lines to the terminal and to `path`; nowhere if None. Replaces earlier handlers."""
+    """Replaces the log handlers: logs to the terminal and `path`, or nowhere if it is None."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    logger.disabled = False  # Hydra's logging setup disables it before every job
+    logger.disabled = False  # Hydra disables it before every job
     handlers = [TerminalHandler(sys.stdout), LogFile(path)] if path else [logging.NullHandler()]
     handlers[0].setLevel(logging.INFO)
     for handler in handlers:

@@ -1,4 +1,4 @@
-"""Metrics: a row of metrics.jsonl per log point, and a line with an ETA or a live view."""
+"""Writes metrics to metrics.jsonl and shows them as log lines or in a live view."""
 
 import contextlib
 import json
@@ -12,16 +12,16 @@ from ed.runtime.console import interactive, number, plain_level, print_line
 from ed.runtime.files import read_rows, write_atomic
 from ed.runtime.runs import DIVERGED, METRICS
 
-MOST_SHOWN = 12  # values in a printed line
+MOST_SHOWN = 12  # maximum number of values per printed line
 logger = logging.getLogger("ed")
 
 
 class Metrics:
-    """Appends to metrics.jsonl; on resume, drops the rows after the checkpoint.
+    """Appends rows to metrics.jsonl; on resume, drops the rows after the checkpoint.
 
     Args:
-        saved: `text` in the checkpoint, which restores a file with other rows; None: no checkpoint.
-        writes: False on all ranks but 0, which only keep the rows in memory.
+        saved: the checkpoint's `text()`, which replaces a damaged file; None: no checkpoint.
+        writes: False on all ranks but 0; these keep the rows only in memory.
 
     Attributes:
         view: shows the metrics live on a terminal; see `ed.runtime.console.RunView`.
@@ -46,7 +46,7 @@ class Metrics:
         self.view = None
 
     def _resumed(self, saved: str | None) -> list[dict]:
-        """The rows up to the checkpoint, restored from it if the file is damaged."""
+        """Returns the rows up to the checkpoint; restores them from it if the file is damaged."""
         try:
             rows = [row for row in read_rows(self.path) if row["step"] <= self.start]
             damage = None
@@ -60,15 +60,15 @@ class Metrics:
         if damage:
             logger.warning("%s is damaged: %s; restored from the checkpoint", self.path, damage)
             return kept
-        # only measures of the trained model follow the last checkpoint
+        # rows after the final checkpoint are measures of the trained model
         return rows if self.start == self.total else kept
 
     def text(self) -> str:
-        """All rows as in the file; checkpoints store this."""
+        """Returns the contents of the file, for checkpoints."""
         return _text(self.rows)
 
     def sync(self) -> None:
-        """Returns once the rows are on disk."""
+        """Flushes all rows to disk."""
         self._write("", sync=True)
 
     def _write(self, text: str, *, sync: bool = False) -> None:
@@ -77,7 +77,7 @@ class Metrics:
             self.file.flush()
             if sync:
                 os.fsync(self.file.fileno())
-        except OSError as error:  # e.g. a full disk, which names no file
+        except OSError as error:  # a full-disk error has no file name
             error.filename = error.filename or str(self.path)
             raise
 
@@ -85,7 +85,7 @@ class Metrics:
         if not values:
             return
         row = {"step": step, **values}
-        if self.rows[-1:] != [row]:  # equal if killed between the last row and DONE
+        if self.rows[-1:] != [row]:  # equal if the run was killed before it wrote DONE
             self.rows.append(row)
             self._write(json.dumps(row) + "\n")
         if self.tracker is not None:
@@ -101,12 +101,12 @@ class Metrics:
             self.view.advance(step, self.eta(step))
 
     def begin(self, what: str) -> None:
-        """Shows what is computed before the next row."""
+        """Shows the current activity in the live view, until the next row."""
         if self.view is not None:
             self.view.begin(what)
 
     def pace(self, step: int) -> float:
-        """Seconds per step in this session."""
+        """Returns the seconds per step in this session."""
         return (time.monotonic() - self.began) / max(1, step - self.start)
 
     def eta(self, step: int) -> str:
@@ -117,9 +117,9 @@ class Metrics:
         return any(key.startswith("eval/") for row in rows for key in row)
 
     def summary(self, metric: str, higher_is_better: bool) -> dict:
-        """The last value of every evaluated metric, and the best value of `metric`.
+        """Returns the last value of every evaluation metric and the best value of `metric`.
 
-        Only measures of the final model count.
+        Measures are included only if they were taken on the final model.
         """
         last: dict[str, float] = {}
         for row in self.rows:
@@ -135,7 +135,7 @@ class Metrics:
     def close(self) -> None:
         if self.view is not None:
             self.view.close()
-        with contextlib.suppress(OSError):  # reported when the row was written
+        with contextlib.suppress(OSError):  # already raised when the row was written
             self.file.close()
 
 
@@ -144,7 +144,7 @@ def _text(rows: list[dict]) -> str:
 
 
 def check_finite(values: dict[str, float], after: int, step: int, folder: Path) -> None:
-    """Raises if any value is NaN or infinite, before saving."""
+    """Raises FloatingPointError if any value is NaN or infinite."""
     bad = [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise FloatingPointError(
@@ -154,7 +154,7 @@ def check_finite(values: dict[str, float], after: int, step: int, folder: Path) 
 
 
 def brief(values: dict[str, float]) -> str:
-    """Up to MOST_SHOWN values in one line; metrics.jsonl has all of them."""
+    """Formats up to MOST_SHOWN values as one line."""
     shown = [f"{name} {number(value)}" for name, value in values.items()]
     more = [f"and {len(shown) - MOST_SHOWN} more"] if len(shown) > MOST_SHOWN else []
     return "  ".join(shown[:MOST_SHOWN] + more)
@@ -177,10 +177,10 @@ class TerminalHandler(logging.StreamHandler):
 
 
 class LogFile(logging.FileHandler):
-    """train.log; a line that cannot be written does not stop the run."""
+    """Writes train.log; write errors do not stop the run."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Ignores a full disk, which writing metrics and checkpoints reports."""
+        """Ignores errors: a full disk is reported when metrics or checkpoints are written."""
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

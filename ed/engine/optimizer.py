@@ -1,4 +1,4 @@
-"""Optimizers with their learning-rate schedules and gradient clipping."""
+"""Optimizers, with learning-rate schedules and gradient clipping."""
 
 import math
 from collections.abc import Iterable
@@ -18,8 +18,8 @@ class OptimizerConfig:
     """Settings shared by all optimizers.
 
     Attributes:
-        max_grad_norm: bound on the global gradient norm; None: no clipping.
-        milestones: for `schedule="multistep"`: fractions of training at which lr drops by `gamma`.
+        max_grad_norm: clips the global gradient norm; None: no clipping.
+        milestones: fractions of training at which "multistep" multiplies the rate by `gamma`.
     """
 
     lr: float
@@ -38,14 +38,14 @@ class OptimizerConfig:
         optional(positive, "optimizer.max_grad_norm", self.max_grad_norm)
         if self.schedule == "multistep" and not self.milestones:
             raise ValueError(
-                "optimizer.schedule=multistep: without optimizer.milestones the rate never drops; "
+                "optimizer.schedule=multistep: the learning rate never drops without milestones; "
                 "set e.g. optimizer.milestones=[0.5,0.75], or use constant"
             )
 
     def lr_at(self, step: int, total: int, warmup: int) -> float:
-        """The learning rate at `step`, a pure function, so resuming cannot reset it."""
+        """Returns the learning rate, a pure function of `step`, so resuming cannot reset it."""
         if step < warmup:
-            return self.lr * ((step + 1) / warmup)  # not 0 at the first step
+            return self.lr * ((step + 1) / warmup)  # positive at the first step
         if self.schedule == "constant":
             return self.lr
         if self.schedule == "multistep":
@@ -55,11 +55,11 @@ class OptimizerConfig:
         return self.lr * factor
 
     def build(self, parameters: Iterable[tuple[str, nn.Parameter]], device: torch.device):
-        """The optimizer over named parameters; some regularizers need the names."""
+        """Builds the optimizer from named parameters; some regularizers need the names."""
         raise NotImplementedError
 
     def _device_options(self, device: torch.device) -> dict:
-        """On CUDA, a fused kernel and a learning rate on the device, which CUDA graphs can read."""
+        """Returns the learning rate; on CUDA, as a tensor for CUDA graphs, with fused kernels."""
         if device.type != "cuda":
             return {"lr": self.lr}
         return {"lr": torch.tensor(self.lr, device=device), "fused": True}
@@ -67,7 +67,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(OptimizerConfig):
-    """AdamW with weight decay on "all" parameters or only on "matrices"."""
+    """AdamW; `decay` applies weight decay to "all" parameters or only to "matrices"."""
 
     lr: float = 0.002
     weight_decay: float = 0.1
@@ -94,10 +94,11 @@ class AdamW(OptimizerConfig):
 
 
 class ParallelAdamW(torch.optim.AdamW):
-    """torch's AdamW, on a GPU in several streams: 59 instead of 190 us for ViT-Tiny on an H200.
+    """torch's AdamW, which uses several streams on a GPU.
 
-    A fused update launches one kernel per 30 tensors, which leaves most of the GPU idle. Each lane
-    is a plain AdamW over some of the weights; all lanes work on the state of this optimizer.
+    A fused update launches one kernel per 30 tensors, which leaves most of the GPU idle. Here each
+    lane is an AdamW over some of the weights, on its own stream, and all lanes share the state of
+    this optimizer. For ViT-Tiny on an H200 this reduces a step from 190 to 59 us.
     """
 
     LANES = 5
@@ -124,7 +125,7 @@ class ParallelAdamW(torch.optim.AdamW):
         return loss
 
     def _lend(self, lane: torch.optim.AdamW) -> None:
-        """State and settings; at every step, because loading a checkpoint replaces them."""
+        """Passes state and settings to a lane at every step, as checkpoints replace them."""
         lane.state = self.state
         for part, group in zip(lane.param_groups, self.param_groups, strict=True):
             part.update(group | {"params": part["params"]})
@@ -143,7 +144,7 @@ class SGD(OptimizerConfig):
         super().__post_init__()
         fraction("optimizer.momentum", self.momentum, one=False)
         if self.nesterov and self.momentum == 0:
-            raise ValueError("optimizer.nesterov=true: needs a positive optimizer.momentum")
+            raise ValueError("optimizer.nesterov=true: requires optimizer.momentum > 0")
 
     def build(self, parameters, device: torch.device) -> torch.optim.Optimizer:
         return torch.optim.SGD(
@@ -156,7 +157,7 @@ class SGD(OptimizerConfig):
 
 
 def matrices_first(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict]:
-    """Weight matrices and kernels, then all other parameters without decay; no empty groups."""
+    """Returns parameter groups: matrices and kernels, then the rest without weight decay."""
     matrices, others = [], []
     for name, p in parameters:
         (matrices if name.endswith("weight") and p.dim() > 1 else others).append((name, p))
@@ -173,7 +174,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
-    """Gives loaded optimizer state the strides of its weights, which fused updates assume."""
+    """Gives loaded optimizer state the strides of the weights, as fused updates require."""
     for weight, state in optimizer.state.items():
         for name, value in state.items():
             if value.shape == weight.shape and value.stride() != weight.stride():

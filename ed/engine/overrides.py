@@ -1,4 +1,4 @@
-"""Finds the wrong override of a command that does not compose, and the nearest valid names."""
+"""Finds the invalid override in a command and suggests similar valid names."""
 
 import argparse
 import contextlib
@@ -13,9 +13,10 @@ from hydra.core.override_parser.types import Override, OverrideType
 
 from ed.engine.compose import CONFIGS, compose_config, flat_keys
 
-SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}  # the paper's
+# maps symbols in the paper to setting names
+SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}
 SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
-RENAMED = {  # until 0.3
+RENAMED = {  # old key to new key; remove in 0.3
     "system.capture": "system.cuda_graph",
     "system.checkpointing": "system.activation_checkpointing",
     "optimizer.clip": "optimizer.max_grad_norm",
@@ -36,10 +37,10 @@ class Overrides:
     """The overrides of a command, as Hydra parses them.
 
     Attributes:
-        folders: the user's own configs: Hydra's --config-dir or a table's hydra.searchpath.
-        sweeps: the choices of each swept group.
-        chosen: one choice for every group in the command; for a sweep, the first.
-        settings: the overrides of keys.
+        folders: additional config folders, from --config-dir or hydra.searchpath.
+        sweeps: for each group in the sweep, its choices.
+        chosen: one choice for each group in the command; for a sweep, the first.
+        settings: the overrides of single keys.
     """
 
     def __init__(self, words: Sequence[str]):
@@ -65,7 +66,7 @@ class Overrides:
         self.chosen += [f"{group}={choices[0]}" for group, choices in self.sweeps.items()]
 
     def choices(self, group: str) -> list[str]:
-        """The choices of a group, the user's included; empty if there is no such group."""
+        """Returns the choices of a group, including the user's, or [] if it does not exist."""
         places = [folder / group for folder in (CONFIGS, *self.folders)]
         return sorted({path.stem for place in places for path in place.glob("*.yaml")})
 
@@ -74,18 +75,18 @@ class Overrides:
         return self.keys()
 
     def keys(self, *choices: str) -> list[str]:
-        """All keys of the config with the command's choices, replaced by `choices`."""
+        """Returns all config keys for the command's choices; `choices` take precedence."""
         return flat_keys(compose_config([*self.chosen, *choices], folders=self.folders))
 
     def wrong_key(self) -> str | None:
-        """What is wrong with the first invalid setting; None if all are valid."""
+        """Describes the first invalid setting, or returns None if all are valid."""
         return next(filter(None, map(self._wrong, self.settings)), None)
 
     def wrong_choice(self, group: str, choice: str) -> str:
         choices = self.choices(group)
         near = difflib.get_close_matches(choice, choices, n=2, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        return f"{group}={choice}: no such choice; {hint}There are {', '.join(choices)}"
+        return f"{group}={choice}: no such choice; {hint}Choices: {', '.join(choices)}"
 
     def _wrong(self, setting: Override) -> str | None:
         key, given = setting.key_or_group, setting.input_line
@@ -95,11 +96,11 @@ class Overrides:
         if lacking == choices and key not in self.valid:
             return self._unknown(key)
         if lacking:
-            return f"{given}: {lacking[0]} has no such setting; give it a command of its own"
+            return f"{given}: {lacking[0]} has no such setting; run it with a separate command"
         if choices and not setting.is_sweep_override():
-            # Hydra would apply it to the group's default choice, before the swept one is chosen
+            # Hydra would apply it to the default choice, before the sweep replaces that choice
             again = f"{key}=choice({given.partition('=')[2]})"
-            return f"{given}: in a sweep over {group} write it as one, too: '{again}'"
+            return f"{given}: in a sweep over {group}, write it as a sweep, too: '{again}'"
         return None
 
     def _unknown(self, key: str) -> str:
@@ -108,7 +109,7 @@ class Overrides:
         if key in RENAMED:
             return f"{key}: renamed to {RENAMED[key]}"
         if group == "measures" and owners:
-            return f"{key}: {rest[0]} is not among the measures; add measures=[{rest[0]}]"
+            return f"{key}: {rest[0]} is not measured; add measures=[{rest[0]}]"
         symbol = f"{group}.{SYMBOLS[rest[0]]}" if rest and rest[0] in SYMBOLS else None
         if symbol in valid:
             return f"unknown key {key!r}; the paper's {rest[0]} is {symbol}"
@@ -122,11 +123,11 @@ class Overrides:
         return f"unknown key {key!r}; {hint}"
 
     def _owners(self, key: str) -> list[str]:
-        """The choices of the key's group that have the key, inherited or not."""
+        """Returns the choices of the key's group that have this key."""
         group, owners = key.split(".")[0], []
         for choice in self.choices(group):
             value = f"[{choice}]" if group == "measures" else choice
-            with contextlib.suppress(Exception):  # a broken file that the command does not use
+            with contextlib.suppress(Exception):  # a broken config that the command does not use
                 if key in self.keys(f"{group}={value}"):
                     owners.append(choice)
         return owners

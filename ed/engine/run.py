@@ -1,4 +1,4 @@
-"""An open run folder: locked, with its config, sessions and summary. See `ed.runtime.runs`."""
+"""Locks a run folder and writes its config, sessions and summary. See `ed.runtime.runs`."""
 
 import logging
 import os
@@ -17,19 +17,19 @@ from ed.runtime import runs
 from ed.runtime.files import lock, sweep, write_atomic
 from ed.runtime.runs import RunError
 
-MOST_NAMED = 20  # changed files to list in meta.json
+MOST_NAMED = 20  # changed files listed in meta.json
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
-PACKAGES += ("envpool",)  # games differ between its releases
+PACKAGES += ("envpool",)  # its releases generate different games
 logger = logging.getLogger("ed")
 
 
 def resolved(cfg: DictConfig) -> dict:
-    """The config as plain values."""
+    """Returns the config as a plain dict with all references resolved."""
     return OmegaConf.to_container(cfg, resolve=True)
 
 
 class RunFolder:
-    """An open run folder, locked by rank 0, the only process that `writes`."""
+    """An open run folder. Only rank 0 locks it and `writes` to it."""
 
     def __init__(self, path: Path, cfg: DictConfig, *, writes: bool = True):
         self.path, self.cfg, self.writes = path, cfg, writes
@@ -60,7 +60,7 @@ class RunFolder:
             raise
 
     def _lock_folder(self) -> bool:
-        """Also locks the folder itself: the lock file can be deleted while it is held."""
+        """Also locks the folder itself, because the lock file could be deleted."""
         try:
             return lock(self._folder)
         except OSError:  # some network file systems cannot lock folders
@@ -78,21 +78,21 @@ class RunFolder:
         elif difference := self.difference(runs.identity(resolved(read_config(stored)))):
             raise RunError(
                 f"{self.path} holds a run with another config: {difference}. "
-                "Use the stored values or another system.run_dir, or move that folder away"
+                "Use the stored values, use another system.run_dir, or move that folder"
             )
 
     def difference(self, before: dict) -> str | None:
-        """How this run differs from another run's identity; None if it does not."""
+        """Describes how this run differs from another run's identity, or returns None."""
         now = runs.identity(resolved(self.cfg))
         return "; ".join(runs.differences(before, now)) or None
 
     def finish(self, summary: dict) -> None:
-        """Writes DONE, and the latest measures to config.yaml."""
+        """Writes the summary to DONE and the measures to config.yaml."""
         if not self.writes:
             return
         stored, before = read_config(self.path / runs.CONFIG), runs.read_done(self.path)
         measures = OmegaConf.to_container(self.cfg.measures, resolve=True)
-        if before is not None:  # keep earlier measures even if metrics.jsonl was lost
+        if before is not None:  # keep earlier measures, even if metrics.jsonl was lost
             kept = {key: v for key, v in before["last"].items() if key.startswith("measure/")}
             summary["last"] = kept | summary["last"]
             measures = {**(stored.get("measures") or {}), **measures}
@@ -101,7 +101,7 @@ class RunFolder:
         write_atomic(self.path / runs.CONFIG, OmegaConf.to_yaml(stored))
 
     def open_session(self, device: str, steps: int, **details) -> None:
-        """Records this session in meta.json: the command, hardware, versions and `details`."""
+        """Adds this session to meta.json: command, hardware, versions and `details`."""
         if not self.writes:
             return
         changed = changed_files()
@@ -122,7 +122,7 @@ class RunFolder:
 
 
 def _earlier_sessions(folder: Path) -> list[dict]:
-    """The sessions so far; a damaged meta.json only causes a warning."""
+    """Returns the earlier sessions, or [] with a warning if meta.json is damaged."""
     try:
         meta = runs.read_meta(folder)
         if not runs.has_begun(folder) or "sessions" in meta:
@@ -135,14 +135,14 @@ def _earlier_sessions(folder: Path) -> list[dict]:
 
 
 def commit() -> str | None:
-    """The current commit; set ED_COMMIT for a copy of the code without its repository."""
+    """Returns the current commit; without a git repository, set ED_COMMIT."""
     return os.environ.get("ED_COMMIT") or _git("rev-parse", "HEAD")
 
 
 def changed_files() -> list[str] | None:
-    """Tracked files that differ from `commit()`; None if unknown.
+    """Returns the tracked files that differ from `commit()`, or None if unknown.
 
-    For a copy of the code without its repository, set ED_CHANGED to a space-separated list.
+    Without a git repository, set ED_CHANGED to a space-separated list.
     """
     if "ED_CHANGED" in os.environ:
         return os.environ["ED_CHANGED"].split()
@@ -152,7 +152,7 @@ def changed_files() -> list[str] | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """The output of git on ed's own repository; None if there is none."""
+    """Returns the output of git in ed's repository, or None if git fails."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)

@@ -1,4 +1,4 @@
-"""Checks the types and names of all settings before anything is built."""
+"""Checks the names and types of all settings before anything is built."""
 
 import contextlib
 import math
@@ -19,21 +19,21 @@ SYSTEM |= {"measure_every": int | None, "workers": int | None, "threads": int | 
 SYSTEM |= {"save_seconds": float, "max_minutes": float | None, "keep_checkpoint": bool}
 SYSTEM |= {"activation_checkpointing": bool, "deterministic": bool}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-# larger values would never finish or never fit into memory
+# larger values would never finish or would not fit into memory
 MOST = {"epochs": 10**6, "warmup_epochs": 10**6, "steps": 10**10, "frames": 10**12}
 MOST |= {"degree": 1000, "resolution": 10**5, "pairs": 10**8, "projections": 10**6}
 MOST |= {"batch_size": 10**8, "width": 10**6, "depth": 10**4, "heads": 10**4, "classes": 10**7}
-MOST_WHOLE = 2**62  # any other whole number
+MOST_WHOLE = 2**62  # the limit for all other integers
 
 
 def check_settings(cfg: DictConfig) -> None:
-    """Compares settings with the annotations of the constructors that take them.
+    """Checks settings against the type annotations of the constructors that receive them.
 
-    The constructors themselves check the range of a value.
+    The constructors check the ranges of values.
     """
     for key, value in OmegaConf.to_container(cfg, resolve=True).items():
-        if key not in KEYS:  # added with Hydra's plus sign
-            raise ValueError(f"+{key}: no such key; leave it out, or see python train.py --help")
+        if key not in KEYS:  # added with + on the command line
+            raise ValueError(f"+{key}: no such key; remove it, or see python train.py --help")
         check_numbers(key, value)
     if type(cfg.seed) is not int:
         raise ValueError(f"seed={cfg.seed}: must be a whole number")
@@ -45,10 +45,10 @@ def check_settings(cfg: DictConfig) -> None:
 
 
 def check_numbers(key: str, value, name: str | None = None) -> None:
-    """Raises ValueError for nan, inf and numbers above their limit, at any depth.
+    """Raises ValueError if any number in `value` is NaN, infinite or above its limit.
 
     Args:
-        name: whose limit in MOST applies; None: the last part of the key.
+        name: the key of the limit in MOST; None: the last part of `key`.
     """
     if isinstance(value, dict):
         for name, item in value.items():
@@ -62,20 +62,20 @@ def check_numbers(key: str, value, name: str | None = None) -> None:
         other = MOST_WHOLE if isinstance(value, int) else math.inf
         most = MOST.get(name or key.split(".")[-1], other)
         if value > most:
-            raise ValueError(f"{key}={value:,}: at most {most:,}")
+            raise ValueError(f"{key}={value:,}: must be at most {most:,}")
 
 
 def check_leaf(name: str, leaf: DictConfig) -> None:
-    """Raises ValueError if the constructor in `_target_` does not accept these settings."""
+    """Raises ValueError if the constructor `_target_` does not accept these settings."""
     if "_target_" not in leaf:
         raise ValueError(
-            f"{name}._target_ is missing: name the class to build, e.g. _target_: module.Class"
+            f"{name}._target_ is missing: set it to the class to build, e.g. _target_: module.Class"
         )
     try:
         functions = _constructors(get_object(leaf._target_))
     except ImportError as error:
         if not isinstance(error.__cause__, (ModuleNotFoundError, AttributeError)):
-            raise  # the module exists but fails to import
+            raise  # the module exists, but importing it fails
         raise ValueError(
             f"{name}._target_={leaf._target_}: not found ({error.__cause__}); fix the name, or "
             "add the module's folder to PYTHONPATH"
@@ -83,7 +83,7 @@ def check_leaf(name: str, leaf: DictConfig) -> None:
     _check_names(name, leaf, functions)
     hints = {}
     for function in reversed(functions):  # subclasses override their bases
-        with contextlib.suppress(NameError):  # a name imported only for type checking
+        with contextlib.suppress(NameError):  # a type imported only for type checking
             hints |= get_type_hints(function)
     _check_values(name, leaf, hints)
 
@@ -105,14 +105,14 @@ def _check_values(name: str, values: DictConfig, hints: dict) -> None:
         hint = hints.get(key)
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         if value == "???" or not set(kinds) <= {*KINDS, NoneType}:
-            continue  # checked elsewhere: missing values by Hydra, lists and objects on their own
+            continue  # Hydra checks missing values; constructors check lists and objects
         if not any(_fits(value, kind) for kind in kinds):
             wanted = " or ".join("null" if k is NoneType else KINDS[k] for k in kinds)
             raise ValueError(f"{name}.{key}={'null' if value is None else value}: must be {wanted}")
 
 
 def _constructors(target) -> list:
-    """The constructors that receive a leaf's settings, subclasses first."""
+    """Returns the constructors that receive the settings, subclasses first."""
     if not isinstance(target, type):
         return [target] if isinstance(target, FunctionType) else []
     functions = []
@@ -125,11 +125,11 @@ def _constructors(target) -> list:
 
 
 def _hands_on(function) -> bool:
-    """Whether it passes **kwargs on to the next constructor."""
+    """Returns whether a constructor passes **kwargs to its base class."""
     return any(p.kind is p.VAR_KEYWORD for p in signature(function).parameters.values())
 
 
 def _fits(value, kind: type) -> bool:
-    if isinstance(value, bool):  # which Python also counts as int
+    if isinstance(value, bool):  # bool is a subclass of int
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

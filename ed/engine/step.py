@@ -1,7 +1,7 @@
 """One training step: eager on a CPU, compiled and captured in a CUDA graph on a GPU.
 
-No step copies a tensor to the host: learning rate, progress and the sums of reports live on the
-device, and the host reads them only at log points.
+Steps never copy tensors to the host: the learning rate, the progress and the sums of reported
+values stay on the device, and the host reads them only at log points.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from ed.runtime.distributed import average_gradients
 from ed.runtime.streams import reseed
 from ed.tasks.base import Batch, Task
 
-EAGER_STEPS = 3  # before capture, to compile and to create optimizer state and library handles
+EAGER_STEPS = 3  # before capture, which needs compiled code, optimizer state and library handles
 logger = logging.getLogger("ed")
 
 
 class TrainStep:
-    """Updates the model by one batch per call; `means()` returns the mean reports."""
+    """Updates the model with one batch per call; `means()` returns the averaged metrics."""
 
     def __init__(
         self,
@@ -55,22 +55,23 @@ class TrainStep:
             parts=accumulate * processes.world_size(),
         )
         self.sums: dict[str, Tensor] = {}
-        self.counts: Counter[str] = Counter()  # steps in each sum
-        self.names: dict[int, set[str]] = {}  # reported by the objective, by variant
-        self.reported: dict[int, tuple[str, ...]] = {}  # by the whole step, by variant
+        self.counts: Counter[str] = Counter()  # number of steps in each sum
+        self.names: dict[int, set[str]] = {}  # metric names of the objective, by variant
+        self.reported: dict[int, tuple[str, ...]] = {}  # metric names of the whole step
         twice = "system.activation_checkpointing=true runs blocks twice" if recompute else None
         if recompute:
             recompute_blocks(model)
-        if kernels and _allowed(regularizer.no_kernels, "run by our own kernels"):
+        if kernels and _allowed(regularizer.no_kernels, "using Triton kernels"):
             for part in model.modules():
                 if hasattr(part, "kernels"):
                     part.kernels = True
         if compile_model and _allowed(twice, "compiled"):
             regularizer.compile(model)
         many = "several processes average their gradients" if processes.world_size() > 1 else None
-        no_capture = regularizer.no_capture or twice or many  # the last two are untested in a graph
+        # checkpointing and several processes are untested in CUDA graphs
+        no_capture = regularizer.no_capture or twice or many
         self.capture = capture and _allowed(no_capture, "captured in a CUDA graph")
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by variant; all read `inputs`
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # one per variant; all read `inputs`
         self.inputs: Batch = {}
         self.stream = torch.cuda.Stream() if self.capture else None
         self.eager_steps: Counter[int] = Counter()
@@ -98,21 +99,21 @@ class TrainStep:
         self.counts.update(self.reported[variant])
 
     def peek(self) -> dict[str, float]:
-        """Means since the last `means()`, each over the steps that reported it.
+        """Returns mean metrics since the last `means()`, each over the steps that reported it.
 
-        Waits for the device, so call it only to log and save.
+        This waits for the device, so call it only to log and save.
         """
         counts = {name: self.counts[name] for name in self.sums if self.counts[name]}
         return {f"train/{name}": self.sums[name].item() / n for name, n in counts.items()}
 
     @torch.no_grad()
     def largest_weight(self) -> dict[str, float]:
-        """The largest absolute weight; shows NaN or infinity one step before the loss does."""
+        """Returns the largest absolute weight, which is NaN or inf one step before the loss is."""
         largest = torch._foreach_norm(list(self.model.parameters()), math.inf)
         return {"largest weight": torch.stack(largest).amax().item()}
 
     def means(self) -> dict[str, float]:
-        """Like `peek`, then resets the sums."""
+        """Returns the same as `peek`, then resets the sums."""
         values = self.peek()
         for value in self.sums.values():
             value.zero_()
@@ -131,7 +132,7 @@ class TrainStep:
         self.model.load_state_dict(state["model"])
         stored = state["optimizer"]
         groups = zip(stored["param_groups"], self.optimizer.param_groups, strict=True)
-        # keep this device's options, e.g. a fused kernel: torch would restore the saved ones
+        # keep the options for this device, e.g. fused kernels; torch would load the saved ones
         own = [own | {"params": saved["params"]} for saved, own in groups]
         self.optimizer.load_state_dict(stored | {"param_groups": own})
         lay_out_like_weights(self.optimizer)
@@ -152,9 +153,9 @@ class TrainStep:
         self.reported[self.state.variant] = tuple(report)
 
     def _averaged(self, report: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Averages the report and the batch-norm running statistics over the processes.
+        """Averages the report and the batch-norm running statistics over all processes.
 
-        Normalisation itself uses each process's own part of the batch.
+        In training, batch norm uses only the part of the batch on each process.
         """
         norms = batch_norms(self.model)
         statistics = [b for norm in norms for b in norm.buffers() if b.is_floating_point()]
@@ -183,28 +184,28 @@ class TrainStep:
         return {name: sum(r[name] for r in reports) / len(reports) for name in reports[0]}
 
     def _check_names(self, report: dict[str, Tensor]) -> None:
-        """Raises if the reported names change: a replayed graph always reports the same ones."""
+        """Raises if the reported names change, because a CUDA graph cannot change them."""
         names = self.names.setdefault(self.state.variant, set(report))
         if set(report) != names:
             raise ValueError(
                 f"{type(self.regularizer).__name__} reports {', '.join(sorted(report))} after "
-                f"{', '.join(sorted(names))}; report the same names at every step of a variant"
+                f"{', '.join(sorted(names))}; report the same names at every step"
             )
 
     def _update_on_stream(self, batch: Batch) -> None:
-        """An eager step on the stream to be captured, because autograd remembers streams."""
+        """Runs an eager step on the capture stream, because autograd remembers streams."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             self._update(batch)
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def _record(self, batch: Batch) -> None:
-        """Captures one step without running it."""
+        """Captures a step in a CUDA graph without running it."""
         self.inputs = self.inputs or {name: value.clone() for name, value in batch.items()}
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.state.generator)
         torch.cuda.synchronize()
-        # thread_local: the thread that pins the next batches may allocate host memory meanwhile
+        # thread_local, because the thread that pins batches may allocate memory during capture
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self._update(self.inputs)
         self.graphs[self.state.variant] = graph

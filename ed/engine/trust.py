@@ -1,8 +1,8 @@
-"""Reads stored configs safely: a run folder may come from someone else.
+"""Reads stored configs safely, because a run folder may come from someone else.
 
-Building any `_target_` could run the author's code, so `stored_config` accepts only those in
-configs/. --trust (scripts) and system.trust=true (train.py) lift this; parts that the user's own
-command names are always trusted.
+Building an arbitrary `_target_` could run foreign code, so `stored_config` accepts only those in
+configs/. To skip this check, use --trust (scripts) or system.trust=true (train.py). Anything in the
+user's own command is always trusted.
 """
 
 import functools
@@ -17,16 +17,16 @@ from ed.engine.compose import CONFIGS, PARTS
 from ed.runtime.files import yaml_text
 from ed.runtime.runs import CONFIG
 
-SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's; ed uses none of them
-REMEDY = "if you trust whoever made this folder, add --trust (train.py: system.trust=true)"
+SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # Hydra keys that ed does not use
+REMEDY = "if you trust the author of this folder, add --trust (train.py: system.trust=true)"
 
 
 class UntrustedConfig(ValueError):
-    """A stored config names a class or function that is not part of ed."""
+    """Raised if a stored config refers to a class or function that is not part of ed."""
 
 
 def stored_config(folder: Path, *, trust: bool = False) -> DictConfig:
-    """The config of a run folder, safe to build unless `trust` skips the check."""
+    """Reads a run folder's config; checks that it is safe to build unless `trust` is true."""
     path = folder / CONFIG
     cfg = read_config(path)
     for key in ("task", "model"):
@@ -38,7 +38,7 @@ def stored_config(folder: Path, *, trust: bool = False) -> DictConfig:
 
 
 def read_config(path: Path) -> DictConfig:
-    """A stored config, to compare or show but not to build; ValueError if it is damaged."""
+    """Reads a config to compare or show, not to build; raises ValueError if it is damaged."""
     text = yaml_text(path)
     try:
         cfg = OmegaConf.create(text)
@@ -52,8 +52,8 @@ def read_config(path: Path) -> DictConfig:
         if not isinstance(group, dict):
             raise _damaged(path, f"{key} is not a mapping")
     for key, value in _walk(raw):
-        if isinstance(value, str) and "${" in value:  # runs store their configs resolved
-            raise _damaged(path, f"{key}={value[:60]} refers to another value")
+        if isinstance(value, str) and "${" in value:  # stored configs are resolved
+            raise _damaged(path, f"{key}={value[:60]} is a reference; stored configs have none")
     return cfg
 
 
@@ -63,13 +63,13 @@ def _damaged(path: Path, reason: str) -> ValueError:
 
 @functools.cache
 def shipped_targets() -> frozenset[str]:
-    """Every `_target_` in configs/."""
+    """Returns every `_target_` in configs/."""
     configs = (yaml.safe_load(path.read_bytes()) for path in CONFIGS.glob("**/*.yaml"))
     return frozenset(name for config in configs for name in targets(config))
 
 
 def targets(config) -> list[str]:
-    """Every `_target_` in a config, at any depth."""
+    """Returns every `_target_` in a config, at any depth."""
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config, resolve=True)
     return [value for key, value in _walk(config) if key.split(".")[-1] == "_target_"]
@@ -79,7 +79,7 @@ def check_targets(cfg: DictConfig, path: Path, *, own: Iterable[str] = ()) -> No
     """Raises UntrustedConfig if building `cfg`, stored in `path`, could run foreign code.
 
     Args:
-        own: further trusted targets, from the user's own command.
+        own: additional trusted targets, from the user's command.
     """
     allowed = shipped_targets() | set(own)
     for key, value in _walk(OmegaConf.to_container(cfg, resolve=False)):
@@ -94,7 +94,7 @@ def check_targets(cfg: DictConfig, path: Path, *, own: Iterable[str] = ()) -> No
 
 
 def _walk(value, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Dotted key and value of every node below a container, containers included."""
+    """Yields the dotted key and the value of every node in a container, at any depth."""
     if not isinstance(value, (dict, list)):
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):

@@ -1,1 +1,1 @@
-"""Processes, random streams, files and hub access."""
+"""Runtime support: processes, random streams, files, the terminal and the hub."""

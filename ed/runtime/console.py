@@ -1,7 +1,7 @@
-"""What a terminal shows: a run's header, live view and last panel; tables; progress bars.
+"""Terminal output: the header, live view and closing panel of a run; tables; progress bars.
 
-Rich is imported on first use and only if someone is watching: pipes and log files get plain lines
-from the callers. All drawing happens in the calling thread, at most a few times per second.
+Rich is imported on first use, and only if the output is a terminal; callers print plain lines to
+pipes and log files. All drawing happens in the calling thread, at most a few times per second.
 """
 
 from __future__ import annotations
@@ -22,55 +22,55 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 REDRAW_SECONDS = 0.25
-WIDEST = 100  # columns of a live view; numbers far from their names are hard to read
+WIDEST = 100  # columns of the live view; wider lines are hard to read
 LABELS = {"acc": "accuracy", "ed": "ED", "ed_se": "± std. error"}
-BEST = "★"  # in front of an evaluation that is the best so far
-MOST_SQUEEZED = 2.0  # times as wide as the terminal, a table still reads well with wrapped cells
+BEST = "★"  # marks the best evaluation so far
+MOST_SQUEEZED = 2.0  # a table up to twice as wide as the terminal is readable with wrapped cells
 CROPPED = {"no_wrap": True, "overflow": "ellipsis", "crop": True}
 
 _displays: weakref.WeakSet[Live] = weakref.WeakSet()
 
 
 def interactive() -> bool:
-    """Whether standard output is a terminal that can redraw lines and show Unicode.
+    """Returns whether standard output is a terminal that can redraw lines and show Unicode.
 
-    Of processes that train together, only for the first: the others print nothing.
+    With several processes, only rank 0 is interactive; the others print nothing.
     """
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
         return False
-    stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # while a view is live
+    stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # Rich may wrap stdout
     encoding = (getattr(stream, "encoding", None) or "").lower()
     return stream.isatty() and os.environ.get("TERM") != "dumb" and encoding.startswith("utf")
 
 
 def plain_level() -> int:
-    """The logging level of a line that a terminal shows in another form: for the log file only."""
+    """Returns the level of plain log lines: DEBUG (log file only) on a terminal, else INFO."""
     return logging.DEBUG if interactive() else logging.INFO
 
 
 @functools.cache
 def terminal() -> Console:
-    """The one console of this process, so that lines and bars do not overwrite each other."""
+    """Returns the console, which is shared so that lines and bars do not overwrite each other."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
 def print_facts(facts: Mapping[str, str], console: Console | None = None) -> None:
-    """Prints a name and a value per line, aligned; part of a run's header."""
+    """Prints names and values, one pair per line and aligned."""
     for name, value in facts.items():
         (console or terminal()).print(f"  [dim]{name:<11}  [/]{_escape(value)}", soft_wrap=True)
 
 
 def print_line(text: str, level: int = logging.INFO) -> None:
-    """Prints a log line above whatever is live."""
+    """Prints a log line above any live view."""
     style = {logging.WARNING: "yellow", logging.ERROR: "red"}.get(level)
     terminal().print(text, style=style, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """Shows what takes a while, until it is over."""
+    """Shows a message while the context is active."""
     if not interactive():
         yield
         return
@@ -81,7 +81,7 @@ def working(what: str) -> Iterator[None]:
 
 
 def print_result(title: str, facts: Mapping[str, str], console: Console | None = None) -> None:
-    """Prints the closing panel of a run. No side borders, so that its lines can be copied."""
+    """Prints the closing panel of a run, without side borders so that lines can be copied."""
     from rich import box
     from rich.panel import Panel
     from rich.table import Table
@@ -96,7 +96,7 @@ def print_result(title: str, facts: Mapping[str, str], console: Console | None =
 
 
 def print_markdown(text: str, console: Console | None = None) -> None:
-    """Prints Markdown with its tables drawn; footnotes become a numbered list."""
+    """Prints Markdown with formatted tables; footnotes become a numbered list."""
     from rich.markdown import Markdown
 
     text = re.sub(r"^\[\^(\d+)\]: ", r"\1. ", text, flags=re.MULTILINE)
@@ -107,19 +107,19 @@ def print_markdown(text: str, console: Console | None = None) -> None:
 
 
 def _fitting(table: str, width: int) -> str:
-    """A Markdown table; a sentence in its place if its columns would shrink to a few letters."""
+    """Returns a Markdown table, or a note if it is too wide for the terminal."""
     rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
     needed = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=False))
     if needed <= MOST_SQUEEZED * width:
         return table
-    return f"*A table of {len(rows[0])} columns does not fit here: add* `| less -S`\n"
+    return f"*A table of {len(rows[0])} columns does not fit; to scroll, add* `| less -S`\n"
 
 
-Cell = str | tuple[str, str]  # text, or text and style
+Cell = str | tuple[str, str]  # text, or (text, style)
 
 
 def print_table(rows: Sequence[Sequence[Cell]], console: Console | None = None) -> None:
-    """Prints a table whose first row is its header; names there break before . and /."""
+    """Prints a table; the first row is the header, where names wrap before . and /."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -133,7 +133,7 @@ def print_table(rows: Sequence[Sequence[Cell]], console: Console | None = None) 
 
 
 def track(items: Iterable, what: str, *, total: int | None = None) -> Iterator:
-    """Yields the items, with a bar meanwhile if someone is watching."""
+    """Yields the items; shows a progress bar if the output is a terminal."""
     if not interactive():
         yield from items
         return
@@ -151,7 +151,7 @@ def track(items: Iterable, what: str, *, total: int | None = None) -> Iterator:
 
 
 def label(name: str) -> str:
-    """The name of a metric for people: accuracy for eval/acc, ED for measure/ed."""
+    """Returns the display name of a metric, e.g. "accuracy" for eval/acc."""
     last = name.partition("/")[2] or name
     return LABELS.get(last, last)
 
@@ -161,14 +161,14 @@ def number(value: float) -> str:
 
 
 class RunView:
-    """The live view of a training run: a bar and the newest training metrics, in two lines.
+    """The live view of a training run: a progress bar and the latest training metrics.
 
-    Evaluations are rows above it.
+    Evaluations are printed as rows above it.
 
     Args:
-        metric: the best evaluation so far by this metric is marked.
-        best: the best value of earlier sessions.
-        labels: names of training metrics for people, in place of `label`'s.
+        metric: the metric that decides which evaluation is marked as the best.
+        best: the best value from earlier sessions.
+        labels: display names of training metrics, in place of `label(name)`.
     """
 
     def __init__(
@@ -202,12 +202,12 @@ class RunView:
         self.live.refresh()
 
     def begin(self, what: str) -> None:
-        """Shows what is computed until the next row or step."""
+        """Shows the current activity until the next row or step."""
         self.activity = f"{what} ..."
         self.refresh()
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes a row of metrics: training metrics go to the live lines, others become a row."""
+        """Shows training metrics in the live view and prints other metrics as a row."""
         self.activity = ""
         if all(name.startswith(("train/", "time/")) for name in values):
             self.training = dict(values)
@@ -235,7 +235,7 @@ class RunView:
         return Group(bar, numbers)
 
     def _training_line(self) -> str:
-        """The training metrics at fixed widths, so that they stay in place."""
+        """Formats the training metrics with fixed widths, so that they do not move."""
         if self.activity or not self.training:
             return self.activity or "first steps ..."
         shown = {name: v for name, v in self.training.items() if name != "time/step_s"}
@@ -270,7 +270,7 @@ class RunView:
 
 
 def restore() -> None:
-    """Ends every live display and shows the cursor again, e.g. before an error is printed."""
+    """Stops all live displays and restores the cursor, e.g. before printing an error."""
     for live in list(_displays):
         live.stop()
 
@@ -281,7 +281,7 @@ def _registered(live: Live) -> Live:
 
 
 def _live() -> dict[str, bool]:
-    """Settings of a live display: no thread, and standard error stays where it was sent."""
+    """Returns settings for rich.Live: no thread; stderr is redirected only on a terminal."""
     return {"transient": True, "auto_refresh": False, "redirect_stderr": sys.stderr.isatty()}
 
 

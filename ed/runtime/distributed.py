@@ -1,14 +1,14 @@
-"""Several processes with one GPU each train one run, started by torchrun or by srun on SLURM.
+"""Training with several processes, one per GPU, started by torchrun or by srun on SLURM.
 
     torchrun --nproc-per-node 4 train.py ...            on one machine
     srun --ntasks-per-node 4 --kill-on-bad-exit=1 python train.py ...     inside a SLURM job
 
-srun forwards every signal and the exit code 75 of an interrupted run; torchrun forwards SIGTERM and
-SIGINT, and turns every exit code but 0 into 1.
+srun forwards all signals, and returns exit code 75 for an interrupted run. torchrun forwards only
+SIGTERM and SIGINT, and returns 1 for any exit code but 0.
 
-Every process builds the same model and batches, works on its part of each batch, and averages the
-gradients once. The model is not wrapped, so double differentiation, forward passes that start from
-embeddings and SAM's two passes need no special code.
+Every process builds the same model and batches, computes gradients on its part of each batch, and
+then averages them. The model is not wrapped, so double differentiation, forward passes that start
+from embeddings, and SAM's two passes need no special code.
 """
 
 import atexit
@@ -26,14 +26,14 @@ from ed.runtime import processes
 
 
 def join() -> None:
-    """Joins the other processes of this run, if torchrun or srun started any."""
+    """Joins the other processes of this run if torchrun or srun started several."""
     place = _torchrun() or _srun()
     if place is None or processes.world_size() > 1:
         return
     os.environ.update(place)
     try:
         store, rank, world_size = next(dist.rendezvous("env://"))
-        # gloo for CPU tensors, so that exchanging flags makes no GPU wait
+        # gloo for CPU tensors, so that exchanging flags does not block the GPU
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         processes.join(store, rank=rank, world_size=world_size, backend=backend)
     except RuntimeError as error:
@@ -46,7 +46,7 @@ def join() -> None:
 
 
 def _torchrun() -> dict[str, str] | None:
-    """The variables that torchrun sets; None for a single process."""
+    """Returns the variables that torchrun sets, or None for a single process."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or any(name not in os.environ for name in names):
         return None
@@ -54,11 +54,11 @@ def _torchrun() -> dict[str, str] | None:
 
 
 def _srun() -> dict[str, str] | None:
-    """The same from SLURM's variables; None for a single task or a batch script."""
+    """Returns the same variables for srun, or None for a single task or a batch script."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks == "1":
         return None
-    # the port depends on job and step, so that jobs on one node do not clash
+    # the port depends on the job and step, so that jobs on one node do not conflict
     number = int(os.environ["SLURM_JOB_ID"]) * 16 + int(os.environ["SLURM_STEP_ID"])
     return {
         "RANK": os.environ["SLURM_PROCID"],
@@ -70,20 +70,20 @@ def _srun() -> dict[str, str] | None:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of SLURM's node list: gpu[07-09,12],cpu1 -> gpu07."""
+    """Returns the first host of a SLURM node list: gpu[07-09,12],cpu1 -> gpu07."""
     return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.match(r"(?:[^,[]|\[[^]]*\])+", nodes).group())
 
 
 def local_device(name: str) -> torch.device:
-    """Selects this process's own GPU; `name` is system.device."""
+    """Selects the GPU of this process; `name` is system.device."""
     if name != "cuda":
-        raise ValueError(f"system.device={name}: several processes cannot share a GPU; use cuda")
+        raise ValueError(f"system.device={name}: processes cannot share a GPU; use cuda")
     local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if count == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        local = 0  # srun may show each task only its own GPU
+        local = 0  # srun can make only one GPU visible to each task
     if local >= count:
         raise ValueError(
-            f"process {local} on this machine has no GPU, as there are only {count}; start {count} "
+            f"local process {local} has no GPU: this machine has only {count}; start {count} "
             "processes per machine, or set system.device=cpu"
         )
     torch.cuda.set_device(local)
@@ -91,10 +91,10 @@ def local_device(name: str) -> torch.device:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replaces each gradient by its mean over all processes, in one all-reduce.
+    """Replaces each gradient by its mean over all processes, with one all-reduce per dtype.
 
-    A missing gradient (e.g. of a block dropped at random) counts as 0 if any other process has one,
-    so that all processes average the same list.
+    A missing gradient (e.g. of a randomly dropped block) counts as 0 if any other process has one,
+    so that all processes average the same gradients.
     """
     if processes.world_size() == 1:
         return
@@ -109,7 +109,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits; with other processes, skips the process-group teardown, which could hang."""
+    """Exits; with several processes, skips process-group teardown, which could hang."""
     if processes.world_size() == 1:
         sys.exit(code)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Files that a kill cannot leave half-written, and readers that notice damage."""
+"""Atomic writes, and readers that detect damaged files."""
 
 import contextlib
 import fcntl
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import yaml
 
-YAML_DEPTH, YAML_NODES = 50, 100_000  # limits; our own files have 5 levels, some hundred nodes
+YAML_DEPTH, YAML_NODES = 50, 100_000  # ed's own files have 5 levels and a few hundred nodes
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-SEAL = b"sha256 "  # starts the archive comment of a checkpoint, followed by the hex digest
+SEAL = b"sha256 "  # prefix of the digest, which is the archive comment of a checkpoint
 SEAL_SIZE = len(SEAL) + 64
 PACKAGE = Path(__file__).resolve().parents[1]
-INSTALLED = (PACKAGE / "_app").is_dir()  # from a wheel, not a clone
-APP = PACKAGE / "_app" if INSTALLED else PACKAGE.parent  # has train.py, configs, scripts, ...
-HOME = Path.cwd() if INSTALLED else APP  # where scripts put runs and reports by default
-LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # seconds
+INSTALLED = (PACKAGE / "_app").is_dir()  # installed from a wheel, not run from a clone
+APP = PACKAGE / "_app" if INSTALLED else PACKAGE.parent  # contains train.py, configs, scripts, ...
+HOME = Path.cwd() if INSTALLED else APP  # default location of runs and reports
+LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # the pause is in seconds
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -30,26 +30,26 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = str(path)  # not the temporary file; a full disk names none
+        error.filename = str(path)  # report this file, not the temporary one
         raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def refuse_control(text: str, given: str) -> None:
-    """Raises ValueError for newlines and other control characters."""
+    """Raises ValueError if `text` contains newlines or other control characters."""
     bad = next((character for character in str(text) if not character.isprintable()), None)
     if bad is not None:
         raise ValueError(f"{given}: contains the control character {bad!r}; remove it")
 
 
 def csv_text(text: str) -> str:
-    """Prefixes text that a spreadsheet would run as a formula with an apostrophe."""
+    """Prepends an apostrophe to text that a spreadsheet would run as a formula."""
     return f"'{text}" if _like_formula(text) else text
 
 
 def from_csv_text(text: str) -> str:
-    """The inverse of `csv_text`."""
+    """Inverts `csv_text`."""
     return text[1:] if text[:1] == "'" and _like_formula(text[1:]) else text
 
 
@@ -62,7 +62,7 @@ def _like_formula(text: str) -> bool:
 
 
 def sweep(path: Path) -> None:
-    """Removes temporary files left by killed writers; a `write_atomic` in progress would fail."""
+    """Removes temporary files of killed writers. Do not call it while others write to `path`."""
     for temporary in path.parent.glob(f"{path.name}.*.tmp"):
         temporary.unlink(missing_ok=True)
 
@@ -72,7 +72,7 @@ def write_json(path: Path, value) -> None:
 
 
 def read_json(path: Path, kind: type = dict):
-    """The JSON value in a file; ValueError names the file if it is not of this kind."""
+    """Reads a JSON file; raises ValueError if it is invalid or its value is not a `kind`."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -83,11 +83,11 @@ def read_json(path: Path, kind: type = dict):
 
 
 def read_rows(path: Path) -> list[dict]:
-    """One JSON value per line; skips an incomplete last line, as left by a kill."""
+    """Reads one JSON value per line; skips an incomplete last line, left by a kill."""
     try:
         *lines, cut = path.read_text().split("\n") if path.exists() else [""]
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text: restore it") from None
+        raise ValueError(f"{path} is not a text file: restore it") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -95,15 +95,15 @@ def read_rows(path: Path) -> list[dict]:
         except (ValueError, RecursionError):
             raise ValueError(f"{path}, line {number} is not JSON: {line[:60]!r}") from None
     with contextlib.suppress(ValueError, RecursionError):
-        rows.append(json.loads(cut))  # empty if the file is complete
+        rows.append(json.loads(cut))  # fails if it is empty or incomplete
     return rows
 
 
 def yaml_text(path: Path) -> str:
-    """The text of a YAML file that is safe to parse.
+    """Reads a YAML file and checks that it is safe to parse.
 
-    ValueError names the file if it is not UTF-8 YAML, is nested deeper than YAML_DEPTH, or has more
-    than YAML_NODES values once aliases are expanded (a "billion laughs" bomb).
+    Raises ValueError if it is not UTF-8 YAML, is nested deeper than YAML_DEPTH, or has more than
+    YAML_NODES values after expanding aliases (a "billion laughs" attack).
     """
     try:
         text = path.read_bytes().decode()
@@ -119,9 +119,9 @@ def yaml_text(path: Path) -> str:
 
 
 def _too_large(text: str) -> str | None:
-    """Why a YAML text must not be parsed. Reads only its events, without recursion."""
+    """Returns the reason a YAML text is unsafe to parse, or None. Reads only parser events."""
     sizes: dict[str, int] = {}  # number of nodes by anchor
-    open_nodes: list[tuple[str | None, int]] = []  # anchor, number of nodes before it
+    open_nodes: list[tuple[str | None, int]] = []  # anchor and number of nodes before it
     count = 0
     for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
@@ -146,10 +146,10 @@ def _too_large(text: str) -> str | None:
 
 
 def lock(file) -> bool:
-    """Locks an open file; False if another process holds the lock.
+    """Locks an open file; returns False if another process holds the lock.
 
-    Tries a few times, because `launch.py` takes locks briefly to see whether they are free. OSError
-    if the file system has no locks.
+    Tries a few times, because `launch.py` briefly takes locks to check whether they are free.
+    Raises OSError if the file system does not support locks.
     """
     for _ in range(LOCK_TRIES):
         try:
@@ -161,10 +161,10 @@ def lock(file) -> bool:
 
 
 def seal(content: memoryview) -> bytes:
-    """The digest to append to a torch file, as the comment of its zip archive.
+    """Returns a digest to append to a torch file, as the comment of its zip archive.
 
-    Sets the last two bytes of `content`, the comment's length. Zip readers, torch included, ignore
-    comments, so a sealed file remains a plain torch file.
+    Sets the last two bytes of `content` to the length of the comment. Zip readers, including torch,
+    ignore comments, so a sealed file is still a plain torch file.
     """
     content[-2:] = SEAL_SIZE.to_bytes(2, "little")
     return SEAL + hashlib.sha256(content).hexdigest().encode()
@@ -175,9 +175,9 @@ def is_sealed(content: bytes) -> bool:
 
 
 def check_seal(content: bytes) -> None:
-    """Raises ValueError unless the contents match the digest at their end."""
+    """Raises ValueError unless the content matches the digest at its end."""
     if not is_sealed(content):
-        raise ValueError("no digest at its end: truncated, or from another version of ed")
+        raise ValueError("it has no digest at its end: truncated, or from another version of ed")
     with memoryview(content) as view:
         digest = hashlib.sha256(view[:-SEAL_SIZE]).hexdigest().encode()
     if not content.endswith(digest):

@@ -1,7 +1,7 @@
-"""Access to the Hugging Face hub with a quick fallback to its cache.
+"""Access to the Hugging Face hub, with a quick fallback to the local cache.
 
 The hub's libraries retry each of several requests for half a minute before they use their cache.
-Here the hub is contacted once; if it does not answer, only the cache is used.
+This module contacts the hub first; if it does not answer, only the cache is used.
 """
 
 import contextlib
@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-TRIES, PAUSE = 2, 1.0  # seconds; name lookups fail now and then
+TRIES, PAUSE = 2, 1.0  # the pause is in seconds; DNS lookups sometimes fail
 
 
 @contextlib.contextmanager
 def hub_or_cache(source: str) -> Iterator[None]:
     """Context for loading `source`, a hub id or a local folder.
 
-    If the hub does not answer, its libraries use their cache at once; ConnectionError if `source`
-    is not there. Import the libraries first, as they read the offline mode on import.
+    If the hub does not answer, its libraries use their cache immediately; raises ConnectionError if
+    `source` is not in it. Import the libraries first, because they read the offline mode on import.
     """
     from huggingface_hub import constants
 
@@ -31,23 +31,23 @@ def hub_or_cache(source: str) -> Iterator[None]:
     with _offline(constants, sys.modules.get("datasets.config")):
         try:
             yield
-        except OSError as error:  # blames the offline mode, which the user did not set
-            raise ConnectionError(f"{wrong}, and its cache does not have it") from error
+        except OSError as error:  # its message blames the offline mode, which the user did not set
+            raise ConnectionError(f"{wrong}, and it is not in the cache") from error
     _print_once(f"{wrong}: using the cache; set HF_HUB_OFFLINE=1 to skip this check")
 
 
 @functools.cache
 def unanswered(endpoint: str) -> str | None:
-    """Why the hub is out of reach; None if it answers at all. Checked once per process."""
+    """Returns the reason the hub does not answer, or None if it does; checks only once."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session  # has the user's proxies and certificates
+    from huggingface_hub.utils import get_session  # uses the user's proxies and certificates
 
     for attempt in range(TRIES):
         time.sleep(PAUSE if attempt else 0)
         try:
             get_session().head(endpoint, timeout=constants.HF_HUB_ETAG_TIMEOUT)
             return None
-        except Exception as error:  # the HTTP library depends on the hub's version
+        except Exception as error:  # the exception type depends on the version of the hub library
             reason = " ".join(str(error).split()) or type(error).__name__
     return f"{endpoint} does not answer ({reason})"
 
@@ -59,7 +59,7 @@ def _print_once(text: str) -> None:
 
 @contextlib.contextmanager
 def _offline(*modules) -> Iterator[None]:
-    """As if HF_HUB_OFFLINE=1 had been set when these modules (None: not imported) were imported."""
+    """Sets HF_HUB_OFFLINE in modules that have read it on import; skips None."""
     found = [(module, module.HF_HUB_OFFLINE) for module in modules if module is not None]
     try:
         for module, _ in found:

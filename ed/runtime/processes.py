@@ -1,7 +1,7 @@
 """Communication between the processes that train one model together.
 
-Without `join`, or in a single process, every function here returns its input at once, so callers
-need not check whether there are other processes.
+In a single process, every function returns its input, so callers need not check whether there are
+other processes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TIMEOUT = timedelta(minutes=30)  # per collective; rank 0 may evaluate alone for a while
-_store: dist.Store | None = None  # works even when collectives no longer do
+TIMEOUT = timedelta(minutes=30)  # per operation; rank 0 may keep the others waiting
+_store: dist.Store | None = None  # still works after a collective operation has failed
 
 
 class LostProcess(RuntimeError):
-    """Another process has died or cannot be reached."""
+    """Raised when another process has died or cannot be reached."""
 
 
 def join(store, *, rank: int, world_size: int, backend: str) -> None:
@@ -31,7 +31,7 @@ def join(store, *, rank: int, world_size: int, backend: str) -> None:
 
 
 def rank() -> int:
-    """The rank of this process. Only rank 0 writes files."""
+    """Returns the rank of this process. Only rank 0 writes files."""
     return dist.get_rank() if _joined() else 0
 
 
@@ -40,18 +40,18 @@ def world_size() -> int:
 
 
 def available_cores() -> int:
-    """CPU cores for this process: its affinity divided among torchrun's local processes."""
+    """Returns the CPU cores for this process; torchrun's local processes share the cores."""
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def part(count: int) -> range:
-    """This process's part of range(count); the parts of all processes cover it exactly once."""
+    """Returns this process's part of range(count); together, the parts cover it exactly once."""
     ours, everyone = rank(), world_size()
     return range(count * ours // everyone, count * (ours + 1) // everyone)
 
 
 def share(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """This process's rows of a batch that all processes have."""
+    """Returns this process's rows of a batch that is the same on all processes."""
     if world_size() == 1:
         return batch
     rows = part(len(next(iter(batch.values()))))
@@ -59,17 +59,17 @@ def share(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def own_stream(name: str) -> str:
-    """The name of this process's own version of a random stream."""
+    """Returns the name of a random stream for this process only."""
     return name if rank() == 0 else f"{name} of rank {rank()}"
 
 
 def total(value: Tensor) -> Tensor:
-    """The sum over all processes."""
+    """Returns the sum over all processes."""
     return value if world_size() == 1 else _add_up(value.clone())
 
 
 def all_rows(rows: Tensor, count: int) -> Tensor:
-    """All `count` rows in order, of which each process provides its `part`."""
+    """Gathers `count` rows in order; each process passes the rows of its `part`."""
     if world_size() == 1:
         return rows
     ours = part(count)
@@ -79,7 +79,7 @@ def all_rows(rows: Tensor, count: int) -> Tensor:
 
 
 def mean(values: Sequence[Tensor]) -> list[Tensor]:
-    """The mean of each tensor over all processes, with one all-reduce per dtype."""
+    """Returns the mean of each tensor over all processes, with one all-reduce per dtype."""
     if world_size() == 1:
         return list(values)
     result = list(values)
@@ -93,7 +93,7 @@ def mean(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def anyone(*flags: bool) -> list[bool]:
-    """Which flags are set in at least one process. Runs on the CPU, so no GPU waits."""
+    """Returns for each flag whether any process sets it. Does not block the GPU."""
     if world_size() == 1:
         return list(flags)
     seen = torch.tensor(flags, dtype=torch.uint8)
@@ -107,7 +107,7 @@ def wait_for_all() -> None:
 
 
 def gather(value) -> list:
-    """The values of all processes by rank; for any small object."""
+    """Returns the values of all processes by rank; for small objects of any type."""
     if world_size() == 1:
         return [value]
     values = [None] * world_size()
@@ -117,7 +117,7 @@ def gather(value) -> list:
 
 
 def copy_from_first(tensors: Sequence[Tensor]) -> None:
-    """Overwrites the tensors with those of rank 0, bit for bit."""
+    """Overwrites the tensors with those of rank 0."""
     if world_size() > 1:
         with _others():
             for tensor in tensors:
@@ -125,12 +125,12 @@ def copy_from_first(tensors: Sequence[Tensor]) -> None:
 
 
 def first_to_fail(error: BaseException) -> bool:
-    """Whether this process should report its error, which is True for one process only."""
+    """Returns whether this process should report its error; True for only one process."""
     if world_size() == 1:
         return True
     try:
         return _store.add("failures", 1) == 1
-    except RuntimeError:  # rank 0, which hosts the store, failed and reported, or was killed
+    except RuntimeError:  # rank 0, which hosts the store, has exited
         return isinstance(error, LostProcess)
 
 
@@ -146,11 +146,11 @@ def _add_up(value: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _others() -> Iterator[None]:
-    """Turns torch's error about a dead or silent process into LostProcess."""
+    """Raises LostProcess instead of torch's error if another process does not respond."""
     try:
         yield
     except RuntimeError as error:
         raise LostProcess(
-            f"rank {rank()} of {world_size()} lost another process: see the last output of that "
-            "one; the same command resumes from the last checkpoint"
+            f"rank {rank()} of {world_size()} lost another process: see its last output; "
+            "the same command resumes from the last checkpoint"
         ) from error

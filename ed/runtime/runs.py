@@ -2,12 +2,12 @@
 
 runs/adhoc/cifar10-vit_tiny-ed-1a2b3c4d/seed0/
     config.yaml        the resolved config, written before training starts
-    metrics.jsonl      one row per log point      train.log    the same as text
-    last.pt            newest checkpoint          previous.pt  the one before
+    metrics.jsonl      one row per log point      train.log    the same values as text
+    last.pt            newest checkpoint          previous.pt  the one before it
     model.safetensors  trained weights, once the run is complete
     meta.json          commit, versions, hardware, command, one entry per session
     DONE               last and best metrics, once the run is complete
-    FAILED             exit code and last line of output, if the launcher saw the run fail
+    FAILED             exit code and last line of output, if the run failed under the launcher
     output.log         output of the process, if the launcher started it
 """
 
@@ -27,34 +27,34 @@ from ed.runtime.files import read_json, read_rows, write_atomic, write_json, yam
 CONFIG, METRICS, META = "config.yaml", "metrics.jsonl", "meta.json"
 DONE, FAILED = "DONE", "FAILED"
 LAST, PREVIOUS = "last.pt", "previous.pt"
-UNNAMED = f"{LAST}.tmp"  # left by a kill between two renames; then the newest checkpoint
+UNNAMED = f"{LAST}.tmp"  # the newest checkpoint if a kill occurred between two renames
 CHECKPOINTS = (LAST, UNNAMED, PREVIOUS)
 WEIGHTS, WANDB_ID = "model.safetensors", "wandb_id"
 LOG, OUTPUT = "train.log", "output.log"
-SLURM = "slurm.json"  # the array task of a run
-DEVIATIONS = "deviations.json"  # in a folder of reduced runs: the settings they change
-LOCK = ".lock"  # held while a process trains in the folder
-CLAIM = ".launch"  # held by the launcher while the run's process exists
-# written only by the holder of the lock; the launcher writes FAILED and SLURM
+SLURM = "slurm.json"  # job and task ids of a run
+DEVIATIONS = "deviations.json"  # the settings that a reduced version of a table changes
+LOCK = ".lock"  # locked while a process trains in the folder
+CLAIM = ".launch"  # locked by the launcher while its process runs
+# written only by the process that holds the lock; the launcher writes FAILED and SLURM
 OWN = (CONFIG, METRICS, META, DONE, WANDB_ID, WEIGHTS)
 
-DIVERGED = "diverged: "  # starts the error of a run whose numbers became NaN or infinite
-ENVIRONMENT = ("system", "logger")  # groups that can never change a number
-# groups that do not identify a run: measures only read the model, and a regularizer with a sampler
-# contains the sampler's settings
+DIVERGED = "diverged: "  # prefix of the error if a value becomes NaN or infinite
+ENVIRONMENT = ("system", "logger")  # groups that never affect results
+# groups that do not identify a run: measures do not change the model, and regularizers include the
+# settings of their sampler
 INCIDENTAL = (*ENVIRONMENT, "measures", "sampler")
 
 
 class RunError(ValueError):
-    """A run folder that cannot be used as requested."""
+    """Raised if a run folder cannot be used as requested."""
 
 
 class Status(StrEnum):
-    PENDING = "pending"  # nothing has been trained
+    PENDING = "pending"  # has not been trained yet
     RUNNING = "running"  # a process holds the lock
     DONE = "done"
     FAILED = "failed"
-    DIVERGED = "diverged"  # failed with NaN or infinity, and would again
+    DIVERGED = "diverged"  # failed with NaN or infinity; training again would fail, too
     STOPPED = "stopped"  # has a checkpoint or metrics, and no process holds the lock
 
 
@@ -87,7 +87,7 @@ class Record:
 
     @property
     def status(self) -> Status:
-        """The status, assuming that no process is running it."""
+        """Returns the status, assuming that no process is running it."""
         if self.done is not None:
             return Status.DONE
         if self.failure:
@@ -96,19 +96,19 @@ class Record:
 
 
 def identity(config: dict) -> dict:
-    """The part of a resolved config that determines the result."""
+    """Returns the part of a resolved config that determines the result."""
     return {key: value for key, value in config.items() if key not in INCIDENTAL}
 
 
 def digest(config: dict) -> str:
-    """Eight hex digits for everything that determines the result except the seed."""
+    """Returns a hash of the identity without the seed, as eight hex digits."""
     settings = {key: value for key, value in identity(config).items() if key != "seed"}
     text = json.dumps(_whole(settings), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _whole(value):
-    """Replaces 7.0 by 7 throughout a config: they are the same setting."""
+    """Replaces floats such as 7.0 by integers in a config, as they are the same setting."""
     if isinstance(value, dict):
         return {key: _whole(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -117,7 +117,7 @@ def _whole(value):
 
 
 def differences(before: dict, now: dict, prefix: str = "") -> list[str]:
-    """Settings in which two configs differ: 'optimizer.lr is 0.1 there, 0.2 here'."""
+    """Lists the differences between two configs, e.g. 'optimizer.lr is 0.1 there, 0.2 here'."""
     rows = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
@@ -129,7 +129,7 @@ def differences(before: dict, now: dict, prefix: str = "") -> list[str]:
 
 
 def flat(config: dict, prefix: str = "") -> dict:
-    """The settings of a config by dotted key."""
+    """Returns the settings of a config by dotted key."""
     found = {}
     for key, value in config.items():
         inner = isinstance(value, dict)
@@ -138,7 +138,7 @@ def flat(config: dict, prefix: str = "") -> dict:
 
 
 def status(folder: Path) -> Status:
-    """The status of the run in a folder; RunError if its lock cannot be read."""
+    """Returns the status of a run; raises RunError if its lock cannot be read."""
     if is_done(folder):
         return Status.DONE
     if is_busy(folder):
@@ -164,30 +164,30 @@ def is_done(folder: Path) -> bool:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a process has started to train there."""
+    """Returns whether training has started in this folder."""
     return (folder / META).exists()
 
 
 def failed_at_once(folder: Path) -> bool:
-    """Whether the run failed before training, e.g. because its data is missing."""
+    """Returns whether the run failed before training, e.g. because its data is missing."""
     return (folder / FAILED).exists() and not has_begun(folder)
 
 
 def any_begun(folder: Path) -> bool:
-    """Whether any run in the folder or below it has started."""
+    """Returns whether any run in the folder or its subfolders has started."""
     return any(any(folder.glob(f"**/{name}")) for name in (META, METRICS, DONE))
 
 
 def is_busy(folder: Path) -> bool:
-    """Whether a process is training in the folder or a launcher has claimed it."""
-    own = folder / LOCK  # can be deleted while it is held, so the engine also locks the folder
+    """Returns whether a process is training in the folder or a launcher has claimed it."""
+    own = folder / LOCK  # the folder is locked, too, as this file could be deleted
     return _is_locked(folder / CLAIM) or _is_locked(own if own.exists() else folder)
 
 
 def _is_locked(path: Path) -> bool:
     try:
         file = os.open(path, os.O_RDONLY)
-        try:  # a shared lock: NFS grants exclusive ones only on files opened for writing
+        try:  # shared, because NFS needs write access for exclusive locks
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         finally:
             os.close(file)
@@ -201,7 +201,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def read_record(folder: Path) -> Record:
-    """Reads a run folder; ValueError names a damaged file."""
+    """Reads a run folder; raises ValueError if a file is damaged."""
     rows = read_metrics(folder)
     return Record(
         source=str(folder),
@@ -225,7 +225,7 @@ def read_config(folder: Path) -> dict:
 
 
 def read_done(folder: Path) -> dict | None:
-    """The summary of a finished run; None if it has not finished."""
+    """Returns the summary of a finished run, or None if it has not finished."""
     path = folder / DONE
     if not path.exists():
         return None
@@ -236,13 +236,13 @@ def read_done(folder: Path) -> dict | None:
     except ValueError as error:
         raise RunError(
             f"{path} is damaged ({error}): remove it and run the same command again, which "
-            "continues from the last checkpoint"
+            "resumes from the last checkpoint"
         ) from None
     return summary
 
 
 def _is_summary(value: dict) -> bool:
-    """Whether it has the form of a summary that `train` returns."""
+    """Returns whether a value has the form of a summary that `train` returns."""
     last, best = value.get("last"), value.get("best")
     if not isinstance(last, dict) or not isinstance(best, dict):
         return False
@@ -255,7 +255,7 @@ def write_done(folder: Path, summary: dict) -> None:
 
 
 def read_meta(folder: Path) -> dict:
-    """The contents of meta.json; empty if the run has not started."""
+    """Returns the contents of meta.json, or {} if the run has not started."""
     path = folder / META
     if not path.exists():
         return {}
@@ -278,7 +278,7 @@ def write_sessions(folder: Path, sessions: list[dict]) -> None:
 
 
 def read_failure(folder: Path) -> str:
-    """Why the run failed, as the launcher recorded it; empty if it did not."""
+    """Returns why the run failed, as recorded by the launcher, or "" if it did not fail."""
     path = folder / FAILED
     return path.read_text(errors="replace").strip() if path.exists() else ""
 
@@ -288,7 +288,7 @@ def write_failure(folder: Path, reason: str) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict]:
-    """The logged rows: numbers by name, with steps that never decrease."""
+    """Reads the logged rows; raises ValueError unless values are numbers and steps ascend."""
     path, before = folder / METRICS, 0
     rows = read_rows(path)
     for number, row in enumerate(rows, start=1):
@@ -303,10 +303,10 @@ def read_metrics(folder: Path) -> list[dict]:
 
 
 def read_deviations(path: Path) -> list[str]:
-    """The settings that a reduced version of a table changes."""
+    """Reads the settings that a reduced version of a table changes."""
     sets = read_json(path, list)
     if not all(isinstance(text, str) and "=" in text for text in sets):
-        raise ValueError(f"{path} is not a list of key=value; restore or remove it")
+        raise ValueError(f"{path} is not a list of key=value settings; restore or remove it")
     return sets
 
 

@@ -1,19 +1,19 @@
-"""SLURM's commands: whether a cluster answers, and their output or one line about what failed."""
+"""Runs SLURM's commands and reports their errors in one line."""
 
 import shutil
 import subprocess
 from pathlib import Path
 
-# of SLURM's own messages: its commands are installed, but no controller can be reached
+# phrases in SLURM's errors if it is installed but no controller can be reached
 UNREACHABLE = ("configuration source", "contact slurm controller", "connection refused")
 
 
 class SlurmError(ValueError):
-    """SLURM is missing, does not answer, or rejects the job."""
+    """Raised if SLURM is missing, does not answer, or rejects the job."""
 
 
 def require_cluster(option: str, remedy: str) -> str:
-    """The partitions of the cluster, one per line; SlurmError if `option` cannot work here."""
+    """Returns the cluster's partitions, one per line; raises SlurmError if there is no cluster."""
     if shutil.which("sbatch") is None:
         raise SlurmError(f"{option}: this machine has no SLURM (no sbatch); {remedy}")
     try:
@@ -27,7 +27,7 @@ def require_cluster(option: str, remedy: str) -> str:
 
 
 def ask(*command: str | Path) -> str:
-    """Output of one of SLURM's commands; its complaints become one line."""
+    """Runs a SLURM command and returns its output; raises SlurmError with a one-line message."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Independent random streams.
 
-Each consumer of randomness (initial weights, batch order, augmentation, regularizer) has its own
-stream, a pure function of the run's seed, the stream's name and a counter. So a regularizer changes
-neither initial weights nor batches, and resuming needs no generator state.
+Initial weights, batch order, augmentation and regularizer each have their own stream, which depends
+only on the run's seed, the stream's name and a counter. This way, a regularizer changes neither the
+initial weights nor the batches, and resuming does not need the state of a generator.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import torch
 
 def stream_seed(seed: int, name: str, counter: int = 0) -> int:
     digest = hashlib.blake2b(f"{seed}/{name}/{counter}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1  # torch takes 63 bits
+    return int.from_bytes(digest) >> 1  # torch seeds have 63 bits
 
 
 def generator(seed: int, name: str, counter: int = 0, device="cpu") -> torch.Generator:
@@ -20,5 +20,5 @@ def generator(seed: int, name: str, counter: int = 0, device="cpu") -> torch.Gen
 
 
 def reseed(generator: torch.Generator, seed: int, name: str, counter: int) -> None:
-    """Moves a generator to the start of a stream; a captured step keeps its generator."""
+    """Moves an existing generator to the start of a stream, as captured steps require."""
     generator.manual_seed(stream_seed(seed, name, counter))

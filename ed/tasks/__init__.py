@@ -1,1 +1,1 @@
-"""Tasks: data, field, loss and evaluation. No task imports another."""
+"""Tasks, each with data, field, loss and evaluation. No task imports another."""

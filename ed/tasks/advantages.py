@@ -1,4 +1,4 @@
-"""Reward normalisation and generalised advantages of PPO, as scans over whole rollouts."""
+"""Reward normalisation and generalised advantage estimation for PPO, over whole rollouts."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ REWARD_BOUND = 10.0
 
 
 class RewardNormaliser:
-    """Divides rewards by the running standard deviation of the discounted return, then clips."""
+    """Divides rewards by the running standard deviation of discounted returns, then clips."""
 
     def __init__(self, count: int, gamma: float, device: torch.device | str = "cpu"):
         self.gamma = gamma
@@ -18,10 +18,10 @@ class RewardNormaliser:
         }
 
     def __call__(self, rewards: Tensor, dones: Tensor) -> Tensor:
-        """Normalises rewards (T, N), each row by the statistics up to its step."""
+        """Normalises rewards (T, N); each row uses the statistics up to that step."""
         terms, alive = rewards.to(torch.float64, copy=True), 1 - dones.double()
         terms[0] += self.gamma * self.state["discounted"]
-        # the return up to step t restarts after a done at t - 1
+        # the return restarts at step t if the episode ended at t - 1
         factors = self.gamma * torch.cat([torch.zeros_like(alive[:1]), alive[:-1]])
         discounted = solve_backward(terms.flip(0), factors.flip(0)).flip(0)
         self.state["discounted"] = discounted[-1] * alive[-1]
@@ -30,20 +30,20 @@ class RewardNormaliser:
         return bounded.to(rewards.dtype)
 
     def _observe(self, values: Tensor) -> Tensor:
-        """Returns the running variance after each row of values (T, N): (T,)."""
+        """Updates the statistics with values (T, N); returns the variance after each row (T,)."""
         mean, variance, weight = (self.state[name] for name in ("mean", "variance", "weight"))
-        apart = values - mean  # avoids cancellation
+        apart = values - mean  # avoids cancellation in the variance
         counts = weight + torch.full_like(values[:, 0], values.shape[1]).cumsum(0)
         shifts = apart.sum(1).cumsum(0) / counts
         squares = (variance * weight + apart.square().sum(1).cumsum(0)) / counts
         variances = squares - shifts.square()
         last = {"mean": mean + shifts[-1], "variance": variances[-1], "weight": counts[-1]}
-        # clones, as saving a view would save the whole tensor
+        # clone, because saving a view would save the whole tensor
         self.state |= {name: value.clone() for name, value in last.items()}
         return variances
 
     def state_dict(self) -> dict:
-        """Leaves out unfinished returns, as a resumed run starts new episodes."""
+        """Returns the statistics, without unfinished returns: a resumed run starts new episodes."""
         return {name: value for name, value in self.state.items() if name != "discounted"}
 
     def load_state_dict(self, state: dict) -> None:
@@ -60,10 +60,10 @@ def generalised_advantages(
     gamma: float,
     gae_lambda: float,
 ) -> Tensor:
-    """GAE (Schulman et al., 2016) over a rollout: all (T, N), `last_value` (N,) -> (T, N).
+    """Computes GAE (Schulman et al., 2016) for a rollout.
 
-    dones[t] means that the episode ended with step t. As in the original, the engine's time limit
-    counts as an end.
+    All tensors are (T, N), except `last_value` (N,). dones[t] means that the episode ended with
+    step t. As in the original implementation, reaching the time limit also ends an episode.
     """
     alive = 1 - dones
     following = torch.cat([values[1:], last_value[None]])
@@ -74,7 +74,8 @@ def generalised_advantages(
 def solve_backward(terms: Tensor, factors: Tensor) -> Tensor:
     """Solves x[t] = terms[t] + factors[t] x[t + 1] with x[T] = 0: (T, ...) -> (T, ...).
 
-    Takes log2(T) passes: substituting x[t + span] into the equation for x[t] doubles its span.
+    Needs only log2(T) passes, because substituting x[t + span] into the equation for x[t] doubles
+    its span.
     """
     span = 1
     while span < len(terms):

@@ -1,8 +1,8 @@
-"""Fine-tuning CLIP, evaluated in and out of distribution.
+"""Fine-tunes CLIP and evaluates it in and out of distribution.
 
-On ImageNet with its five shifts (`ImageNetFineTuning`), or on a stand-in without ImageNet or
-OpenAI's weights: a small CLIP is trained on captions of half of CIFAR-10 (`StandInPretraining`),
-then fine-tuned on all of it (`StandIn`), with corrupted test images as shifts.
+`ImageNetFineTuning` uses ImageNet and its five shifts. The stand-in needs neither ImageNet nor
+OpenAI's weights: `StandInPretraining` trains a small CLIP on captions of half of CIFAR-10, then
+`StandIn` fine-tunes it on all of CIFAR-10, with corrupted test images as shifts.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -23,12 +23,12 @@ from ed.tasks.imagenet_task import ImageNetTask
 
 
 class FineTuning(ImageTask):
-    """Adds shifted evaluation sets, and keeps the initial weights.
+    """Adds evaluation under distribution shift, and keeps the initial weights.
 
-    Checkpoints include the initial weights, as the file they came from may change.
+    Checkpoints include the initial weights, because the original file may change.
 
     Attributes:
-        shifts: evaluation sets by their names in metrics; set by subclasses.
+        shifts: evaluation sets, keyed by their names in metrics; set by subclasses.
     """
 
     zero_shot: dict[str, Tensor] | None = None
@@ -40,7 +40,7 @@ class FineTuning(ImageTask):
         return super().batches(model, start)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Adds the accuracy on each shift, and their unweighted mean."""
+        """Adds the accuracy on each shift and the unweighted mean over all shifts."""
         report = super().evaluate(model)
         found = {name: self.score(model, images)[0] for name, images in self.shifts.items()}
         report |= {f"eval/acc_{name}": accuracy for name, accuracy in found.items()}
@@ -55,11 +55,11 @@ class FineTuning(ImageTask):
 
 
 class ImageNetFineTuning(FineTuning, ImageNetTask):
-    """Fine-tunes CLIP on ImageNet; evaluates on it and its shifts.
+    """Fine-tunes CLIP on ImageNet; evaluates on ImageNet and its shifts.
 
     Args:
-        shifts: folder with the shifted sets, as their authors distribute them; None: no shifts.
-        shift_names: the sets to evaluate on.
+        shifts: folder with the shifts, in their original layout; None: no shifts.
+        shift_names: the shifts to evaluate on.
     """
 
     def __init__(self, data: str, *, shifts: str | None, shift_names: Sequence[str], **settings):
@@ -88,7 +88,7 @@ class StandIn(FineTuning):
 
     def prepare(self, device: torch.device, seed: int) -> None:
         super().prepare(device, seed)
-        clean = self.test.to("cpu")  # GPUs round differently; all runs need the same images
+        clean = self.test.to("cpu")  # on the CPU, because GPUs round differently
         self.shifts = {
             name: Images(corrupt(clean.pixels, name, severity), clean.labels).to(device)
             for name, severity in self.corruptions.items()
@@ -96,16 +96,16 @@ class StandIn(FineTuning):
 
 
 class StandInPretraining(ImageTask):
-    """Contrastive training of a small CLIP on captions of the first `part` of CIFAR-10.
+    """Trains a small CLIP contrastively on captions of the first `part` of CIFAR-10.
 
-    With ten classes captions repeat within a batch, and any caption of a class fits any of its
-    images. So the loss compares every distinct caption with every image, and in both directions
-    the target is uniform over the class.
+    With ten classes, captions repeat within a batch, and any caption of a class fits all of its
+    images. So the loss compares each distinct caption with each image, with uniform targets over
+    the class in both directions.
     """
 
     mean, std = CLIP.mean, CLIP.std
-    has_labels = False  # outputs are captions, not classes
-    no_parts = "its loss compares captions with all images of a batch"
+    has_labels = False  # outputs belong to captions, not classes
+    no_parts = "the loss compares captions with all images of a batch"
 
     def __init__(self, data: str, *, part: float, **settings):
         super().__init__(data, space="input", **settings)
@@ -134,14 +134,14 @@ class StandInPretraining(ImageTask):
         return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Scores zero-shot classification of the test images."""
+        """Evaluates zero-shot classification of the test images."""
         return super().evaluate(model.zero_shot())
 
 
 def matching_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean of two cross-entropies: images over captions, and captions over images.
+    """Returns the mean of the image-to-caption and caption-to-image cross-entropies.
 
-    Targets are uniform over the class; classes without an image in the batch are skipped.
+    Targets are uniform over the class. Classes without an image in the batch are skipped.
 
     Args:
         logits: (images, classes, templates).

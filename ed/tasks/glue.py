@@ -15,7 +15,7 @@ METRICS = {"rte": "eval/acc", "mrpc": "eval/acc", "cola": "eval/matthews"}
 
 
 class Glue(TextTask):
-    """Fine-tunes on a GLUE task; evaluates on the validation split, as test labels are hidden."""
+    """Fine-tunes on a GLUE task; evaluates on its validation split, as test labels are hidden."""
 
     def __init__(self, data: str = "nyu-mll/glue", name: str = "rte", **settings):
         choice("task.name", name, COLUMNS)
@@ -39,7 +39,7 @@ class Glue(TextTask):
 
 
 def matthews(predictions: Tensor, labels: Tensor) -> float:
-    """Matthews correlation of binary predictions; 0 if either side is constant."""
+    """Returns the Matthews correlation of binary values; 0 if either argument is constant."""
     p, t = predictions.double(), labels.double()
     covariance = (p * t).mean() - p.mean() * t.mean()
     scale = (p.mean() * (1 - p.mean()) * t.mean() * (1 - t.mean())).sqrt()
@@ -47,7 +47,7 @@ def matthews(predictions: Tensor, labels: Tensor) -> float:
 
 
 def load_split(data: str, name: str, split: str):
-    """Loads one split of a GLUE task as an Arrow table, from the hub or a folder like it."""
+    """Loads one split of a GLUE task as an Arrow table, from the hub or a local copy."""
     folder = Path(data).expanduser()
     remedy = f"a folder with {name}/{split}-*.parquet, or a reachable hub id like nyu-mll/glue"
     if data.startswith((".", "/", "~")) and not folder.is_dir():

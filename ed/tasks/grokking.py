@@ -1,8 +1,8 @@
-"""Grokking: learn all equations a o b = c modulo p from a part of them.
+"""Grokking: learn all equations a o b = c modulo p from some of them.
 
-The input is the tokens `a o b =`; the answer c is read off the logits at the equals sign.
-openai/grok also frames equations by end-of-sequence tokens and trains on the closing one, which
-is learnt within a few steps.
+The inputs are the tokens `a o b =`; the logits at the equals sign predict the answer c. openai/grok
+also puts end-of-sequence tokens around equations and trains on the closing one, which is learned
+within a few steps.
 """
 
 import math
@@ -22,7 +22,7 @@ OPERATIONS = {
     "addition": lambda x, y: x + y,
     "subtraction": lambda x, y: x - y,
     "multiplication": lambda x, y: x * y,
-    "division": None,  # special case in `equations`
+    "division": None,  # handled in `equations`
     "quadratic": lambda x, y: x**2 + x * y + y**2,
     "cubic": lambda x, y: x**3 + x * y,
 }
@@ -32,7 +32,7 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 def equations(operation: str, modulus: int) -> Tensor:
     """Returns every equation a o b = c modulo `modulus` as rows (a, b, c).
 
-    Division has only b != 0, built as a = b c.
+    For division, b != 0 and a = b c.
     """
     choice("task.operation", operation, OPERATIONS)
     count("task.modulus", modulus, least=2)
@@ -47,16 +47,17 @@ def equations(operation: str, modulus: int) -> Tensor:
 
 
 class ModularArithmetic(Task):
-    """Learns a binary operation from a part of its table; evaluates on both parts.
+    """Learns a binary operation from some of its equations; evaluates on these and on the rest.
 
     Args:
         split_seed: seed of the split, independent of the run's seed.
         batch_size: capped at half of the training equations.
         eval_every: steps between evaluations.
-        eval_per_decade: additional evaluations per factor of ten in steps, spaced geometrically,
-            to resolve the first thousand steps.
-        loss_precision: of log-softmax and loss, not of the network. In `float32` the gradients of
-            well-fitted equations round to zero (softmax collapse, Prieto et al. 2025).
+        eval_per_decade: additional, geometrically spaced evaluations per factor of ten in steps,
+            which resolve the first thousand steps.
+        loss_precision: dtype of log-softmax and loss, not of the network. With `float32`, the
+            gradients of well-fitted equations round to zero (softmax collapse, Prieto et al.
+            2025).
     """
 
     metric = "eval/acc"
@@ -128,7 +129,7 @@ class ModularArithmetic(Task):
 
     def examples(self, index: Tensor) -> Batch:
         index = index.to(self.device)
-        # less host overhead than value[index], which matters for steps this small
+        # has less host overhead than value[index], which matters for such small steps
         return {name: value.index_select(0, index) for name, value in self.train.items()}
 
     def field(self, model: nn.Module, batch: Batch) -> Field:

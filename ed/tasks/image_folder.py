@@ -1,4 +1,4 @@
-"""Classification of your own images: a folder of class folders, or any image data set."""
+"""Classification of your own images: class folders or any image data set."""
 
 from functools import partial
 from pathlib import Path
@@ -14,21 +14,21 @@ from ed.tasks.image_task import ImageTask
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff")
 REMEDY = (
-    "a folder with one folder of images per class (or with train/ and val/ of such), a folder with "
+    "a folder with one subfolder per class (optionally inside train/ and val/), a folder with "
     "parquet files, or a hub id"
 )
-LEAST_STD = 1 / 255  # for constant channels
+LEAST_STD = 1 / 255  # avoids division by zero for constant channels
 
 
 class ImageFolder(ImageTask):
     """Classifies images, resized to `image_size` and kept on the device as bytes.
 
-    `data` has class folders, or train/ and val/ (or test/) with class folders, as in torchvision's
-    ImageFolder; or it names a data set with columns `image` and `label`. Without an evaluation
-    split, `holdout` of the training images is set aside, the same for every seed.
+    `data` is a folder with class folders as in torchvision's ImageFolder, optionally inside train/
+    and val/ (or test/), or a data set with columns `image` and `label`. Without an evaluation
+    split, a fraction `holdout` of the training images is held out, the same for every seed.
 
     Attributes:
-        class_names: the class folders in label order; None for a data set.
+        class_names: names of the class folders in label order; None for a data set.
     """
 
     def __init__(
@@ -55,7 +55,9 @@ class ImageFolder(ImageTask):
             )
         super().__init__(data, classes=found or _count_classes(data), **settings)
         if (mean is None) != (std is None):
-            raise ValueError("task.mean, task.std: set both, or neither to compute them")
+            raise ValueError(
+                "task.mean, task.std: set both, or neither to compute them from the data"
+            )
         self.computed = mean is None
         if not self.computed:
             self.mean = tuple(each(not_negative, "task.mean", mean, length=3))
@@ -96,10 +98,10 @@ class ImageFolder(ImageTask):
 
 
 def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of uint8 (N, 3, H, W), divided by 255."""
+    """Returns mean and standard deviation per channel of uint8 images, scaled to [0, 1]."""
     count = pixels.numel() // pixels.shape[1]
     total = torch.zeros(2, pixels.shape[1], dtype=torch.float64, device=pixels.device)
-    for part in pixels.split(256):  # bounds the memory of the float64 copies
+    for part in pixels.split(256):  # limits the memory for float64 copies
         values = part.double() / 255
         total += torch.stack([values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
     mean, square = total / count
@@ -108,7 +110,7 @@ def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def _class_folder_root(data: str) -> Path | None:
-    """Returns the folder of the training class folders; None if `data` is a data set."""
+    """Returns the folder that contains the class folders, or None if `data` is a data set."""
     folder = Path(data).expanduser()
     if not folder.is_dir() or any(folder.rglob("*.parquet")):
         return None
@@ -126,14 +128,16 @@ def _count_classes(data: str) -> int:
     table = load_table(data, "train", "task.data", REMEDY)
     feature = table.features.get("label")
     if feature is None:
-        raise ValueError(f"task.data={data}: no column label in {', '.join(table.column_names)}")
+        raise ValueError(
+            f"task.data={data}: no column 'label' among {', '.join(table.column_names)}"
+        )
     return getattr(feature, "num_classes", None) or 1 + max(table["label"])
 
 
 def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str) -> Images:
     unknown = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name not in names)
     if unknown:
-        raise ValueError(f"{what}: {root} has class {unknown[0]}, which is not in training")
+        raise ValueError(f"{what}: {root} has class {unknown[0]}, which is not in the training set")
     files = [
         (path, label)
         for label, name in enumerate(names)

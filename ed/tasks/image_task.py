@@ -20,7 +20,7 @@ EVAL_BATCH = 1000
 
 
 class ImageTask(EpochTask):
-    """Classifies the small images that `load` returns; they stay on the device.
+    """Classifies the small images that `load` returns; keeps them on the device.
 
     Attributes:
         mean, std: normalisation per channel.
@@ -60,7 +60,7 @@ class ImageTask(EpochTask):
         return self.space == "input"
 
     def load(self, split: str) -> Images:
-        """Loads "train" or "test"."""
+        """Loads the "train" or "test" split."""
         return load_images(self.data, split, classes=self.classes, size=self.image_size)
 
     def prepare(self, device: torch.device, seed: int) -> None:
@@ -70,7 +70,7 @@ class ImageTask(EpochTask):
         self.plan(device, seed, epoch=len(self.train))
 
     def plan(self, device: torch.device, seed: int, *, epoch: int) -> None:
-        """Sets lengths in steps, and constants on the device; an epoch has `epoch` images."""
+        """Counts the steps, given `epoch` images per epoch, and moves constants to the device."""
         self.count_steps(epoch)
         self.seed, self.device, self.num_examples = seed, device, len(self.train)
         self.shift = torch.tensor(self.mean, device=device).view(3, 1, 1)
@@ -80,7 +80,7 @@ class ImageTask(EpochTask):
         size = tuple(getattr(model, "image_size", self.image_size))
         if size != self.image_size:
             raise ValueError(
-                f"task.image_size={list(self.image_size)}: the model takes images of {list(size)}"
+                f"task.image_size={list(self.image_size)}: the model expects {list(size)}"
             )
         if self.space != "input":
             spaces.split(model, self.space)
@@ -107,7 +107,7 @@ class ImageTask(EpochTask):
             yield {"x": self.normalise(pixels), "label": self.train.labels[index]}
 
     def examples(self, index: Tensor) -> Batch:
-        if self.device.type == "cuda":  # copies from pageable memory block
+        if self.device.type == "cuda":  # copying from pageable memory would block
             index = index.pin_memory()
         index = index.to(self.device, non_blocking=True)
         return {"x": self.normalise(self.train.pixels[index]), "label": self.train.labels[index]}
@@ -129,7 +129,7 @@ class ImageTask(EpochTask):
         return {"eval/acc": accuracy, "eval/loss": loss}
 
     def score(self, model: nn.Module, images: Images) -> tuple[float, float]:
-        """Returns accuracy in percent and mean loss; processes share the images."""
+        """Returns the accuracy in percent and the mean loss; processes share the work."""
         ours = processes.part(len(images))
         correct, loss = images.labels.new_zeros(()), self.shift.new_zeros(())
         for start in ours[::EVAL_BATCH]:
@@ -142,6 +142,6 @@ class ImageTask(EpochTask):
         return 100 * correct / len(images), loss / len(images)
 
     def noise_like(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns uniform pixels in [0, 1], normalised: the paper's random-pixel ablation."""
+        """Returns normalised uniform random pixels, for the paper's random-pixel ablation."""
         pixels = torch.rand(x.shape, generator=generator, device=x.device)
         return (pixels - self.shift) / self.scale

@@ -8,7 +8,7 @@ VIEWS = {"crop": Views(), "randaugment": Views(randaugment=2)}
 
 
 class ImageNet(ImageNetTask):
-    """Random crop and flip, optionally RandAugment; pixels in [-1, 1]; cross-entropy."""
+    """ImageNet with random crops and flips, and RandAugment if chosen; pixels in [-1, 1]."""
 
     def __init__(self, data: str, *, augment: str, **settings):
         choice("task.augment", augment, VIEWS)

@@ -1,4 +1,4 @@
-"""Base of the tasks on ImageNet: worker processes read and decode images during training."""
+"""Base class of ImageNet tasks; worker processes load images during training."""
 
 import logging
 from collections.abc import Callable, Generator
@@ -21,14 +21,14 @@ logger = logging.getLogger("ed")
 
 
 class ImageNetTask(ImageTask):
-    """Classifies ImageNet; subclasses choose the views.
+    """Classifies ImageNet; subclasses choose the preprocessing.
 
-    Batches hold bytes; `field` normalises them on the device.
+    Batches contain uint8 pixels, which `field` normalises on the device.
 
     Args:
-        views: preprocessing; its size is replaced by `image_size`.
-        validation: the split to evaluate on; "train" if there is no other.
-        repeat: times each training image is used in an epoch.
+        views: preprocessing; `image_size` replaces its size.
+        validation: the split to evaluate on; use "train" if there is no other.
+        repeat: how often each training image is used in an epoch.
     """
 
     yields_share = True
@@ -47,17 +47,17 @@ class ImageNetTask(ImageTask):
         highest = max(int(source.labels.max()) for source in (self.train, validation))
         if highest >= self.classes:
             raise ValueError(
-                f"task.classes={self.classes}: task.data={self.data} needs at least {highest + 1}"
+                f"task.classes={self.classes}: task.data={self.data} has labels up to {highest}"
             )
         self.test = EvaluationSet("val", validation)
         self.plan(device, seed, epoch=self.repeat * len(self.train))
 
     def sources(self) -> list[Source]:
-        """Returns all image sources; subclasses add theirs."""
+        """Returns all image sources; subclasses may add more."""
         return [self.train, self.test.images]
 
     def remarks(self) -> list[str]:
-        """Returns the irregularities of all sources, without duplicates."""
+        """Returns the remarks of all sources, without duplicates."""
         return list(dict.fromkeys(r for source in self.sources() for r in source.remarks))
 
     def log_remarks(self) -> None:
@@ -68,7 +68,7 @@ class ImageNetTask(ImageTask):
         return {"data": "; ".join(self.remarks())} if self.remarks() else {}
 
     def batches(self, model: nn.Module, start: int) -> Generator[Batch]:
-        self.log_remarks()  # not in `prepare`, which runs before the log is open
+        self.log_remarks()  # not in `prepare`, which runs before the log is opened
         return training_batches(
             self.train,
             self.views.train,
@@ -100,7 +100,7 @@ class ImageNetTask(ImageTask):
         return super().field(model, batch | {"x": self.normalise(batch["x"])})
 
     def score(self, model: nn.Module, images: EvaluationSet) -> tuple[float, float]:
-        """Returns accuracy in percent and mean loss."""
+        """Returns the accuracy in percent and the mean loss."""
         return accuracy(
             model,
             images,

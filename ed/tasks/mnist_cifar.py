@@ -1,8 +1,8 @@
-"""MNIST-CIFAR (Shah et al., 2020): the paper's failure case, where simple rules mislead.
+"""MNIST-CIFAR (Shah et al., 2020): the paper's failure case, where simple features mislead.
 
-Each image is a digit above a CIFAR-10 image of the same label: 0 with automobile (label 0), 1
-with truck (label 1). Either block alone predicts the label. At test time one block is shuffled
-over both labels: chance accuracy means that the model uses only the shuffled block.
+Each image is an MNIST digit above a CIFAR-10 image: 0 above an automobile (label 0) or 1 above a
+truck (label 1). Either block alone predicts the label. For evaluation, one block is also shuffled
+across images; if accuracy drops to chance, the model uses only this block.
 """
 
 import math
@@ -16,14 +16,14 @@ from ed.runtime.streams import generator
 from ed.tasks.image_task import ImageTask
 
 DIGITS, OBJECTS = (0, 1), (1, 9)  # MNIST and CIFAR-10 classes of label 0 and label 1
-SIDE, DIGIT_SIDE = 32, 28  # of a block, and of a digit before padding
+SIDE, DIGIT_SIDE = 32, 28  # side lengths of a block and of an unpadded digit
 STACKED_SIZE = (2 * SIDE, SIDE)
 MNIST_REMEDY = "a folder with MNIST's parquet files, or a reachable hub id (like ylecun/mnist)"
-PAIRING_SEED = 0  # fixed, so that all runs share one data set
+PAIRING_SEED = 0  # fixed, so that all runs use the same data set
 
 
 class MnistCifar(ImageTask):
-    """Digit above object, 3 x 64 x 32 in [0, 1] without normalisation, cross-entropy."""
+    """Classifies a digit stacked on an object: 3 x 64 x 32 pixels in [0, 1], not normalised."""
 
     def __init__(self, data: str, mnist: str, **settings):
         super().__init__(data, **settings)  # rejects unknown settings
@@ -62,9 +62,9 @@ class MnistCifar(ImageTask):
 
 
 def stack(digits: Images, objects: Images, generator: torch.Generator) -> Images:
-    """Stacks a random digit of the same label on every object of the two classes, in order.
+    """Stacks a random digit of the same label on top of each object of the two classes.
 
-    Digits repeat only once all of their class are used (980 zeros for 1,000 test cars).
+    Digits repeat only after all of their class are used (980 zeros for 1,000 test cars).
     """
     chosen = torch.isin(objects.labels, torch.tensor(OBJECTS)).nonzero().squeeze(1)
     labels = (objects.labels[chosen] == OBJECTS[1]).long()
@@ -84,7 +84,7 @@ def stack(digits: Images, objects: Images, generator: torch.Generator) -> Images
 
 
 def shuffle_rows(pixels: Tensor, rows: slice, generator: torch.Generator) -> Tensor:
-    """Copies pixels (N, 3, H, W) with the given rows permuted across images."""
+    """Returns a copy of pixels (N, 3, H, W) with the given rows permuted across images."""
     order = torch.randperm(len(pixels), generator=generator).to(pixels.device)
     shuffled = pixels.clone()
     shuffled[..., rows, :] = pixels[order][..., rows, :]
@@ -92,6 +92,6 @@ def shuffle_rows(pixels: Tensor, rows: slice, generator: torch.Generator) -> Ten
 
 
 def _repeated_permutation(size: int, count: int, generator: torch.Generator) -> Tensor:
-    """Returns `count` random indices below `size`; each repeats only once all are used."""
+    """Returns `count` random indices below `size`; none repeats before all are used."""
     rounds = [torch.randperm(size, generator=generator) for _ in range(math.ceil(count / size))]
     return torch.cat(rounds)[:count]

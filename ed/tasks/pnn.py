@@ -1,4 +1,4 @@
-"""The paper's controlled study: learn polynomial maps R^3 -> R^3 of known degree."""
+"""The paper's controlled study: learning polynomial maps R^3 -> R^3 of known degree."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from ed.core.validate import choice, counts
 from ed.runtime.streams import generator
 from ed.tasks.base import Batch, Task, check_shapes, check_warmup
 
-RANGE = 2.0  # inputs are uniform in [-2, 2]^3; not stated, but it reproduces the paper's table
+RANGE = 2.0  # for inputs in [-2, 2]^3; not in the paper, but reproduces its table
 MAPS = range(1, 7)
 TEST_EXAMPLES = 10_000
 
 
 def target_map(number: int, x: Tensor) -> Tensor:
-    """Evaluates map 1 to 6 of the paper at x (N, 3). Maps 4 to 6 are twice maps 1 to 3."""
+    """Evaluates map `number` (1 to 6) of the paper at x (N, 3). Maps 4-6 are twice maps 1-3."""
     choice("task.map", number, MAPS)
     x1, x2, x3 = x.unbind(-1)
     scale, base = (1, number) if number <= 3 else (2, number - 3)
@@ -30,16 +30,16 @@ def target_map(number: int, x: Tensor) -> Tensor:
 
 
 def uniform_inputs(count: int, draw: torch.Generator) -> Tensor:
-    """Draws (count, 3) from [-2, 2]^3, in float64."""
+    """Draws `count` points uniformly from [-2, 2]^3: (count, 3), float64."""
     return RANGE * (2 * torch.rand(count, 3, generator=draw, dtype=torch.float64) - 1)
 
 
 class PolynomialMaps(Task):
-    """Learns one of the maps from fresh inputs at every step; mean squared error.
+    """Learns a map from new random inputs at every step, with mean squared error.
 
     Args:
-        map: 1 to 6.
-        examples: size of the fixed set of inputs for measures.
+        map: number of the map, 1 to 6.
+        examples: number of fixed inputs for measures.
     """
 
     metric = "eval/mse"
@@ -68,7 +68,7 @@ class PolynomialMaps(Task):
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.device, self.seed = device, seed
-        # seeded by the run, so that the spread over seeds covers paths and training
+        # use the run's seed, so that the spread over seeds includes the choice of paths
         self.inputs = uniform_inputs(self.num_examples, generator(seed, "examples")).to(device)
         self.test = uniform_inputs(TEST_EXAMPLES, generator(seed, "test")).to(device)
 

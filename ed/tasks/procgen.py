@@ -1,9 +1,9 @@
-"""PPO on Procgen, trained by the ordinary loop: rollouts are a source of batches.
+"""PPO on Procgen, in the standard training loop.
 
-`batches` plays with the current model, then yields minibatches while the test environments play
-with the same weights; `loss` is the clipped objective. Saves happen between rollouts only. The
-state of the games cannot be saved: a resumed run starts new episodes, but keeps the reward
-statistics and curves.
+`batches` plays a rollout with the current model, then yields minibatches while the test
+environments play with the same weights. `loss` is the clipped objective. Checkpoints are saved only
+between rollouts. The state of the games cannot be saved, so a resumed run starts new episodes, but
+it keeps the reward statistics and recent returns.
 """
 
 import copy
@@ -33,14 +33,14 @@ from ed.runtime.streams import reseed, stream_seed
 from ed.tasks.advantages import RewardNormaliser, generalised_advantages
 from ed.tasks.base import Batch, Task, check_shapes
 
-RECENT = 100  # episodes in the mean return
+RECENT = 100  # number of episodes in the mean return
 LEVELS_LOGGED = {"train": ("distinct", "lowest", "highest"), "test": ("lowest",)}
-PRECISIONS = ("bf16", "float32")  # of the policy in rollouts
-GPU_LANES = 3  # groups of training environments: some step while the GPU acts for another
+PRECISIONS = ("bf16", "float32")  # for the policy during rollouts
+GPU_LANES = 3  # groups of environments: some step while the GPU computes actions for another
 
 
 class ProcgenPPO(Task):
-    """Trains on `num_levels` levels, and only evaluates on all later ones.
+    """Trains on `num_levels` levels and tests on all later ones.
 
     Measures use the last rollout.
     """
@@ -48,7 +48,7 @@ class ProcgenPPO(Task):
     metric = "eval/test_return"
     no_sharing = "each process would play its own games"
     no_parts = "advantages are normalised over a minibatch"
-    no_evaluation = "it reports returns of training; use python scripts/play.py RUN"
+    no_evaluation = "it reports returns from training; use python scripts/play.py RUN"
     penalised = slice(ACTIONS)
 
     def __init__(
@@ -87,7 +87,7 @@ class ProcgenPPO(Task):
         not_negative("task.vf_coef", vf_coef)
         not_negative("task.ent_coef", ent_coef)
         choice("task.precision", precision, PRECISIONS)
-        self.num_examples = num_envs * num_steps  # frames of a rollout
+        self.num_examples = num_envs * num_steps  # frames in a rollout
         if self.num_examples % num_minibatches:
             raise ValueError(
                 f"task.num_minibatches={num_minibatches}: must divide the {self.num_examples} "
@@ -95,7 +95,7 @@ class ProcgenPPO(Task):
             )
         if frames < self.num_examples:
             raise ValueError(
-                f"task.frames={frames}: must be at least {self.num_examples}, one rollout"
+                f"task.frames={frames}: must be at least one rollout ({self.num_examples})"
             )
         self.game, self.mode, self.engine, self.threads = game, mode, engine, threads
         self.levels = split_levels(start_level, num_levels)
@@ -108,7 +108,7 @@ class ProcgenPPO(Task):
         self.batch_size = self.num_examples // num_minibatches
         self.steps_per_rollout = update_epochs * num_minibatches
         self.rollouts = frames // self.num_examples
-        self.frames = self.rollouts * self.num_examples  # whole rollouts only
+        self.frames = self.rollouts * self.num_examples  # rounded down to whole rollouts
         self.total_steps = self.rollouts * self.steps_per_rollout
         self.eval_steps = eval_every * self.steps_per_rollout
 
@@ -124,18 +124,15 @@ class ProcgenPPO(Task):
         self.generator = torch.Generator(device)
         if device.type == "cuda":
             self.lanes = GPU_LANES
-        self.model, self.latest = None, None  # the policy; the last rollout
-        self.clock, self.played, self.noted = (
-            time.monotonic(),
-            0,
-            0,
-        )  # noted: when last evaluated
+        self.model, self.latest = None, None  # the trained model and the last rollout
+        self.clock = time.monotonic()
+        self.played, self.noted = 0, 0  # frames so far, and at the last evaluation
 
     def provenance(self) -> dict[str, str]:
         return {"engine": engine_version(self.engine)}
 
     def make_games(self, side: str, count: int, seed: int) -> Games:
-        # lanes share the cores; one that waits for the GPU does not use its share
+        # each lane gets 1.5 times its share of the cores, because some lanes wait for the GPU
         lanes, cores = self.lanes if side == "train" else 1, available_cores()
         each = cores if lanes == 1 else max(1, 3 * cores // (2 * lanes))
         return make_games(
@@ -149,12 +146,12 @@ class ProcgenPPO(Task):
         )
 
     def sides(self) -> dict[str, int]:
-        """Returns the sides that play, with the steps of their rollouts."""
+        """Returns the number of rollout steps for "train" and, if used, "test"."""
         test = {"test": self.num_test_steps} if self.num_test_envs else {}
         return {"train": self.num_steps} | test
 
     def make_lanes(self, side: str, rollout: int) -> list[Games]:
-        """Starts new games, seeded by the rollout, as the state of games is not saved."""
+        """Starts new games, with seeds that depend on the rollout at which the run starts."""
         counts = _shares(self.num_envs, self.lanes) if side == "train" else [self.num_test_envs]
         seed = stream_seed(self.seed, f"environment {side}", rollout)
         return [self.make_games(side, count, seed + lane) for lane, count in enumerate(counts)]
@@ -175,7 +172,7 @@ class ProcgenPPO(Task):
         policy = self.make_policy(model)
         players = {side: self.make_player(side, first, policy) for side in self.sides()}
         self.played = self.noted = first * self.num_examples
-        self.clock = time.monotonic()  # excludes setup from the throughput
+        self.clock = time.monotonic()  # excludes setup from frames per second
         for rollout in range(first, self.rollouts):
             reseed(self.generator, self.seed, "actions", rollout)
             policy.refresh()
@@ -186,12 +183,12 @@ class ProcgenPPO(Task):
             self.played += self.num_examples
             self.latest = self._advantages(players["train"].memory, self.normaliser)
             minibatches = self._minibatches(self.latest, rollout)
-            if "test" in players:  # with the weights of the training rollout
+            if "test" in players:  # plays with the same weights as the training rollout
                 minibatches = self._while_testing(players["test"], minibatches)
             yield from minibatches
 
     def _while_testing(self, player: Player, minibatches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yields minibatches while the test environments play; waits before the last one."""
+        """Yields minibatches while the test environments play; before the last, waits for them."""
         wait = begin(player)
         try:
             yield from islice(minibatches, self.steps_per_rollout - 1)
@@ -213,8 +210,8 @@ class ProcgenPPO(Task):
         """Plays a rollout for measures after training, without changing the run's statistics."""
         if self.model is None:
             raise ValueError(
-                "task=procgen: measures need a rollout; run train.py with measures=[...] and the "
-                "run's settings"
+                "task=procgen: measures need a rollout; run train.py with the run's settings and "
+                "measures=[...]"
             )
         policy = self.make_policy(self.model)
         policy.refresh()
@@ -253,7 +250,7 @@ class ProcgenPPO(Task):
         return Field.of(model, scaled(batch["frames"]))
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """PPO: clipped surrogate, clipped value loss, entropy bonus (Schulman et al., 2017)."""
+        """Returns the PPO loss (Schulman et al., 2017), with a clipped value loss."""
         outputs = outputs.float()
         logarithms = F.log_softmax(outputs[:, self.penalised], dim=-1)
         chosen = logarithms.gather(1, batch["actions"][:, None]).squeeze(1)
@@ -272,10 +269,10 @@ class ProcgenPPO(Task):
         return total, {name: term.detach() for name, term in report.items()}
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Returns mean raw returns of recent episodes, levels played, and training frames.
+        """Returns mean raw returns of recent episodes, level statistics and frame counts.
 
-        A side without a finished episode has no return. Frames per second count from the last
-        evaluation.
+        Omits a return if no episode has finished. Frames per second are measured since
+        the last evaluation.
         """
         played = {side: seen for side, seen in self.returns.items() if seen}
         found = {f"eval/{side}_return": sum(seen) / len(seen) for side, seen in played.items()}
@@ -303,8 +300,8 @@ class ProcgenPPO(Task):
         here = engine_version(self.engine)
         if state["engine"] != here:
             raise ValueError(
-                f"task.engine: this run used {state['engine']}, and {here} draws games differently"
-                f"; install {state['engine'].replace(' ', '==')}, or start another run"
+                f"task.engine: this run used {state['engine']}, but {here} generates other games"
+                f"; install {state['engine'].replace(' ', '==')}, or start a new run"
             )
         self.normaliser.load_state_dict(state["normaliser"])
         for side in self.levels:
@@ -313,19 +310,19 @@ class ProcgenPPO(Task):
 
 
 def split_levels(start: int, count: int) -> dict[str, range]:
-    """Returns the training levels, and all later ones as test levels."""
+    """Returns the training levels and the test levels, which are all later ones."""
     if start + count >= LEVELS:
         raise ValueError(
-            f"task.num_levels={count}, task.start_level={start}: levels end at {LEVELS}, which "
-            "leaves none to test on"
+            f"task.num_levels={count}, task.start_level={start}: there are only {LEVELS} levels, "
+            "which leaves none to test on"
         )
     return {"train": range(start, start + count), "test": range(start + count, LEVELS)}
 
 
 class LevelRecord:
-    """Records which of the allowed levels were played; any other raises."""
+    """Records which levels were played; raises if one is not allowed."""
 
-    COUNTED = 100_000  # distinct levels are counted only up to this many allowed ones
+    COUNTED = 100_000  # count distinct levels only if at most this many are allowed
 
     def __init__(self, allowed: range):
         self.allowed = allowed
@@ -337,7 +334,9 @@ class LevelRecord:
             return
         lowest, highest = min(levels), max(levels)
         if lowest < self.allowed.start or highest >= self.allowed.stop:
-            raise RuntimeError(f"the engine played levels {lowest}-{highest}, not {self.allowed}")
+            raise RuntimeError(
+                f"the engine played levels {lowest}-{highest}, outside {self.allowed}"
+            )
         self.lowest = lowest if self.lowest is None else min(lowest, self.lowest)
         self.highest = highest if self.highest is None else max(highest, self.highest)
         if self.seen is not None:

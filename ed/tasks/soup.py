@@ -13,14 +13,13 @@ from ed.tasks.imagenet_task import ImageNetTask
 
 
 class Soup(ImageNetTask):
-    """Evaluates and measures a model as it is, with CLIP's preprocessing.
+    """Evaluates and measures a model without training it, with CLIP's preprocessing.
 
     Args:
-        examples: size of the fixed random subset of training images for measures and the train
-            accuracy.
+        examples: number of random training images, the same for all models, for measures.
     """
 
-    recipe: dict | None = None  # of the model, if known
+    recipe: dict | None = None  # the model's training recipe, if known
 
     def __init__(
         self,
@@ -34,14 +33,14 @@ class Soup(ImageNetTask):
         training = {"repeat": 1, "epochs": 1, "warmup_epochs": 0, "batch_size": 1, "eval_every": 1}
         settings = {"classes": classes, "image_size": image_size, "space": "input"}
         super().__init__(data, CLIP, validation=validation, **training, **settings)
-        self.chosen_count = count("task.examples", examples, least=2)  # paths need two
+        self.chosen_count = count("task.examples", examples, least=2)  # a path needs two
 
     def check_model(self, model: nn.Module) -> None:
         super().check_model(model)
         self.recipe = getattr(model, "recipe", None)
 
     def provenance(self) -> dict:
-        """Adds the model's recipe, which identifies the points of a pool."""
+        """Adds the model's recipe, which identifies it in a pool of models."""
         return super().provenance() | ({"recipe": self.recipe} if self.recipe else {})
 
     def prepare(self, device: torch.device, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Classification of your own texts: a csv, json or parquet file, a folder, or a hub id."""
+"""Classification of your own texts, from a CSV, JSON or Parquet file, a folder or the hub."""
 
 from ed.core.validate import fraction
 from ed.datasets.images import load_table, split_names
@@ -11,8 +11,8 @@ REMEDY = "a csv, json or parquet file, a folder with train and validation files,
 class TextClassification(TextTask):
     """Fine-tunes a text encoder on your own texts and labels.
 
-    Labels are whole numbers from 0, or names, numbered in alphabetical order. Without an
-    evaluation split, `holdout` of the texts is set aside, the same for every seed.
+    Labels are integers from 0, or names, which are numbered in alphabetical order. Without an
+    evaluation split, a fraction `holdout` of the texts is held out, the same for every seed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TextClassification(TextTask):
         for key, column in columns.items():
             if column not in table.column_names:
                 raise ValueError(
-                    f"task.{key}={column}: task.data={self.data} has only columns "
+                    f"task.{key}={column}: task.data={self.data} has only the columns "
                     f"{', '.join(table.column_names)}"
                 )
         complete = table.filter(
@@ -68,7 +68,7 @@ class TextClassification(TextTask):
         return len(self._names()) or 1 + max(self._table("train")[self.label])
 
     def _names(self) -> list[str]:
-        """Returns the label names in alphabetical order; [] if labels are numbers."""
+        """Returns the label names in alphabetical order, or [] if labels are numbers."""
         labels = set(self._table("train")[self.label])
         return sorted(labels) if any(isinstance(label, str) for label in labels) else []
 
@@ -76,5 +76,7 @@ class TextClassification(TextTask):
         names = self._names()
         unknown = [label for label in labels if names and label not in names]
         if unknown:
-            raise ValueError(f"task.data={self.data}: label {unknown[0]!r} is not in training")
+            raise ValueError(
+                f"task.data={self.data}: label {unknown[0]!r} is not in the training set"
+            )
         return [names.index(label) for label in labels] if names else [int(x) for x in labels]

@@ -1,4 +1,4 @@
-"""Base of the tasks on text: sentence classification with paths in embedding space."""
+"""Base class of text tasks: sentence classification, with paths in embedding space."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from ed.tasks.base import EpochTask, check_warmup
 
 PADDINGS = ("fixed", "dynamic")
 EVAL_BATCH = 256
-MULTIPLE = 8  # pad lengths to a multiple, for faster attention kernels
+MULTIPLE = 8  # pad lengths to a multiple of this, for faster attention kernels
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Tokenised sentences: ids, segments, mask (N, L) and labels (N,); lengths on the host.
+    """Tokenised sentences: ids, segments and mask (N, L), labels (N,), and lengths (N,) on the CPU.
 
-    L is the length of the longest sentence, not the maximum allowed.
+    L is the padded length of the longest sentence, not the maximum allowed.
     """
 
     ids: Tensor
@@ -35,7 +35,7 @@ class Sentences:
     lengths: Tensor
 
     def batch(self, index: Tensor, length: int | None) -> Batch:
-        """Returns the rows of `index`, cut to `length` tokens if given."""
+        """Returns the rows in `index`, truncated to `length` tokens if given."""
         width = slice(length)
         return {
             "ids": self.ids[index, width],
@@ -75,7 +75,7 @@ class TextTask(EpochTask):
         self.static_shapes = padding == "fixed"
 
     def load(self, split: str) -> tuple[list[list[str]], list[int]]:
-        """Returns texts, one list per column (two for sentence pairs), and labels."""
+        """Returns texts, as one list per column (two for sentence pairs), and labels."""
         raise NotImplementedError
 
     def check_model(self, model: nn.Module) -> None:
@@ -106,7 +106,7 @@ class TextTask(EpochTask):
     def _tokenise(
         self, texts: list[list[str]], labels: Sequence[int], tokenizer, device
     ) -> Sentences:
-        """Tokenises all sentences, padded to one length; fast enough not to cache."""
+        """Tokenises all sentences and pads them to the same length."""
         if not labels:
             raise ValueError(f"task.data={self.data}: a split has no sentences")
         if min(labels) < 0 or max(labels) >= self.classes:
@@ -127,7 +127,7 @@ class TextTask(EpochTask):
 
     def batches(self, model, start: int) -> Iterator[Batch]:
         steps = range(start, self.total_steps)
-        # dynamic padding needs the lengths on the host, so the order stays there
+        # dynamic padding looks up lengths on the CPU, so the order stays there
         how = {"seed": self.seed, "device": self.device if self.static_shapes else "cpu"}
         for _, index in shuffled_batches(self.num_examples, self.batch_size, steps, **how):
             yield self.examples(index)
@@ -136,7 +136,7 @@ class TextTask(EpochTask):
         return self.train.batch(index.to(self.device), self._longest(self.train, index))
 
     def _longest(self, sentences: Sentences, index: Tensor) -> int | None:
-        """Returns the length of a batch's longest sentence; None with fixed padding."""
+        """Returns the length of a batch's longest sentence, or None with fixed padding."""
         return None if self.padding == "fixed" else int(sentences.lengths[index].max())
 
     def field(self, model: nn.Module, batch: Batch) -> Field:
@@ -158,7 +158,7 @@ class TextTask(EpochTask):
         return self.score(logits, labels)
 
     def score(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
-        """Returns the metrics of all logits (N, C) and labels (N,) of the split."""
+        """Returns metrics for the logits (N, C) and labels (N,) of a whole split."""
         return {
             "eval/acc": 100 * (logits.argmax(-1) == labels).float().mean().item(),
             "eval/loss": F.cross_entropy(logits, labels).item(),
@@ -166,7 +166,7 @@ class TextTask(EpochTask):
 
 
 def _padded(rows: list[list[int]], mask: Tensor, value: int) -> Tensor:
-    """Pads rows with `value` to the shape of `mask` (N, L), much faster than tokenizers do."""
+    """Pads rows with `value` to the shape of `mask` (N, L); much faster than the tokenizer."""
     table = torch.full(mask.shape, value)
     table[mask] = torch.tensor(list(chain.from_iterable(rows)))
     return table

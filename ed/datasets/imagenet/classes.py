@@ -1,6 +1,6 @@
-"""The 1,000 ImageNet classes, and the subsets that the shifted sets use.
+"""The 1,000 ImageNet classes and the subsets used by the distribution shifts.
 
-Sources of `ed/datasets/embedded/imagenet`: github.com/hendrycks/imagenet-r and
+The files in `ed/datasets/embedded/imagenet` come from github.com/hendrycks/imagenet-r and
 natural-adv-examples (MIT; synsets, classes of ImageNet-R and -A), mlfoundations/open_clip (MIT;
 class names and prompts of CLIP), mlfoundations/wise-ft (ObjectNet's 113 classes).
 """
@@ -15,7 +15,7 @@ NUM_CLASSES = 1000
 
 @cache
 def synsets() -> tuple[str, ...]:
-    """Returns the sorted WordNet ids: entry i is class i, and the name of its folder."""
+    """Returns the WordNet ids (which are the folder names) of all classes, in label order."""
     return tuple(synset for synset, _ in _read("classes"))
 
 
@@ -25,17 +25,17 @@ def folder_labels() -> dict[str, int]:
 
 
 def subset(name: str) -> tuple[int, ...]:
-    """Returns the ImageNet indices of the 200 classes of "r" or "a", ascending."""
+    """Returns the sorted indices of the 200 classes in ImageNet-R ("r") or ImageNet-A ("a")."""
     return tuple(_read("shifts")[name])
 
 
 def objectnet() -> dict[str, tuple[int, ...]]:
-    """Maps ObjectNet's 113 folders that overlap with ImageNet to ImageNet indices."""
+    """Maps the 113 ObjectNet folders that overlap with ImageNet to ImageNet indices."""
     return {folder: tuple(indices) for folder, indices in _read("shifts")["objectnet"].items()}
 
 
 def objectnet_others() -> tuple[str, ...]:
-    """Returns ObjectNet's 200 folders without a matching ImageNet class."""
+    """Returns the 200 ObjectNet folders without a matching ImageNet class."""
     return tuple(_read("shifts")["objectnet_others"])
 
 

@@ -1,4 +1,4 @@
-"""Evaluation sets: ImageNet's own and its five shifts, each scored on its own classes."""
+"""Evaluation on ImageNet and its five distribution shifts, each scored on its own classes."""
 
 import contextlib
 from collections.abc import Callable
@@ -20,15 +20,15 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Shift:
-    """A shifted set as its authors distribute it.
+    """A distribution shift of ImageNet, stored as its authors distribute it.
 
     Attributes:
         title: name in tables.
-        folders: candidate locations of the class folders within a collection.
+        folders: subfolders that may contain the class folders.
         labels: class folder -> label in this set.
-        groups: ImageNet indices that count as each label; None: label = index.
+        groups: for each label, the matching ImageNet indices; None: labels are ImageNet indices.
         images: expected number of images.
-        ignored: class folders that are not evaluated.
+        ignored: class folders to skip.
         border: pixels to crop from each side.
     """
 
@@ -42,7 +42,7 @@ class Shift:
 
 
 def shifts() -> dict[str, Shift]:
-    """Returns the paper's five sets, by their names in metrics."""
+    """Returns the paper's five shifts, keyed by their names in metrics."""
     known = classes.objectnet()
     return {
         "v2": Shift(
@@ -68,7 +68,7 @@ def shifts() -> dict[str, Shift]:
             groups=tuple(known.values()),
             images=18_574,
             ignored=classes.objectnet_others(),
-            border=2,  # the red frame that marks its images as test images
+            border=2,  # ObjectNet marks its test images with a red border
         ),
     }
 
@@ -84,9 +84,9 @@ class EvaluationSet:
     """Images to score a model on.
 
     Attributes:
-        name: "v2", "r", "a", "sketch", "objectnet"; "val" for ImageNet's own.
+        name: "v2", "r", "a", "sketch" or "objectnet"; "val" is ImageNet's validation set.
         images: labelled with the classes of this set.
-        groups: ImageNet indices that count as each label; None: label = index.
+        groups: for each label, the matching ImageNet indices; None: labels are ImageNet indices.
     """
 
     name: str
@@ -103,19 +103,19 @@ def locate(root: Path, name: str) -> Path:
             return folder
     raise FileNotFoundError(
         f"no class folders (like {next(iter(shift.labels))}) in {root} or its subfolders "
-        f"{', '.join(shift.folders)}; unpack the set there as its authors distribute it"
+        f"{', '.join(shift.folders)}; unpack the original archive there"
     )
 
 
 def open_shift(name: str, root: str | Path) -> EvaluationSet:
-    """Opens one of the five shifts, from its own folder or a folder with several of them."""
+    """Opens one of the five shifts; `root` is its folder or a folder with several shifts."""
     shift = shifts()[name]
     try:
         folder = locate(Path(root).expanduser(), name)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"task.shifts={root}: {shift.title}: {error}, or remove it from task.shift_names "
-            "(task.shifts=null: no shifts)"
+            "(task.shifts=null disables all shifts)"
         ) from None
     source = open_folders(
         folder, shift.labels, what=f"task.shifts={root}", ignored=shift.ignored, border=shift.border
@@ -125,7 +125,7 @@ def open_shift(name: str, root: str | Path) -> EvaluationSet:
 
 
 def restrict(logits: Tensor, groups: Groups | None) -> Tensor:
-    """Reduces ImageNet logits to a set's own classes: the maximum over each group.
+    """Maps ImageNet logits to the classes of a set: the maximum over each group.
 
     Args:
         logits: (N, C).
@@ -136,7 +136,7 @@ def restrict(logits: Tensor, groups: Groups | None) -> Tensor:
     if groups is None:
         return logits
     longest = max(map(len, groups))
-    # short groups repeat their first index, which does not change the maximum
+    # pad short groups with their first index, which does not change the maximum
     padded = [[*group, *[group[0]] * (longest - len(group))] for group in groups]
     return logits[:, torch.tensor(padded, device=logits.device)].amax(-1)
 
@@ -152,9 +152,9 @@ def accuracy(
     batch_size: int = 256,
     workers: int | None = None,
 ) -> tuple[float, float]:
-    """Returns accuracy in percent and mean cross-entropy; processes share the images.
+    """Returns the accuracy in percent and the mean cross-entropy; processes share the work.
 
-    The caller sets the model to eval mode.
+    The model must be in eval mode.
     """
     source, correct, loss = images.images, *torch.zeros(2, device=device)
     ours = processes.part(len(source))

@@ -1,8 +1,9 @@
-"""Loads images with worker processes, in an order that a resumed run can enter at any step.
+"""Loads images with worker processes, in an order that can be resumed at any step.
 
-The order depends on (seed, epoch), the augmentation on (seed, epoch, place), so neither the start
-step nor the number of workers changes a batch. Workers return small pieces, which keeps the first
-batch fast and shared memory small; pieces are pinned, and copied while the device computes.
+The order depends only on (seed, epoch) and the augmentation on (seed, epoch, position), so neither
+the start step nor the number of workers changes a batch. Workers return batches in small pieces,
+so that the first batch arrives early and little shared memory is used. On a GPU, pieces are pinned
+and copied while the device computes.
 """
 
 import math
@@ -21,11 +22,11 @@ from ed.runtime import processes
 from ed.runtime.streams import generator
 
 View = Callable[[Image.Image, torch.Generator], Tensor]
-Key = tuple[int, int, int]  # image, epoch, place in the epoch
-PIECE = 64  # rows that a worker returns at once: 10 MB at 224 x 224
+Key = tuple[int, int, int]  # image, epoch, position in the epoch
+PIECE = 64  # images that a worker returns at once: 10 MB at 224 x 224
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-GRACE_SECONDS = 60  # time for a stopping run to save
-IN_FLIGHT = 2  # batches that the device may lag behind the host
+GRACE_SECONDS = 60  # time for the run to save before its workers exit
+IN_FLIGHT = 2  # batches by which the host may run ahead of the device
 
 
 def training_batches(
@@ -41,11 +42,11 @@ def training_batches(
 ) -> Generator[Batch]:
     """Yields {"x": uint8 (B, 3, H, W), "label": (B,)} for each step, shuffled and augmented.
 
-    Each process decodes only its own rows.
+    With several processes, each yields only its part of the batch.
 
     Args:
-        repeat: times each image is used in an epoch, each time with a new augmentation.
-        workers: decoding processes; None: one per core; 0: decode in this process.
+        repeat: how often each image is used in an epoch, with a new augmentation each time.
+        workers: number of worker processes; None: one per core; 0: decode in this process.
     """
     count = repeat * len(source)
     per_epoch = count // batch_size
@@ -69,7 +70,7 @@ def evaluation_batches(
     batch_size: int = 256,
     workers: int | None = None,
 ) -> Generator[Batch]:
-    """Yields all images in order, or those of `index`; the last batch may be smaller."""
+    """Yields the images in order, or only those in `index`; the last batch may be smaller."""
     index = range(len(source)) if index is None else [int(i) for i in index]
     keys = (
         [(i, 0, i) for i in index[start : start + batch_size]]
@@ -80,7 +81,7 @@ def evaluation_batches(
 
 
 class _Rows(Dataset):
-    """Maps keys to [pixels, labels], or to an error message; runs in the workers."""
+    """Maps keys to [pixels, labels] or to an error message; runs in the worker processes."""
 
     def __init__(self, source: Source, view: View, seed: int):
         self.source, self.view, self.seed = source, view, seed
@@ -89,7 +90,7 @@ class _Rows(Dataset):
         try:
             return default_collate([self._row(*key) for key in keys])
         except ImageError as error:
-            return str(error)  # raising here would keep workers alive through the traceback
+            return str(error)  # not raised here: the traceback would keep the workers alive
 
     def _row(self, image: int, epoch: int, place: int) -> tuple[Tensor, int]:
         draws = generator(self.seed, f"augmentation {epoch}", place)
@@ -99,7 +100,7 @@ class _Rows(Dataset):
 def _pieces(
     rows: _Rows, keys: Iterable[list[Key]], *, device, workers: int | None
 ) -> Generator[list[Tensor]]:
-    """Yields [pixels, labels] for each list of keys, in pinned memory for a GPU."""
+    """Yields [pixels, labels] for each list of keys, in pinned memory if the device is a GPU."""
     workers = processes.available_cores() if workers is None else workers
     count("system.workers", workers, least=0)
     loader = DataLoader(
@@ -110,7 +111,7 @@ def _pieces(
         prefetch_factor=4 if workers else None,
         pin_memory=torch.device(device).type == "cuda",
         worker_init_fn=_delay_stop_signals,
-        generator=torch.Generator(),  # the loader draws a seed; keep the global stream unchanged
+        generator=torch.Generator(),  # the loader draws a seed; keep the global state unchanged
     )
     for piece in _started(loader):
         if isinstance(piece, str):
@@ -125,7 +126,7 @@ def _identity(piece: list[Tensor] | str) -> list[Tensor] | str:
 def _delay_stop_signals(_worker: int) -> None:
     """Keeps a worker alive when a stop signal reaches the whole process group.
 
-    The run needs its workers until it has saved. SIGTERM still ends them after a delay.
+    The run needs its workers until it has saved. SIGTERM stops them after GRACE_SECONDS.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -136,7 +137,7 @@ def _delay_stop_signals(_worker: int) -> None:
 def _started(loader: DataLoader) -> Iterator:
     """Starts the workers, with stop signals blocked until their handlers are set.
 
-    The caller keeps no name for the iterator: a traceback would keep its workers alive.
+    Do not assign the result to a variable: a traceback would then keep the workers alive.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -150,8 +151,8 @@ def _to_device(
 ) -> Generator[Batch]:
     """Yields batches of `group` pieces each, on the device.
 
-    On a GPU a separate stream copies while the device computes. The host may run ahead of the
-    device by a few batches only, as pending copies hold memory.
+    On a GPU, a separate stream copies while the device computes. The host may run at most a few
+    batches ahead of the device, because pending copies use memory.
     """
     groups = zip(*[iter(pieces)] * group, strict=False)
     if device.type != "cuda":

@@ -1,9 +1,10 @@
 """RandAugment as in the ViT baselines of Beyer et al. (2022): magnitude 10 of 10.
 
-torchvision scales magnitudes to 31 and lacks three of the sixteen operations, so its (2, 10) is
-weaker; timm draws from global generators. This is all sixteen in Pillow at full magnitude, with
-grey (128) fill. Unlike big_vision, contrast pivots on the image's mean. As there, solarising at
-256 is the identity.
+In torchvision, magnitudes go up to 31 and three of the sixteen operations are missing, so
+RandAugment(2, 10) is weaker there. timm draws from global generators. This version applies all
+sixteen at full magnitude with Pillow and fills borders with grey (128). Contrast is relative to the
+image's mean, unlike in big_vision. As in big_vision, solarize has threshold 256, which makes it the
+identity.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 DEGREES, SHEAR, ENHANCE, POSTERIZE_BITS, SOLARIZE_ADD = 30.0, 0.3, 1.9, 4, 110
-SHIFT, CUTOUT = 100 / 224, 40 / 224  # fractions of the side
+SHIFT, CUTOUT = 100 / 224, 40 / 224  # as fractions of the image side
 GREY = (128, 128, 128)
 Operation = Callable[[Image.Image, list[float]], Image.Image]  # image, two draws from U[0, 1)
 
@@ -30,9 +31,9 @@ def _enhance(kind) -> Operation:
 
 
 def _affine(a: float, b: float, c: float, d: float, e: float, f: float) -> Operation:
-    """Output (x, y) is input (a x + b y + c, d x + e y + f), c and f as fractions of the side.
+    """Maps output (x, y) to input (a x + b y + c, d x + e y + f).
 
-    With probability 1/2 all entries but the diagonal change sign.
+    c and f are fractions of the image side. With probability 1/2, b, c, d and f change sign.
     """
 
     def apply(image: Image.Image, draws: list[float]) -> Image.Image:
@@ -49,13 +50,13 @@ def _rotate(image: Image.Image, draws: list[float]) -> Image.Image:
 
 
 def _solarize_add(image: Image.Image, draws: list[float]) -> Image.Image:
-    """Brightens values below 128."""
+    """Brightens pixel values below 128."""
     table = [min(255, value + SOLARIZE_ADD) if value < 128 else value for value in range(256)]
     return image.point(table * 3)
 
 
 def _cutout(image: Image.Image, draws: list[float]) -> Image.Image:
-    """Draws a grey square around a random pixel, clipped to the image."""
+    """Covers a square around a random pixel with grey."""
     width, height = image.size
     x, y, reach = int(draws[0] * width), int(draws[1] * height), round(CUTOUT * width)
     image = image.copy()

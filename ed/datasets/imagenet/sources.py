@@ -1,7 +1,7 @@
-"""Image sources: class folders or tables of a hub data set, with checks.
+"""Opens and checks image sources: class folders, parquet files or a hub data set.
 
-Nothing is skipped silently: missing, unknown and undecodable images raise an error that names
-them, and other files are counted.
+Nothing is skipped silently: missing or unknown folders and damaged images raise an error that names
+them, and files that are not images are counted.
 """
 
 import io
@@ -29,13 +29,13 @@ class ImageError(ValueError):
 
 
 class Source:
-    """Labelled images.
+    """A set of labelled images.
 
     Attributes:
-        place: their location, for messages.
+        place: their location, for error messages.
         labels: (N,) int64.
         border: pixels to crop from each side.
-        remarks: warnings for a run's log.
+        remarks: warnings to log when a run starts.
     """
 
     place: str
@@ -53,10 +53,10 @@ class Source:
         raise NotImplementedError
 
     def image(self, index: int) -> Image.Image:
-        """Decodes image `index` as RGB, without its border."""
+        """Decodes image `index` to RGB and crops its border."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # damaged EXIF data, which we do not use
+                warnings.simplefilter("ignore")  # damaged EXIF data causes warnings
                 image = Image.open(io.BytesIO(self.read(index))).convert("RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ImageError(
@@ -69,12 +69,12 @@ class Source:
 
 
 class Folders(Source):
-    """Images in one folder per class."""
+    """Images stored in one folder per class."""
 
     def __init__(self, root: Path, listing: "Listing", border: int = 0):
         self.place, self.border = str(root), border
         self.folders = list(listing.files)
-        # one array of bytes: a list of a million strings would be copied to every worker
+        # a single array, because a list of a million strings would be copied to every worker
         self.files = np.array([os.fsencode(f) for files in listing.files.values() for f in files])
         counts = np.array([len(files) for files in listing.files.values()], dtype=np.int64)
         labels = np.array([listing.labels[folder] for folder in self.folders], dtype=np.int64)
@@ -90,7 +90,7 @@ class Folders(Source):
 
 
 class Table(Source):
-    """Images of a hub data set or of parquet files, still encoded."""
+    """Encoded images from a hub data set or parquet files."""
 
     def __init__(self, table, place: str):
         from datasets import Image as Encoded
@@ -104,7 +104,7 @@ class Table(Source):
                 "'label', like the hub's ILSVRC/imagenet-1k"
             )
         self.names = getattr(table.features["label"], "names", None)
-        # not in numpy format, for which datasets imports a removed torchvision module
+        # not "numpy": for this format, datasets imports a torchvision module that was removed
         labels = table.select_columns("label").with_format("arrow")[:]
         self.labels = labels["label"].to_numpy().astype(np.int64)
         self.table = table.cast_column(self.column, Encoded(decode=False))
@@ -123,8 +123,8 @@ class Listing:
 
     Attributes:
         labels: the label of each expected class folder.
-        files: the images of each class folder, both sorted by name.
-        missing, empty, unknown: names of folders.
+        files: the images of each class folder; folders and images are sorted by name.
+        missing, empty, unknown: names of class folders with this problem.
         others: number of files without an image suffix.
         loose: number of images outside class folders.
     """
@@ -138,7 +138,7 @@ class Listing:
     loose: int = 0
 
     def problems(self) -> list[str]:
-        """Returns one phrase per problem with the set."""
+        """Describes each problem with the folder in one phrase."""
         wanted = len(self.labels)
         found = [
             (self.missing, f"{len(self.missing)} of {wanted} class folders are missing"),
@@ -148,14 +148,14 @@ class Listing:
         phrases = [f"{text} ({_some(names)})" for names, text in found if names]
         if self.loose:
             phrases.append(
-                f"{self.loose} images are outside class folders (validation images come unsorted: "
-                "move each into the folder of its synset)"
+                f"{self.loose} images are outside class folders (the official validation archive "
+                "is flat: move each image into the folder of its synset)"
             )
         return phrases
 
 
 def list_folders(root: Path, labels: Mapping[str, int], *, ignored: Iterable[str] = ()) -> Listing:
-    """Lists the class folders of `root`; `labels` has the expected ones."""
+    """Lists the class folders in `root`; the keys of `labels` are the expected ones."""
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder")
     listing, skip = Listing(labels), set(ignored)
@@ -185,7 +185,7 @@ def open_folders(
     ignored: Iterable[str] = (),
     border: int = 0,
 ) -> Folders:
-    """Opens class folders, or raises with all problems; `what` is key=value for the message."""
+    """Opens class folders; raises an error that starts with `what` if there are problems."""
     try:
         listing = list_folders(root, labels, ignored=ignored)
     except FileNotFoundError as error:
@@ -204,7 +204,7 @@ def open_split(data: str, split: str, *, key: str = "task.data") -> Source:
 
     Args:
         data: a folder with train/ and val/, a folder with parquet files, or a hub id. `embedded`
-            is the CIFAR-10 subset that ships with ed, to try the pipeline.
+            is the CIFAR-10 subset that ships with ed, for trying out the pipeline.
     """
     root = Path(data).expanduser()
     if has_class_folders(root):
@@ -223,20 +223,20 @@ def open_split(data: str, split: str, *, key: str = "task.data") -> Source:
 
 
 def has_class_folders(root: Path) -> bool:
-    """Whether train/ and val/ hold class folders rather than parquet files."""
+    """Returns whether train/ and val/ contain class folders rather than parquet files."""
     folders = [root / name for name in FOLDER_OF.values() if (root / name).is_dir()]
     return bool(folders) and not any(any(folder.glob("*.parquet")) for folder in folders)
 
 
 def open_training(data: str, *, validation: str = "validation") -> tuple[Source, Source]:
-    """Opens the training split and the split to evaluate on, named `validation`."""
+    """Opens the training split and the evaluation split, which is called `validation`."""
     train = open_split(data, "train")
     try:
         held_out = open_split(data, validation)
     except (ValueError, FileNotFoundError) as error:
         if (Path(data).expanduser() / FOLDER_OF.get(validation, validation)).is_dir():
-            raise  # the split exists, and the error describes its problems
-        hint = "names the split to evaluate on; use train if there is no other"
+            raise  # the split exists but has problems
+        hint = "is the split to evaluate on; use train if there is no other"
         raise type(error)(f"{error}; task.validation={validation} {hint}") from error
     expect(train, TRAINING_IMAGES, "ImageNet (train)")
     expect(held_out, VALIDATION_IMAGES, "ImageNet (validation)")
@@ -253,12 +253,12 @@ def expect(source: Source, count: int, title: str) -> None:
 
 
 def check_labels(source: Table) -> None:
-    """Raises unless all 1,000 classes are present, in the usual order if synsets are known."""
+    """Raises unless all 1,000 classes are present and, if they are named by synset, sorted."""
     low, high, present = source.labels.min(), source.labels.max(), len(np.unique(source.labels))
     if low < 0 or high >= NUM_CLASSES or present != NUM_CLASSES:
         raise ValueError(
             f"{source.place} has {present} classes, with labels from {low} to {high}; "
-            f"ImageNet has {NUM_CLASSES}, from 0 to {NUM_CLASSES - 1}: is a shard missing?"
+            f"ImageNet has {NUM_CLASSES}, from 0 to {NUM_CLASSES - 1}. Is a shard missing?"
         )
     names = source.names or ()
     if all(re.fullmatch(r"n\d{8}", name) for name in names) and names:

@@ -1,7 +1,7 @@
-"""Crops and augmentation: from a decoded image to uint8 pixels of one size.
+"""Crops and augments decoded images; returns uint8 pixels of a fixed size.
 
-All randomness comes from the generator passed in. Normalisation happens on the device, as bytes
-are four times cheaper to move than floats.
+All randomness comes from the generator that is passed in. Normalisation happens on the device,
+because bytes are four times cheaper to copy than floats.
 """
 
 import math
@@ -14,20 +14,20 @@ from torch import Tensor
 
 from ed.datasets.imagenet.randaugment import rand_augment
 
-CROP_ATTEMPTS = 10  # then the largest centre crop within the ratios, as in torchvision
+CROP_ATTEMPTS = 10  # before falling back to a centre crop, as in torchvision
 
 
 @dataclass(frozen=True)
 class Views:
-    """The preprocessing of a recipe.
+    """Preprocessing for training and evaluation.
 
     Attributes:
         size: height and width of the network's input.
         resize: the shorter side before the centre crop, as a multiple of `size`.
-        area, ratio: ranges of the random crop's share of the image and of width / height.
-        flip: mirror half of the training images.
+        area, ratio: ranges of the random crop's relative area and of its width / height.
+        flip: whether to mirror training images, with probability 1/2.
         randaugment: number of RandAugment operations after crop and flip.
-        bicubic: bicubic resampling instead of bilinear; both antialias.
+        bicubic: use bicubic instead of bilinear resampling; both are antialiased.
         mean, std: normalisation per channel; 0.5 and 0.5 map pixels to [-1, 1].
     """
 
@@ -46,9 +46,9 @@ class Views:
         return Image.Resampling.BICUBIC if self.bicubic else Image.Resampling.BILINEAR
 
     def train(self, image: Image.Image, generator: torch.Generator) -> Tensor:
-        """Returns a random crop, randomly flipped, after RandAugment."""
+        """Applies a random crop, a random flip and RandAugment."""
         left, top, width, height = random_crop(image.size, self.area, self.ratio, generator)
-        # crop first: resize(box=...) would also read the pixels around the box
+        # crop first, because resize(box=...) would also read pixels around the box
         image = image.crop((left, top, left + width, top + height))
         image = image.resize((self.size, self.size), self.resample)
         if self.flip and torch.rand((), generator=generator) < 0.5:
@@ -56,9 +56,9 @@ class Views:
         return to_tensor(rand_augment(image, self.randaugment, generator))
 
     def evaluate(self, image: Image.Image, generator: torch.Generator | None = None) -> Tensor:
-        """Returns the centre crop after resizing the shorter side."""
+        """Resizes the shorter side, then takes the centre crop."""
         short = round(self.resize * self.size)
-        # as in torchvision: the longer side rounded down, the crop to the nearest pixel
+        # rounding as in torchvision: the longer side down, the crop to the nearest pixel
         sides = [int(short * side / min(image.size)) for side in image.size]
         left, top = (round((side - self.size) / 2) for side in sides)
         image = image.resize(sides, self.resample)
@@ -83,8 +83,8 @@ def random_crop(
 ) -> tuple[int, int, int, int]:
     """Draws (left, top, width, height) of an Inception crop; `size` is (width, height).
 
-    The area is uniform in its range, the ratio log-uniform. If ten attempts do not fit, returns
-    the largest centre crop within the ratios.
+    The area is uniform in its range and the ratio is log-uniform. If ten attempts do not fit,
+    returns the largest centre crop with an allowed ratio.
     """
     width, height = size
     draws = torch.rand(CROP_ATTEMPTS, 4, generator=generator, dtype=torch.float64).tolist()
@@ -101,5 +101,5 @@ def random_crop(
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """Converts an RGB image to (3, H, W) uint8."""
+    """Converts an RGB image to a uint8 tensor (3, H, W)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
