@@ -246,9 +246,8 @@ def test_ed_is_homogeneous_and_ed_norm_invariant(coefficients, scale):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_gradient_of_ed_norm_is_finite_for_subnormal_numbers(dtype):
     lowest = math.log10(torch.finfo(dtype).smallest_normal)
-    scale = torch.logspace(
-        0, lowest - 6, 50, dtype=torch.float64
-    )  # ends with subnormal numbers and 0
+    # ends with subnormal numbers and 0
+    scale = torch.logspace(0, lowest - 6, 50, dtype=torch.float64)
     c = (scale[:, None] * torch.tensor([1.0, 2.0, -1.0])).to(dtype).requires_grad_()
     degree = normalised_degree(c)
     (gradient,) = torch.autograd.grad(degree.sum(), c)
