@@ -1,4 +1,4 @@
-"""Types of the public API: signatures, results, and wrong arguments."""
+"""Tests of the public API's types: signatures, results and wrong arguments."""
 
 import importlib.util
 import subprocess
@@ -18,7 +18,7 @@ needs_mypy = pytest.mark.skipif(
 
 @needs_mypy
 def test_types_resolve_and_wrong_arguments_are_errors():
-    """Expected errors carry an ignore, and mypy reports unused ones."""
+    """Expected errors have a `type: ignore`; mypy reports each one that is not needed."""
     run = subprocess.run(
         [*CHECK, str(FOLDER / "uses_api.py")], cwd=ROOT, capture_output=True, text=True
     )
