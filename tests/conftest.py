@@ -11,7 +11,7 @@ ONEDNN = torch.backends.mkldnn.enabled
 SMOKE = ("core", "regularizers", "engine/test_step.py", "analysis/test_spec.py")
 SMOKE += ("runtime/test_runs.py", "package/test_layers.py", "package/test_leaves.py")
 SMOKE += ("package/test_experiment_configs.py", "models/test_vit.py", "datasets/test_crops.py")
-# start the longest tests first, so that no pytest-xdist worker runs one alone at the end
+# start the longest tests first, so that no pytest-xdist worker is still busy with one at the end
 FIRST = ("runtime/test_distributed.py", "scripts/test_launch.py", "kernels", "faults")
 FIRST += ("package/test_packaging.py", "package/test_integrations.py", "engine/test_resume.py")
 
@@ -54,7 +54,7 @@ def full_data() -> Path:
 
 @pytest.fixture
 def table(tmp_path):
-    """A table with two cells and a grid of two points, two seeds each."""
+    """A table with two cells and a grid of two points, each with two seeds."""
     from tests.helpers.tables import write_table
 
     return write_table(tmp_path)

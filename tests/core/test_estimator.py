@@ -59,7 +59,7 @@ def test_estimate_does_not_depend_on_the_memory_budget():
     model, x = small_network(), torch.randn(40, 6)
     settings = {"representation": ed.Representation(resolution=20, degree=6), "pairs": 50}
     whole = ed.estimate(model, x, **settings)
-    pieces = ed.estimate(model, x, memory_gib=1e-6, **settings)  # fits only a few points
+    pieces = ed.estimate(model, x, memory_gib=1e-6, **settings)  # room for only a few points
     torch.testing.assert_close(whole.values, pieces.values, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(whole.spectrum, pieces.spectrum, rtol=1e-5, atol=1e-6)
 
@@ -234,7 +234,7 @@ def test_a_text_classifier_is_measured_in_its_embedding_space():
         bert.get_input_embeddings()(ids), {"mask": mask}, module=bert,
     )  # fmt: skip
     first, second = (ed.estimate(field, pairs=20, resolution=12, degree=6) for _ in range(2))
-    assert torch.equal(first.values, second.values)  # no dropout
+    assert torch.equal(first.values, second.values)  # dropout is off
     assert first.mean > 0
     ed.penalty(field, labels=labels).backward()
     assert bert.get_input_embeddings().weight.grad.abs().sum() > 0
@@ -301,7 +301,7 @@ def test_estimate_reports_progress_and_rejects_non_finite_outputs(capsys):
 
 
 class Sparse(nn.Module):
-    """A model with a sparse product, such as a graph convolution."""
+    """A model with a sparse matrix product, such as a graph convolution."""
 
     def __init__(self):
         super().__init__()
@@ -332,7 +332,7 @@ def test_any_callable_can_be_measured():
     assert ed.estimate(out, x, pairs=10, sampler=Fixed(), resolution=50).mean > 0
 
 
-@pytest.mark.parametrize("examples", [6, 30])  # many and few of all possible pairs
+@pytest.mark.parametrize("examples", [6, 30])  # 8 of 15 or 435 possible pairs
 def test_pairs_are_drawn_on_the_cpu_with_another_default_device(examples):
     torch.manual_seed(0)
     x, out = torch.randn(examples, 6), nn.Linear(6, 3)

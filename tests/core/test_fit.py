@@ -96,7 +96,7 @@ def test_uniform_nodes_are_sorted_and_keep_their_ends():
     assert (anchored[:, 0] == 0).all()
     assert (anchored[:, -1] == 1).all()
     assert torch.equal(free, uniform(100, 8).sort().values)
-    # sorts only the r - 2 inner draws; the inner ones of r sorted draws would avoid the ends
+    # sorts only the inner draws: after sorting all r, the inner ones would avoid the ends
     assert torch.equal(anchored[:, 1:-1], uniform(100, 8)[:, 1:-1].sort().values)
     even = UniformNodes(even=True)(uniform(100, 5))
     assert even.tolist() == [0, 0.25, 0.5, 0.75, 1]  # shared by all paths
@@ -126,7 +126,7 @@ def test_each_part_has_one_stratified_node(anchored):
     ids=repr,
 )
 def test_sensitivity_of_ed_to_one_output(sampler, r, mean, worst):
-    """Largest effect on ED of the output at one inner node, relative to Chebyshev nodes.
+    """Checks the largest effect of one inner output on ED, relative to Chebyshev nodes.
 
     Compares the mean and the 99th percentile over paths, with K = r - 1. Even and stratified nodes
     have small effects at r = 4 but not at 15; independent draws have large effects at both. The
@@ -144,7 +144,7 @@ def test_sensitivity_of_ed_to_one_output(sampler, r, mean, worst):
     [(4, 1e-2, 2.5, 0.62), (4, 1e-3, 4.2, 0.55), (15, 1e-2, 6.8, 5.4), (15, 1e-3, 18, 4.8)],
 )
 def test_damping_stabilises_independent_draws_but_biases_lines(r, damping, mean, line):
-    """Independent draws with damping, relative to Chebyshev nodes with the same r.
+    """Compares independent draws with Chebyshev nodes of the same r, both damped.
 
     The paper calls its damping "small". If it is 0.01, its uniform nodes may be independent draws:
     nearly harmless at r = 4, harmful at 15.

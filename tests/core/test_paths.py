@@ -52,7 +52,7 @@ def test_paths_run_from_the_second_to_the_first():
     nodes = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
     first, second = torch.tensor([0, 1]), torch.tensor([2, 3])
     along = Field.of(lambda p: p, x).between(first, second, nodes).x.unflatten(0, (2, 3))
-    assert torch.equal(along[:, 0], x[second])  # alpha = 0, bitwise
+    assert torch.equal(along[:, 0], x[second])  # bitwise equal at alpha = 0
     assert torch.equal(along[:, 2], x[first])
     torch.testing.assert_close(along[:, 1], 0.25 * x[first] + 0.75 * x[second])
 
@@ -193,14 +193,14 @@ def test_stratified_pairs_use_every_example_equally_often(size):
             ends = torch.cat([first[start : start + half], second[start : start + half]])
             assert len(set(ends.tolist())) == 2 * half
     some, _ = stratified_pairs(size, 1, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(some, first[:1])  # a smaller number of pairs gives the first of them
+    assert torch.equal(some, first[:1])  # drawing fewer pairs gives the first ones
 
 
 def test_all_stratified_pairs_are_equally_likely():
     seen, draws, size = torch.zeros(6, 6), 600, 6
     for seed in range(draws):
         seen[stratified_pairs(size, 3, generator=torch.Generator().manual_seed(seed))] += 1
-    share = 3 / (size * (size - 1))  # of ordered pairs
+    share = 3 / (size * (size - 1))  # chance that a draw contains a given ordered pair
     expected = draws * share * (1 - torch.eye(size))
     assert (seen - expected).abs().max() < 5 * math.sqrt(draws * share)
 
@@ -217,12 +217,12 @@ def test_distinct_pairs_are_distinct(size, count):
 
 @pytest.mark.parametrize(("size", "count"), [(6, 5), (12, 5)], ids=["many", "few"])
 def test_all_distinct_pairs_are_equally_likely(size, count):
-    """Both orders of a pair are equally likely, too."""
+    """This includes both orders of a pair."""
     seen, draws = torch.zeros(size, size), 600
     for seed in range(draws):
         first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(seed))
         seen[first, second] += 1
-    share = count / (size * (size - 1))  # of ordered pairs
+    share = count / (size * (size - 1))  # chance that a draw contains a given ordered pair
     expected = draws * share * (1 - torch.eye(size))
     assert (seen - expected).abs().max() < 5 * math.sqrt(draws * share)
 

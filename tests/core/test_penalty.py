@@ -204,7 +204,7 @@ def test_penalty_of_a_regression():
     assert found == {0.0, 3 * 5 / 2 + 2 * 9 / 8}
 
 
-def test_settings_are_keywords_or_one_object():
+def test_settings_can_be_keywords_or_one_object():
     model, x = small_network().eval(), torch.randn(40, 6)
     settings = {"resolution": 12, "degree": 5, "basis": "legendre"}
     whole = ed.Representation(**settings)

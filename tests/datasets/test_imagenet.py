@@ -69,7 +69,7 @@ def test_logits_of_other_classes_never_win(name):
 
 @pytest.mark.parametrize("name", ["r", "a", "objectnet"])
 def test_a_perfect_model_scores_100_percent(name):
-    """Any index of the label counts, even if a class outside the set has a larger logit."""
+    """Every index mapped to the label is correct, even if a class outside has a larger logit."""
     groups = shifts()[name].groups
     mapped = {index for group in groups for index in group}
     wrong = max(set(range(1000)) - mapped)  # a class outside the set

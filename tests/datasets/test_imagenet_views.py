@@ -90,7 +90,7 @@ def test_randaugment_operations_equal_their_closed_forms():
     assert results[0].max((0, 1)).tolist() == [255, 255, 255]
     assert (results[2] == 255 - pixels).all()  # invert
     assert (results[3] == pixels // 16 * 16).all()  # posterise to 4 bits
-    assert (results[4] == pixels).all()  # solarise at 256
+    assert (results[4] == pixels).all()  # solarise above 256: no change
     assert (results[5] == np.where(pixels < 128, pixels + 110, pixels)).all()
     assert abs(results[8] - (pixels * 1.9).clip(0, 255)).max() <= 1  # brightness
     shifted = np.full_like(pixels, 128)
@@ -104,7 +104,7 @@ def test_randaugment_operations_equal_their_closed_forms():
     assert (results[15][15:] == pixels[15:]).all()
     for result in (results[10], results[11], results[12]):
         assert (result == 128).all(-1).any()  # grey fill
-    assert (results[11][50, :41] == pixels[50, 15:]).all()  # moved by 0.3 x 50.5 pixels
+    assert (results[11][50, :41] == pixels[50, 15:]).all()  # sheared by 0.3 x 50.5 pixels
     assert (results[12][:41, 50] == pixels[15:, 50]).all()
     turned = image.rotate(30, fillcolor=(128, 128, 128))
     assert (results[10] == np.array(turned)).all()

@@ -71,7 +71,7 @@ def test_the_complete_training_set_is_balanced(full_data):
 
 @pytest.mark.slow
 def test_the_complete_training_set_has_the_known_mean(full_data):
-    """Slow, because it decodes 50,000 images; the test set has a quick version."""
+    """Decodes 50,000 images, which is slow; a quick test checks the test set."""
     whole = load_images(str(full_data / "cifar10"), "train", **SIZE)
     assert_mean(whole.pixels, 0.49139968, 0.48215841, 0.44653091)
 
@@ -174,7 +174,7 @@ def test_images_are_standardised_by_channel_and_epochs_have_only_full_batches(ta
     assert 0 <= pixels.min() < 0.01
     assert 0.99 < pixels.max() <= 1
     inner = instantiate(compose_config(["task=cifar10", "task.space=block1"]).task)
-    assert (task.has_noise, inner.has_noise) == (True, False)  # undefined in an inner space
+    assert (task.has_noise, inner.has_noise) == (True, False)  # no noise in an inner space
 
 
 def test_training_images_are_crops_of_images_with_a_black_border_of_four(task):

@@ -26,7 +26,7 @@ SHOWN = ("dodgeball", "fruitbot", "jumper", "starpilot")
 
 
 class Run(Row):
-    """A run as scripts/table.py passes it; its curves are straight lines from 0 to `last`."""
+    """A run whose curves are straight lines from 0 to `last`."""
 
     def history(self):
         for step in range(100, self.steps + 1, 100):
@@ -115,7 +115,7 @@ def test_smoothing_averages_over_its_window_and_keeps_gaps():
     assert np.isnan(found[:5]).all()
     half = WINDOW // 2
     assert found[100] == pytest.approx(values[100 - half : 101 + half].mean())
-    assert found[-1] == pytest.approx(values[-1 - half :].mean())  # a shorter window
+    assert found[-1] == pytest.approx(values[-1 - half :].mean())  # shorter window at the end
     np.testing.assert_allclose(smoothed(np.full(201, 3.0)), 3)
 
 

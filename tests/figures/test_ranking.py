@@ -17,7 +17,7 @@ FINALS = {"baseline": 84.0, "mixup": 85.0, "jacobian": 80.0, "ed": 86.0, "ed_wit
 
 
 class Run(Row):
-    """A run whose accuracy increases, except that seed 1 of the Jacobian drops to 10 %."""
+    """A run whose accuracy increases, except that seed 1 of the Jacobian drops to 10 % midway."""
 
     def history(self):
         falls = self.cell == "jacobian" and self.seed == 1

@@ -111,7 +111,7 @@ def test_fast_run_learns_as_well_as_an_eager_one(method):
     (loss, accuracy), (fast_loss, fast_accuracy) = learnt
     assert fast_loss == pytest.approx(loss, rel=0.05)
     assert fast_accuracy == pytest.approx(accuracy, abs=6)
-    assert accuracy > 20  # well above chance, which is 10
+    assert accuracy > 20  # chance is 10 %
 
 
 @pytest.mark.parametrize("space", ["input", "block1"])
@@ -150,7 +150,7 @@ def test_captured_run_resumes_with_its_learning_rate(optimizer, saved_on):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Returns a function that gives the overrides of a tiny BERT on made-up sentences."""
+    """Returns a function that builds overrides for a tiny BERT on made-up sentences."""
     pytest.importorskip("transformers")
     from tests.tasks.test_glue import write_checkpoint, write_sentences
 
@@ -250,7 +250,7 @@ def test_captured_steps_and_their_batches_never_wait_for_the_device():
 
 
 def test_parallel_adamw_equals_torch():
-    """Results are bitwise equal, also in a CUDA graph and after loading a state."""
+    """Results are bitwise equal, including in a CUDA graph and after loading a state."""
 
     def train(kind, steps: int, state=None) -> tuple[list[torch.Tensor], dict]:
         torch.manual_seed(0)
@@ -374,7 +374,7 @@ def test_the_host_does_not_run_far_ahead_of_the_device():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     for _, batch in zip(range(40), batches, strict=False):
-        torch.cuda._sleep(10**8)  # cycles; in about 50 ms, several batches are decoded
+        torch.cuda._sleep(10**8)  # cycles, about 50 ms: enough to decode several batches
         batch["x"].sum()
     # batches in flight and the current one, each held twice (in pieces and joined), and labels
     assert torch.cuda.max_memory_allocated() - before < 2.1 * (IN_FLIGHT + 2) * size

@@ -49,7 +49,7 @@ def test_captured_decisions_equal_eager():
     eager = rollouts(halves[0], capture=False, bf16=False)
     captured = rollouts(halves[1], capture=True, bf16=False)
     assert_same(eager, captured, tolerance=1e-4)  # integers, such as actions, must be equal
-    assert not eager[0]["actions"].equal(eager[1]["actions"])  # rollouts draw new numbers
+    assert not eager[0]["actions"].equal(eager[1]["actions"])  # rollouts use different draws
 
 
 def test_frames_and_log_probabilities_belong_to_the_same_step():

@@ -42,7 +42,7 @@ def commands_of(path: Path) -> Iterator[str]:
 
 
 def check_command(command: str, folder: Path) -> None:
-    """Runs a command at small sizes; for make and pip, only checks targets and extras."""
+    """Runs a command at small sizes; only checks the targets of make and the extras of pip."""
     first, *words = shlex.split(command)
     if first == "make":
         how = {"cwd": ROOT, "capture_output": True, "text": True}

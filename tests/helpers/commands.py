@@ -41,7 +41,7 @@ def run_command(
 def run_together(words: Sequence[str], *, seconds: int = 400) -> subprocess.CompletedProcess:
     """Runs `python WORDS` in two processes with the variables that torchrun would set.
 
-    Returns the first nonzero exit code, if any. Both processes are killed after `seconds`.
+    The exit code is the first nonzero one, or 0. Both processes are killed after `seconds`.
     """
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
@@ -102,7 +102,7 @@ def die_at_row(count: int) -> Callable[[], None]:
 
 
 def finish(child: int) -> int:
-    """Waits for a child and returns its exit code, or minus the signal that ended it."""
+    """Waits for a child; returns its exit code, or -n if signal n ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 

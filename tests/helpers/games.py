@@ -34,7 +34,7 @@ needs_envpool = pytest.mark.skipif(not has_envpool(), reason="EnvPool cannot be 
 
 
 class Bandit:
-    """A hand-made game: action 3 is rewarded with 1, others with 0; episodes last five steps."""
+    """A hand-made game: action 3 earns a reward of 1, others 0; episodes last five steps."""
 
     def __init__(self, count, level, first=0):
         self.count, self.clock, self.level, self.first = count, 0, level, first

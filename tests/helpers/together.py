@@ -60,7 +60,7 @@ def stopped_by_one(folder: Path) -> str:
 
 
 def watch_writes(folder: Path) -> list[str]:
-    """Returns a list to which every later write of this process below `folder` is added."""
+    """Returns a list that collects all later writes of this process below `folder`."""
     written: list[str] = []
 
     def hook(event: str, arguments: tuple) -> None:
@@ -148,7 +148,7 @@ if __name__ == "__main__":
     main.join()
     written = watch_writes(here)
     small_run(here / "plain", *PLAIN)
-    draw = torch.rand(()).item()  # the first draw from dropout's stream: PLAIN has no dropout
+    draw = torch.rand(()).item()  # the stream's first draw, because PLAIN uses no dropout
     seen = {"fingerprints": trained_fingerprints(here), "scores": scores(here / "plain")}
     small_run(here / "whole", *LONG)
     seen["stopped"] = stopped_by_one(here / "killed")  # the next run resumes from here

@@ -47,7 +47,7 @@ def everywhere(monkeypatch):
 @pytest.fixture
 def compiled_for_hopper():
     if INTERPRETED:
-        pytest.skip("Triton's interpreter cannot compile")
+        pytest.skip("needs Triton's compiler, not its interpreter")
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -118,7 +118,7 @@ def test_pooling_and_its_gradient_equal_torch(everywhere, channels, height, widt
 def test_nan_passes_through_pooling(everywhere):
     x = torch.zeros(1, 16, 4, 4, device=DEVICE)
     x[0, 2, 1, 1] = torch.nan
-    assert convolution.pool(x).isnan().sum() == 4  # number of windows that contain it
+    assert convolution.pool(x).isnan().sum() == 4  # four windows contain the NaN
 
 
 @pytest.mark.parametrize("relu", [False, True])

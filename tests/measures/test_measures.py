@@ -194,7 +194,7 @@ def auto_pgd(surface: Waves, rho: float, steps: int, checkpoints: list[int]) -> 
     return halvings
 
 
-# rho = 4 also halves the step for lack of a better point; rho = 2.8 does not do so twice
+# at rho = 4, the step is also halved if no better point was found; at rho = 2.8, not twice in a row
 @pytest.mark.parametrize("rho", [0.2, 2.0, 2.8, 4.0])
 def test_worst_case_search_equals_auto_pgd(rho):
     found, expected = Waves(), Waves()
@@ -306,7 +306,7 @@ def test_norm_includes_every_parameter():
 
 
 def test_variants_share_their_forward_passes():
-    """Measures on the same paths share passes and return the same values as separately."""
+    """Measures on the same paths share passes and return the same values as when run separately."""
 
     class Counting(Toy):
         def field(self, model, batch):
@@ -326,7 +326,7 @@ def test_variants_share_their_forward_passes():
     assert [list(group) for group in groups] == [list(variants), *([name] for name in others)]
     task, model = Counting(), network()
     found = EffectiveDegree.together(list(variants.values()), model, task)
-    assert task.passes == [2, 20 * 16]  # the first two points measure memory
+    assert task.passes == [2, 20 * 16]  # the pass of two points measures memory
     assert found == [measure(model, Toy()) for measure in variants.values()]
     assert replace(ED, memory_gib=1e-6)(model, task) == pytest.approx(found[0], rel=1e-9)
     assert max(task.passes) < 20

@@ -117,7 +117,7 @@ def test_activations_match_their_names():
 
 
 def test_vit_s16_has_the_published_size():
-    """timm has 22.05 M parameters with class token, learned positions and linear head."""
+    """timm's model has 22.05 M parameters with class token, learned positions and linear head."""
     cfg = compose_config(["task=imagenet", "model=vit_s16"])
     assert sum(p.numel() for p in instantiate(cfg.model).parameters()) == 22_050_664
 

@@ -21,7 +21,7 @@ LANGUAGES = {"bash", "python", "yaml", "text"}
 
 
 def code_of(page: Path) -> str:
-    """Joins all Python blocks of a page, except files, into one program."""
+    """Joins a page's Python blocks into one program, except those that are files."""
     found = [b.text for b in blocks_of(page) if b.language == "python" and not b.title]
     return "\n".join(found)
 

@@ -54,7 +54,7 @@ def new_environment(folder: Path, wheel: Path) -> Path:
 def fresh(wheel, tmp_path_factory):
     """Creates an environment with the wheel and, through a .pth file, all other packages."""
     folder = tmp_path_factory.mktemp("fresh")
-    # does not include editable installs: .pth files in the added folder are not read
+    # excludes editable installs, because .pth files in the added folder are not read
     (new_environment(folder, wheel) / "others.pth").write_text(sysconfig.get_path("purelib"))
     return folder
 
@@ -142,7 +142,7 @@ for command, *words in json.loads(sys.argv[1]):
 
 
 def test_commands_work_from_any_folder(fresh):
-    """One process runs all commands, which saves time; the ones with most imports come last."""
+    """One process runs all commands to save time; those with the most imports come last."""
     commands = [[name, "--help"] for name in ("report", "table", "measure")]
     commands += [["launch", "table1", "--where", "print"]]
     commands += [["train", "debug=tiny", "task.batch_size=500", "model.depth=1", "model.width=32"]]

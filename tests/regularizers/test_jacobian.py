@@ -102,7 +102,7 @@ def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
 @pytest.mark.parametrize("space", ["input", "block1"])
 def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
     """Compares loss, penalty and gradients, using ahead-of-time autograd as on a GPU."""
-    compiler = functools.partial(torch.compile, backend="aot_eager")  # no code generation
+    compiler = functools.partial(torch.compile, backend="aot_eager")  # without code generation
     monkeypatch.setattr(torch, "compile", compiler)
     model, batch, found = vit(), first_batch(), []
     for compiled in (False, True):

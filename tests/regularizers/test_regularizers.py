@@ -50,7 +50,7 @@ def test_zero_radius_gives_the_plain_step(method, recipe):
 
 
 class Quadratic(nn.Module):
-    """L = theta' A theta / 2 with theta = (weight, bias), so the gradient is A theta."""
+    """A model with loss theta' A theta / 2 and gradient A theta, where theta = (weight, bias)."""
 
     A = torch.tensor([[3.0, 1.0, 0.5], [1.0, 2.0, -0.4], [0.5, -0.4, 1.5]], dtype=torch.float64)
 
@@ -107,7 +107,8 @@ def test_clipping_does_not_change_the_ascent(method):
         free = method.ascent(named)
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         clipped = method.ascent(named)
-    torch.testing.assert_close(clipped, free, rtol=1e-9, atol=0)  # TINY relative to a norm of 0.01
+    # TINY is 1e-10 of the clipped norm
+    torch.testing.assert_close(clipped, free, rtol=1e-9, atol=0)
 
 
 def test_perturbed_weights_are_restored_exactly():
