@@ -194,7 +194,7 @@ def test_a_cell_without_its_game_method_or_length_is_rejected(key):
     name, cell = next(iter(table.cells.items()))
     kept = tuple(text for text in cell.overrides if not text.startswith(f"{key}="))
     table = replace(table, cells=table.cells | {name: replace(cell, overrides=kept)})
-    with pytest.raises(ValueError, match=rf"{table.path}: cell {name}: {key} is not among its ov"):
+    with pytest.raises(ValueError, match=rf"{table.path}: cell {name}: .*{key}"):
         aggregates(table, runs)
 
 
