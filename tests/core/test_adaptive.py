@@ -136,7 +136,7 @@ def test_paths_are_added_until_the_target_error_is_reached():
         ed.estimate(model, x, target_se=1e-9, **how)
 
 
-def test_dense_outputs_and_a_small_memory_budget():
+def test_dense_outputs_do_not_depend_on_the_memory_budget():
     def model(p):
         return torch.stack([p, p.square(), p.sin()], dim=1)  # (N, 3, 4)
 
