@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 import torch
 
-# the same on every machine, whatever its cores; set OMP_NUM_THREADS to test with another number
+# one thread regardless of core count; set OMP_NUM_THREADS to test with more
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 ONEDNN = torch.backends.mkldnn.enabled
-# a minute of tests over every room: `make test-smoke`
+# one minute of tests that covers every package: `make test-smoke`
 SMOKE = ("core", "regularizers", "engine/test_step.py", "analysis/test_spec.py")
 SMOKE += ("runtime/test_runs.py", "package/test_layers.py", "package/test_leaves.py")
 SMOKE += ("package/test_experiment_configs.py", "models/test_vit.py", "datasets/test_crops.py")
-# the longest tests start first, so that no worker of pytest-xdist is left with one at the end
+# start the longest tests first, so that no pytest-xdist worker is still busy with one at the end
 FIRST = ("runtime/test_distributed.py", "scripts/test_launch.py", "kernels", "faults")
 FIRST += ("package/test_packaging.py", "package/test_integrations.py", "engine/test_resume.py")
 
@@ -30,29 +30,31 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("slow") and "slow" not in (config.option.markexpr or ""):
             item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
         if item.get_closest_marker("slurm") and "slurm" not in (config.option.markexpr or ""):
-            item.add_marker(pytest.mark.skip(reason="starts a SLURM: run with make test-slurm"))
+            item.add_marker(
+                pytest.mark.skip(reason="starts a SLURM cluster: run with make test-slurm")
+            )
 
 
 @pytest.fixture(autouse=True)
-def same_draws_and_rounding() -> None:
-    """Whatever ran before in this process: pytest-xdist deals tests out anew in every run."""
+def reset_torch_state() -> None:
+    """Makes tests independent of their order, which pytest-xdist changes in every run."""
     torch.manual_seed(0)
-    # torch turns it off for good once a product in bf16 has failed there, as on a CPU without bf16
+    # torch disables oneDNN permanently after a failed bf16 product, as on a CPU without bf16
     torch.backends.mkldnn.enabled = ONEDNN
 
 
 @pytest.fixture(scope="session")
 def full_data() -> Path:
-    """The folder with the complete data sets, named by ED_DATA."""
+    """The folder with the complete datasets, taken from ED_DATA."""
     root = os.environ.get("ED_DATA")
     if not root:
-        pytest.skip("needs the complete data sets: set ED_DATA to their folder")
+        pytest.skip("needs the complete datasets: set ED_DATA to their folder")
     return Path(root)
 
 
 @pytest.fixture
 def table(tmp_path):
-    """Two cells and a grid of two points, two seeds each."""
+    """A table with two cells and a grid of two points, each with two seeds."""
     from tests.helpers.tables import write_table
 
     return write_table(tmp_path)
@@ -60,7 +62,7 @@ def table(tmp_path):
 
 @pytest.fixture
 def bandit(monkeypatch):
-    """Procgen played on a hand-made game: no engine is needed, so none need be installed."""
+    """Replaces Procgen's games with a hand-made one, which needs no engine."""
     from ed.tasks.procgen import ProcgenPPO
     from tests.helpers.games import Bandit
 

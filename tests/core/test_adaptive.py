@@ -1,4 +1,4 @@
-"""Adaptive resolution: its points, its error estimate, and agreement with the fixed protocol."""
+"""Tests of adaptive resolution: points, error estimate, agreement with the fixed protocol."""
 
 import math
 
@@ -19,7 +19,7 @@ from tests.core.test_estimator import polynomial_map
 from tests.helpers.core import uniform
 
 
-def test_points_nest_and_interpolate_polynomials_exactly():
+def test_points_are_nested_and_interpolate_polynomials_exactly():
     assert ladder(PROTOCOL) == [10, 20, 40, 80]
     coarse, fine = points_of_second_kind(10), points_of_second_kind(20)
     torch.testing.assert_close(coarse, fine[::2], rtol=0, atol=1e-15)
@@ -29,8 +29,8 @@ def test_points_nest_and_interpolate_polynomials_exactly():
     torch.testing.assert_close(interpolation(20) @ values, coefficients, rtol=0, atol=1e-12)
 
 
-def test_error_of_kinks_and_of_smooth_functions():
-    """For |c_k| = k^-2, sum 1/k is missing between N and K; with geometric decay almost nothing."""
+def test_truncation_error_of_kinks_and_smooth_functions():
+    """Degrees N + 1 to K add sum 1/k if |c_k| = k^-2, and almost nothing if |c_k| = 0.3^k."""
     k = torch.arange(21, dtype=torch.float64)
     kink = k.clamp_min(1) ** -2
     missing = sum(1 / j for j in range(21, 41))
@@ -49,7 +49,7 @@ def test_error_of_kinks_and_of_smooth_functions():
 )  # fmt: skip
 @pytest.mark.parametrize("task", [1, 2, 3])
 def test_polynomial_maps_need_few_points(task, settings):
-    """At most degree 5, so results match the fixed protocol up to rounding and damping."""
+    """The maps have degree 5 at most, so both protocols agree up to rounding and damping."""
     x = 4 * uniform(200, 3) - 2
     how = {"softmax": False, "pairs": 60, **settings}
     fixed = ed.estimate(polynomial_map(task), x, **how)
@@ -102,8 +102,8 @@ def relu():
     [(vit, 1 / 5), (resnet18, 81 / 200), (bert, 81 / 200), (impala, 81 / 200), (relu, 81 / 200)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_networks_agree_with_the_fixed_protocol_at_fewer_passes(make, share):
-    """A fifth of the passes for smooth networks; kinks may need all 81 points."""
+def test_networks_agree_with_the_fixed_protocol_in_fewer_passes(make, share):
+    """Smooth networks need a fifth of the passes; networks with kinks may need all 81 points."""
     torch.manual_seed(0)
     field = make()
     fixed = ed.estimate(field, pairs=24)
@@ -113,7 +113,7 @@ def test_networks_agree_with_the_fixed_protocol_at_fewer_passes(make, share):
 
 
 def test_rough_paths_get_more_points_than_smooth_ones():
-    """sin(w t) on a path has degree about w / 2: the frequency is the distance between its ends."""
+    """Along a path of length w, sin has frequency w and a degree of about w / 2."""
     x = torch.tensor([[0.0], [1.0], [60.0]], dtype=torch.float64)
     result = ed.estimate(torch.sin, x, pairs=3, softmax=False, resolution="auto")
     near = (result.ends < 2).all(0)
@@ -123,7 +123,7 @@ def test_rough_paths_get_more_points_than_smooth_ones():
     torch.testing.assert_close(result.values, fixed.values, rtol=0.02, atol=0)
 
 
-def test_paths_are_added_until_the_error_is_reached():
+def test_paths_are_added_until_the_target_error_is_reached():
     x, how = uniform(300, 3), {"softmax": False, "resolution": "auto", "pairs": 1000}
     model = polynomial_map(2)
     whole = ed.estimate(model, x, **how)
@@ -136,7 +136,7 @@ def test_paths_are_added_until_the_error_is_reached():
         ed.estimate(model, x, target_se=1e-9, **how)
 
 
-def test_dense_outputs_and_a_small_memory_budget():
+def test_dense_outputs_do_not_depend_on_the_memory_budget():
     def model(p):
         return torch.stack([p, p.square(), p.sin()], dim=1)  # (N, 3, 4)
 

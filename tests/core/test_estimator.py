@@ -1,4 +1,4 @@
-"""The estimator: the paper's exact values, standard errors, memory, errors and warnings."""
+"""Tests of the estimator: exact values, standard errors, memory, errors and warnings."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ SETTINGS = {"resolution": 32, "degree": 8, "sampler": ed.ChebyshevNodes()}
 
 
 def polynomial_map(task: int):
-    """The exact target maps of the paper's polynomial-network study."""
+    """Returns a target map of the paper's polynomial-network study."""
 
     def forward(x):
         a, b, c = x.unbind(-1)
@@ -59,14 +59,14 @@ def test_estimate_does_not_depend_on_the_memory_budget():
     model, x = small_network(), torch.randn(40, 6)
     settings = {"representation": ed.Representation(resolution=20, degree=6), "pairs": 50}
     whole = ed.estimate(model, x, **settings)
-    pieces = ed.estimate(model, x, memory_gib=1e-6, **settings)  # a few points at a time
+    pieces = ed.estimate(model, x, memory_gib=1e-6, **settings)  # room for only a few points
     torch.testing.assert_close(whole.values, pieces.values, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(whole.spectrum, pieces.spectrum, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [10, 100_000], ids=["many paths", "a part of one"])
+@pytest.mark.parametrize("size", [10, 100_000], ids=["many paths", "part of a path"])
 def test_no_tensor_is_larger_than_the_memory_budget(size):
-    """Holds for path points and activations: 200 large inputs do not fit."""
+    """The budget limits path points and activations; 200 large inputs exceed it."""
     x, budget = torch.randn(8, size), 2**21
     with _LargestOutput() as largest:
         ed.estimate(lambda p: p[:, :3].tanh(), x, pairs=4, memory_gib=budget / 2**30)
@@ -74,13 +74,13 @@ def test_no_tensor_is_larger_than_the_memory_budget(size):
 
 
 def test_a_chunk_has_room_for_several_activations_of_each_point():
-    """The input is the largest activation here; a transposed view of the weights is none."""
+    """The input is the largest activation; a transposed view of the weights does not count."""
     field = ed.Field.of(nn.Linear(4000, 10), torch.randn(2, 4000))
     with torch.no_grad():
         assert points_per_chunk(field, memory_gib=1.0) == 2**30 // (LIVE_TENSORS * 4000 * 4)
 
 
-def test_mean_follows_from_values_and_from_the_spectrum():
+def test_values_and_spectrum_give_the_same_mean():
     result = ed.estimate(small_network(), torch.randn(40, 6), pairs=60)
     assert result.representation == PROTOCOL
     assert result.mean == pytest.approx(result.values.mean().item())
@@ -99,8 +99,8 @@ def test_the_seed_selects_the_paths():
     assert torch.equal(other.ends, torch.stack(distinct_pairs(40, 20, generator=generator)))
 
 
-def test_standard_error_accounts_for_common_ends():
-    """Compared with the sum over all pairs of paths; without common ends, std / sqrt(paths)."""
+def test_standard_error_accounts_for_shared_ends():
+    """Equals the explicit sum over pairs of paths, or std / sqrt(paths) without shared ends."""
     result = ed.estimate(small_network(), torch.randn(20, 6), pairs=60)
     deviations = (result.values - result.values.mean()).tolist()
     ends = [set(pair) for pair in result.ends.T.tolist()]
@@ -117,8 +117,8 @@ def test_standard_error_accounts_for_common_ends():
     assert apart.standard_error == pytest.approx(math.sqrt(alone) / 60, rel=1e-5)
 
 
-def test_standard_error_is_the_spread_over_other_examples():
-    """Many paths between few examples: it matches the spread of the mean over other examples."""
+def test_standard_error_equals_the_spread_over_new_examples():
+    """With many paths between few examples, it predicts how the mean varies with the examples."""
     x = 4 * torch.rand(40, 16, 3, generator=torch.Generator().manual_seed(0)) - 2
     settings = {"pairs": 100, "resolution": 8, "degree": 4, "softmax": False}
     results = [ed.estimate(lambda v: v.square(), pool, **settings) for pool in x]
@@ -133,7 +133,7 @@ def test_standard_error_falls_with_the_number_of_paths():
     model, x = small_network(), torch.randn(20_000, 6)
     representation = ed.Representation(resolution=12, degree=6, sampler=ed.ChebyshevNodes())
     few, many = (ed.estimate(model, x, pairs=n, representation=representation) for n in (200, 3200))
-    assert few.standard_error / many.standard_error == pytest.approx(4, rel=0.2)  # sqrt(16)
+    assert few.standard_error / many.standard_error == pytest.approx(4, rel=0.2)  # sqrt(3200 / 200)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_estimate_does_not_change_the_model_or_the_rng():
 
 
 def test_the_module_of_a_field_is_measured_in_eval_mode():
-    """Dropout along a path would look like roughness."""
+    """In training mode, dropout would increase ED."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 5)).train()
     x = torch.randn(30, 6)
@@ -193,7 +193,7 @@ def test_the_module_of_a_field_is_measured_in_eval_mode():
         assert torch.equal(ed.estimate(field, pairs=20).values, expected.values)
     assert all(module.training for module in model.modules())
     hidden = ed.estimate(lambda p: model(p), x, pairs=20)
-    assert hidden.mean > 2 * expected.mean  # hence the advice in the docstring
+    assert hidden.mean > 2 * expected.mean  # so the docstring advises passing `module`
 
 
 class Bag(nn.Module):
@@ -211,15 +211,15 @@ class Bag(nn.Module):
         return self.layer(x)
 
 
-def test_a_module_with_length_zero():
+def test_a_module_with_length_zero_can_be_measured():
     ed.estimate(Bag().train(), torch.randn(30, 6), pairs=9)
     with pytest.raises(RuntimeError) as caught:
         ed.estimate(Bag(), torch.randn(30, 5), pairs=9)
     assert "its weights are torch.float32" in caught.value.__notes__[0]
 
 
-def test_a_text_classifier_from_word_embeddings():
-    """The example of help(ed.Field), on a model in training mode."""
+def test_a_text_classifier_is_measured_in_its_embedding_space():
+    """Runs the example from help(ed.Field) on a model in training mode."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -234,7 +234,7 @@ def test_a_text_classifier_from_word_embeddings():
         bert.get_input_embeddings()(ids), {"mask": mask}, module=bert,
     )  # fmt: skip
     first, second = (ed.estimate(field, pairs=20, resolution=12, degree=6) for _ in range(2))
-    assert torch.equal(first.values, second.values)  # no dropout
+    assert torch.equal(first.values, second.values)  # dropout is off
     assert first.mean > 0
     ed.penalty(field, labels=labels).backward()
     assert bert.get_input_embeddings().weight.grad.abs().sum() > 0
@@ -251,7 +251,7 @@ def test_torch_errors_get_a_note_with_the_input():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_outputs_warn(dtype):
-    """Rounding raises ED: by a quarter in bfloat16 for this network."""
+    """Rounding increases ED, here by a quarter in bfloat16."""
     model, x = small_network().eval(), torch.randn(30, 6)
     exact = ed.estimate(model, x, pairs=20)
     with pytest.warns(UserWarning, match=str(dtype)):
@@ -261,12 +261,12 @@ def test_half_precision_outputs_warn(dtype):
     torch.testing.assert_close(rounded.values, again.values)  # softmax runs in float32
 
 
-def test_a_second_softmax_warns(recwarn):
+def test_applying_softmax_twice_warns(recwarn):
     model, x = nn.Sequential(small_network(), nn.Softmax(-1)), torch.randn(30, 6)
     plain = ed.estimate(model[0], x, pairs=20)
-    as_they_are = ed.estimate(model, x, pairs=20, softmax=False)
+    unchanged = ed.estimate(model, x, pairs=20, softmax=False)
     assert not recwarn
-    torch.testing.assert_close(as_they_are.values, plain.values)
+    torch.testing.assert_close(unchanged.values, plain.values)
     with pytest.warns(UserWarning, match="softmax=False"):
         ed.estimate(model, x, pairs=20)
 
@@ -301,7 +301,7 @@ def test_estimate_reports_progress_and_rejects_non_finite_outputs(capsys):
 
 
 class Sparse(nn.Module):
-    """Such as a graph convolution."""
+    """A model with a sparse matrix product, such as a graph convolution."""
 
     def __init__(self):
         super().__init__()
@@ -332,7 +332,7 @@ def test_any_callable_can_be_measured():
     assert ed.estimate(out, x, pairs=10, sampler=Fixed(), resolution=50).mean > 0
 
 
-@pytest.mark.parametrize("examples", [6, 30])  # dense and sparse draws
+@pytest.mark.parametrize("examples", [6, 30])  # 8 of 15 or 435 possible pairs
 def test_pairs_are_drawn_on_the_cpu_with_another_default_device(examples):
     torch.manual_seed(0)
     x, out = torch.randn(examples, 6), nn.Linear(6, 3)

@@ -1,4 +1,4 @@
-"""Bases, nodes and the fit, against closed forms and numpy, in float64."""
+"""Tests of bases, nodes and the fit against closed forms and numpy, in float64."""
 
 import math
 
@@ -35,7 +35,7 @@ def normal(*shape, seed=0):
 def test_basis_equals_numpy(basis):
     t = torch.linspace(-1, 1, 33, dtype=torch.float64)
     expected = getattr(NUMPY[basis], VANDER[basis])(t.numpy(), 40)
-    # the recurrences lose at most a few units in the last place per step up to degree 40
+    # up to degree 40, each step of a recurrence loses at most a few units in the last place
     torch.testing.assert_close(BASES[basis](t, 40), torch.from_numpy(expected), rtol=0, atol=1e-12)
 
 
@@ -58,11 +58,11 @@ def test_chebyshev_nodes_follow_the_equation():
     expected = [(1 - math.cos((2 * i - 1) * math.pi / (2 * r))) / 2 for i in range(1, r + 1)]
     nodes = ChebyshevNodes()(uniform(7, r))
     torch.testing.assert_close(nodes, torch.tensor(expected, dtype=torch.float64))
-    assert nodes.shape == (r,)  # shared: one factorisation serves all paths
+    assert nodes.shape == (r,)  # shared by all paths, which need only one factorisation
     torch.testing.assert_close(ChebyshevNodes()(uniform(r), anchored=True), nodes)
 
 
-def test_normal_matrix_of_fixed_nodes_has_condition_two():
+def test_normal_matrix_of_fixed_nodes_has_condition_number_two():
     for r, degree in ((4, 3), (15, 7), (15, 14), (200, 40)):
         design = chebyshev(2 * ChebyshevNodes()(uniform(r)) - 1, degree)
         assert torch.linalg.cond(design.mT @ design).item() == pytest.approx(2, rel=1e-10)
@@ -89,21 +89,21 @@ def test_randomized_cosine_is_uniform_within_a_stratum():
     assert theta.var().item() == pytest.approx(1 / 12, abs=0.003)
 
 
-def test_uniform_nodes_rise_and_keep_their_ends():
+def test_uniform_nodes_are_sorted_and_keep_their_ends():
     free, anchored = (UniformNodes()(uniform(100, 8), a) for a in (False, True))
     for nodes in (free, anchored):
         assert (nodes.diff(dim=-1) >= 0).all()
     assert (anchored[:, 0] == 0).all()
     assert (anchored[:, -1] == 1).all()
     assert torch.equal(free, uniform(100, 8).sort().values)
-    # from r - 2 draws; the inner ones of r draws would avoid the ends
+    # sorts only the inner draws: after sorting all r, the inner ones would avoid the ends
     assert torch.equal(anchored[:, 1:-1], uniform(100, 8)[:, 1:-1].sort().values)
     even = UniformNodes(even=True)(uniform(100, 5))
     assert even.tolist() == [0, 0.25, 0.5, 0.75, 1]  # shared by all paths
 
 
 @pytest.mark.parametrize("anchored", [False, True])
-def test_stratified_nodes_lie_one_in_each_part(anchored):
+def test_each_part_has_one_stratified_node(anchored):
     nodes = StratifiedNodes()(uniform(500, 6), anchored)
     inner = nodes[:, 1:-1] if anchored else nodes
     parts = torch.arange(1, 5) if anchored else torch.arange(6)
@@ -126,11 +126,11 @@ def test_stratified_nodes_lie_one_in_each_part(anchored):
     ids=repr,
 )
 def test_sensitivity_of_ed_to_one_output(sampler, r, mean, worst):
-    """Largest effect of one output at one inner node on ED, K = r - 1, relative to Chebyshev nodes.
+    """Checks the largest effect of one inner output on ED, relative to Chebyshev nodes.
 
-    Mean and 99th percentile over paths. Even and stratified nodes are mild at r = 4, but not at 15;
-    independent draws never are. The paper's "uniform" nodes train well at r = 4 and badly at 15, so
-    they may be either of the first two.
+    Compares the mean and the 99th percentile over paths, with K = r - 1. Even and stratified nodes
+    have small effects at r = 4 but not at 15; independent draws have large effects at both. The
+    paper's "uniform" nodes train well at r = 4 and badly at 15, so they may be even or stratified.
     """
     fixed = strongest_answers(anchored_nodes(ChebyshevNodes(), r), r - 1)
     nodes = anchored_nodes(sampler, r, paths=20_000)
@@ -143,9 +143,12 @@ def test_sensitivity_of_ed_to_one_output(sampler, r, mean, worst):
     ("r", "damping", "mean", "line"),
     [(4, 1e-2, 2.5, 0.62), (4, 1e-3, 4.2, 0.55), (15, 1e-2, 6.8, 5.4), (15, 1e-3, 18, 4.8)],
 )
-def test_damping_stabilises_independent_draws_but_bends_lines(r, damping, mean, line):
-    """Relative to Chebyshev nodes with the same r. The paper calls its damping "small". If it is
-    0.01, its uniform nodes may be independent draws: nearly harmless at r = 4, harmful at 15."""
+def test_damping_stabilises_independent_draws_but_biases_lines(r, damping, mean, line):
+    """Compares independent draws with Chebyshev nodes of the same r, both damped.
+
+    The paper calls its damping "small". If it is 0.01, its uniform nodes may be independent draws:
+    nearly harmless at r = 4, harmful at 15.
+    """
     fixed, free = (anchored_nodes(sampler, r) for sampler in (ChebyshevNodes(), UniformNodes()))
     multiples = strongest_answers(free, r - 1, damping) / strongest_answers(fixed, r - 1, damping)
     assert multiples.mean().item() == pytest.approx(mean, rel=0.1)
@@ -162,7 +165,7 @@ def test_polynomials_up_to_the_degree_are_recovered_exactly(sampler, basis, anch
     coefficients = normal(paths, outputs, degree + 1)
     values = BASES[basis](2 * nodes.expand(paths, r) - 1, degree) @ coefficients.mT
     fitted = fit(values, nodes, degree, basis=BASES[basis], damping=0.0)
-    # free uniform nodes are ill-conditioned (up to 1e7 here), the others are not
+    # uniform nodes are ill-conditioned (up to 1e7 here), the others are not
     tolerance = 1e-6 if isinstance(sampler, UniformNodes) else 1e-10
     torch.testing.assert_close(fitted, coefficients, rtol=0, atol=tolerance)
 
@@ -177,7 +180,7 @@ def test_close_float32_nodes_are_fitted_correctly(r, degree, anchored):
     normal = transposed @ design + 1e-6 * np.eye(degree + 1)
     expected = torch.from_numpy(np.linalg.solve(normal, transposed))
     error = (fit_matrix(nodes, degree, damping=1e-6) - expected).abs().amax((1, 2))
-    # of the largest entry: float32 rounds at 1e-7, float64 amplified by a condition of 1e7 at 1e-8
+    # relative to the largest entry; float32 rounds at 1e-7
     assert (error / expected.abs().amax((1, 2))).max() < 3e-7
 
 
@@ -205,8 +208,8 @@ def test_damped_fit_solves_the_damped_normal_equations():
 
 
 @pytest.mark.parametrize("damping", [0.0, 1e-3])
-def test_gradient_of_ed_is_the_closed_form(damping):
-    """Proposition (differentiability of ED) and its damped form, Eq. damped_grad_final."""
+def test_gradient_of_ed_equals_the_closed_form(damping):
+    """Checks the paper's proposition on the differentiability of ED, also with damping."""
     nodes, values = RandomizedCosine()(uniform(6, 7)), normal(6, 7, 1).requires_grad_()
     coefficients = fit(values, nodes, 4, damping=damping)
     (gradient,) = torch.autograd.grad(effective_degree(coefficients).sum(), values)
@@ -221,7 +224,7 @@ def test_nodes_may_require_gradients():
     assert torch.autograd.gradcheck(lambda n, v: fit(v, n, 3), (nodes, values.requires_grad_()))
 
 
-def test_degrees_in_their_limiting_cases():
+def test_degrees_in_limiting_cases():
     c = torch.zeros(4, 6, dtype=torch.float64)
     c[0, 0], c[1, 3], c[2, 1], c[2, 2] = 5, -2, 1, -1
     assert effective_degree(c).tolist() == [0, 6, 3, 0]
@@ -230,7 +233,7 @@ def test_degrees_in_their_limiting_cases():
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.1, 10))
-@example([0.0, 0.0, 0.0, 1.35], 1.0)  # 3 x 1.35 / 1.35 rounds to the number after 3
+@example([0.0, 0.0, 0.0, 1.35], 1.0)  # 3 x 1.35 / 1.35 rounds to slightly more than 3
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_ed_is_homogeneous_and_ed_norm_invariant(coefficients, scale):
     c = torch.tensor(coefficients, dtype=torch.float64)
@@ -243,7 +246,8 @@ def test_ed_is_homogeneous_and_ed_norm_invariant(coefficients, scale):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_gradient_of_ed_norm_is_finite_for_subnormal_numbers(dtype):
     lowest = math.log10(torch.finfo(dtype).smallest_normal)
-    scale = torch.logspace(0, lowest - 6, 50, dtype=torch.float64)  # the last are subnormal, then 0
+    # ends with subnormal numbers and 0
+    scale = torch.logspace(0, lowest - 6, 50, dtype=torch.float64)
     c = (scale[:, None] * torch.tensor([1.0, 2.0, -1.0])).to(dtype).requires_grad_()
     degree = normalised_degree(c)
     (gradient,) = torch.autograd.grad(degree.sum(), c)
@@ -261,7 +265,7 @@ def test_bf16_values_are_fitted_in_float32_under_autocast():
 
 
 def test_float32_values_are_rounded_once_at_the_end():
-    """Independent of TF32 on a GPU."""
+    """The fit runs in float64, so it does not depend on TF32 on a GPU."""
     nodes, values = RandomizedCosine()(uniform(3, 60).float()), normal(3, 60, 4).float()
     expected = fit(values.double(), nodes.double(), 20).float()
     torch.testing.assert_close(fit(values, nodes, 20), expected, rtol=0, atol=0)
@@ -270,4 +274,4 @@ def test_float32_values_are_rounded_once_at_the_end():
 def test_too_few_nodes_without_damping_are_rejected():
     with pytest.raises(ValueError, match=r"^resolution=4"):
         fit_matrix(uniform(4), 4, damping=0.0)
-    assert fit_matrix(uniform(4), 4, damping=1e-6).isfinite().all()  # damped: allowed
+    assert fit_matrix(uniform(4), 4, damping=1e-6).isfinite().all()  # allowed with damping

@@ -1,4 +1,4 @@
-"""All kinds of inputs, spaces inside a network, and contexts with their merge rule."""
+"""Tests of inputs, spaces inside a network, and how contexts are merged along a path."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ FEW = {"pairs": 6, "resolution": 12, "degree": 5}
 
 
 def test_several_inputs_are_interpolated_together():
-    """A tuple and a dict match a model on the concatenated inputs."""
+    """A tuple or dict of inputs gives the same result as one concatenated input."""
     a, b = uniform(9, 4), uniform(9, 2, 3, seed=1)
 
     def model(a, b):
@@ -72,7 +72,7 @@ def test_contexts_without_a_meaningful_maximum_are_rejected(name, context):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_code_rejects_such_contexts(backend):
+def test_compiled_code_rejects_contexts_without_a_meaningful_maximum(backend):
     x, keep = uniform(9, 4), torch.ones(9, 4)
 
     @torch.compile(backend=backend, fullgraph=True)
@@ -95,7 +95,7 @@ def test_layer_field_equals_the_rest_of_the_network():
     found = ed.estimate(ed.Field.at_layer(model, "1", x), **FEW)
     model.eval()
     features = model[1](model[0](x)).detach()
-    # features come from the mode in which the field was built
+    # features are computed in the mode in which the field was created
     train = small_network().double().train()
     features = train[1](train[0](x)).detach()
     expected = ed.estimate(lambda h: model[3](model[2](h)), features, **FEW)
@@ -140,6 +140,6 @@ def test_text_fields_use_embeddings_and_masks():
         ed.Field.from_text(nn.Linear(3, 2), {"input_ids": ids})
 
 
-def test_numpy_scalars_are_rejected():
+def test_integer_arrays_are_rejected():
     with pytest.raises(ValueError, match=r"^inputs"):
         ed.estimate(small_network(), np.arange(12).reshape(2, 6), pairs=1)

@@ -1,4 +1,4 @@
-"""All kinds of outputs and labels: dense, by key, soft, and invalid ones."""
+"""Tests of outputs and labels: dense outputs, outputs by key, soft labels, invalid ones."""
 
 import threading
 
@@ -18,7 +18,7 @@ FEW = {"pairs": 6, "resolution": 12, "degree": 5}
 
 
 class Dense(nn.Module):
-    """Images (N, 2, 3, 4) -> class maps (N, 5, 3, 4), in a dict."""
+    """Maps images (N, 2, 3, 4) to a dict with class maps (N, 5, 3, 4)."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Dense(nn.Module):
 
 
 def slow_reference(outputs, x, ends, *, resolution, degree, **changes):
-    """Reference: numpy fits per path and position; outputs(points) -> (n, S, C)."""
+    """Returns ED from numpy fits for each path and position; outputs(points) is (n, S, C)."""
     nodes = ed.ChebyshevNodes()(uniform(resolution))
     values = []
     for first, second in ends.T.tolist():
@@ -75,7 +75,7 @@ def test_dense_outputs_average_over_positions(settings):
 
 
 def test_penalty_of_dense_outputs():
-    """Anchored to a label map, given as class indices and as probabilities."""
+    """Anchors are label maps, given as class indices or as probabilities."""
     model, x = Dense().double(), uniform(8, 2, 3, 4)
     labels = torch.randint(5, (8, 3, 4))
 
@@ -96,7 +96,7 @@ def test_penalty_of_dense_outputs():
     assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_a_torchvision_segmentation_network():
+def test_a_torchvision_segmentation_network_can_be_measured():
     segmentation = pytest.importorskip("torchvision").models.segmentation
     torch.manual_seed(0)
     kind = {"weights": None, "weights_backbone": None, "num_classes": 4}
@@ -107,8 +107,8 @@ def test_a_torchvision_segmentation_network():
     torch.testing.assert_close(found.values, expected, rtol=1e-7, atol=0)
 
 
-def test_a_causal_language_model():
-    """Logits (N, T, V) from word embeddings, without padding."""
+def test_a_causal_language_model_can_be_measured():
+    """Its logits are (N, T, V), computed from word embeddings without padding."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=30, n_positions=8)
@@ -151,8 +151,8 @@ def test_outputs_are_selected_by_index_and_key(how):
     assert torch.equal(found.values, ed.estimate(nn.Identity(), x, **FEW).values)
 
 
-def test_soft_labels_interpolate_hard_ones():
-    """Anchors are the probabilities, in the order of Algorithm 1."""
+def test_soft_labels_are_anchors():
+    """They are used in the order of Algorithm 1; one-hot labels equal class indices."""
     x, hard = uniform(6, 4), torch.arange(6) % 4
     soft = uniform(6, 4, seed=1)
     soft = soft / soft.sum(-1, keepdim=True)
@@ -216,7 +216,7 @@ def test_wrong_labels_give_nan_on_devices_without_assertions(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_components_that_cannot_vary_are_rejected_in_ed_norm(dtype):
+def test_ed_norm_rejects_components_that_cannot_vary(dtype):
     model, x = small_network().to(dtype), torch.randn(20, 6, dtype=dtype)
     how = {"weighting": "normalised", **FEW}
     with pytest.raises(ValueError, match="components=5"):
@@ -225,13 +225,13 @@ def test_components_that_cannot_vary_are_rejected_in_ed_norm(dtype):
         ed.estimate(model, x, components=6, softmax=False, **how)
     with pytest.raises(ValueError, match="components=3"):
         ed.penalty(lambda x: x[:, :3], x, components=3, weighting="normalised")
-    # constant directions add nothing to raw ED, so m only divides
+    # constant directions add nothing to raw ED, which is divided by m
     four, five = (ed.estimate(model, x, components=m, **FEW).mean for m in (4, 5))
     assert five == pytest.approx(four * 4 / 5, rel=1e-4)
 
 
-def test_rounding_error_is_no_component_in_either_precision():
-    """Four outputs that span a plane: the third of three components is rounding error."""
+def test_rounding_error_does_not_count_as_a_component():
+    """Four outputs span only a plane, so the third component is rounding error."""
     torch.manual_seed(0)
     mix = torch.randn(2, 4).double()
     x = uniform(30, 2)
@@ -254,7 +254,7 @@ def test_threads_that_share_a_model_wait_for_each_other():
             found.append(ed.estimate(field, **FEW).values)
 
     watch = model[1].register_forward_hook(lambda module, *_: modes.add(module.training))
-    # one thread measures only a submodule that both share
+    # half of the threads measure only a shared submodule
     threads = [threading.Thread(target=measure, args=(part,)) for part in (model, model[1]) * 2]
     for thread in threads:
         thread.start()
@@ -267,7 +267,7 @@ def test_threads_that_share_a_model_wait_for_each_other():
     assert all(module.training for module in model.modules())
 
 
-def test_an_estimate_prints_with_another_default_device():
+def test_an_estimate_can_be_printed_with_another_default_device():
     result = ed.estimate(small_network(), torch.randn(20, 6), **FEW)
     text = str(result)
     with torch.device("meta"):
@@ -278,7 +278,7 @@ def test_an_estimate_prints_with_another_default_device():
     "settings", [{}, {"basis": "legendre"}, {"sampler": ed.RandomizedCosine()}]
 )
 def test_a_path_of_many_classes_is_fitted_in_pieces(settings):
-    """The outputs of one path, 300 nodes and 1000 classes, exceed the budget."""
+    """The outputs on one path, for 300 nodes and 1000 classes, exceed the budget."""
     torch.manual_seed(0)
     model, x = nn.Linear(4, 1000).double(), uniform(6, 4)
     how = {"pairs": 3, "resolution": 300, "degree": 4, **settings}

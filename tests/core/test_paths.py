@@ -1,4 +1,4 @@
-"""Paths, anchoring, pairs and representations: the paper's claims, in float64."""
+"""Tests of paths, anchors, pairs and representations against the paper's claims, in float64."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ from tests.helpers.core import small_network, uniform
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_degree_is_preserved_along_random_paths(dimension, degree, seed):
-    """Lemma (degree preservation): P restricted to a path has P's own degree, almost surely."""
+    """Lemma (degree preservation): on a path, P almost surely keeps its degree."""
     generator = torch.Generator().manual_seed(seed)
     powers = torch.tensor(
         [p for p in itertools.product(range(degree + 1), repeat=dimension) if sum(p) <= degree]
@@ -39,7 +39,7 @@ def test_degree_is_preserved_along_random_paths(dimension, degree, seed):
     along = Field.of(forward, ends).between(torch.tensor([0]), torch.tensor([1]), nodes)
     c = ed.fit(along().unflatten(0, (1, 16)), nodes, 8, damping=0.0).abs().flatten()
     scale = c.max()
-    assert c[degree + 1 :].max() < 1e-9 * scale  # nothing above the degree
+    assert c[degree + 1 :].max() < 1e-9 * scale  # zero above the degree
     # the leading coefficient is 2 P_D(v) / 4^D; P_D(v) is zero with probability zero
     top = powers.sum(-1) == degree
     leading = ((ends[0] - ends[1]) ** powers[top]).prod(-1) @ weights[top]
@@ -52,20 +52,20 @@ def test_paths_run_from_the_second_to_the_first():
     nodes = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
     first, second = torch.tensor([0, 1]), torch.tensor([2, 3])
     along = Field.of(lambda p: p, x).between(first, second, nodes).x.unflatten(0, (2, 3))
-    assert torch.equal(along[:, 0], x[second])  # alpha = 0, bitwise
+    assert torch.equal(along[:, 0], x[second])  # bitwise equal at alpha = 0
     assert torch.equal(along[:, 2], x[first])
     torch.testing.assert_close(along[:, 1], 0.25 * x[first] + 0.75 * x[second])
 
 
 def test_nodes_are_not_rounded_to_bf16():
-    """Features in bf16 are rounded, but the nodes must not be."""
+    """Features are rounded to bf16, but the nodes must not be."""
     x, alpha = uniform(2, 50).bfloat16(), uniform(4, seed=1).float()
     along = Field.of(nn.Identity(), x).between(torch.tensor([0]), torch.tensor([1]), alpha).x
     exact = torch.lerp(x[1].double(), x[0].double(), alpha.double()[:, None])
     assert torch.equal(along, exact.bfloat16())
 
 
-def test_context_is_the_union_inside_a_path_and_its_own_at_each_end():
+def test_contexts_are_merged_inside_a_path_but_not_at_its_ends():
     mask = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]])
     field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": mask})
     alpha = torch.tensor([0.0, 0.1, 0.9, 1.0])
@@ -82,7 +82,7 @@ def test_a_context_needs_a_row_for_every_point(rows):
 
 
 def test_additive_masks_are_merged_to_the_union():
-    """-inf hides a token; inside a path, tokens visible at either end are visible."""
+    """-inf hides a token; a token visible at either end is visible inside the path."""
     seen = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]]).bool()
     added = torch.zeros(2, 4).masked_fill(~seen, -torch.inf)
     field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": added})
@@ -93,7 +93,7 @@ def test_additive_masks_are_merged_to_the_union():
 
 
 def test_joined_field_equals_both_parts():
-    """One pass, each point with its own context."""
+    """A single pass evaluates both parts, each point with its own context."""
     model = nn.Linear(4, 3).double()
     field = Field(lambda p, c: model(p) * c["size"], uniform(5, 4), {"size": uniform(5, 1, seed=1)})
     paths = field.between(torch.tensor([0, 1]), torch.tensor([2, 3]), uniform(2, 6))
@@ -106,7 +106,7 @@ def test_joined_field_equals_both_parts():
 @pytest.mark.parametrize("classes", [2, 10, 100])
 @pytest.mark.parametrize("sampler", [ed.RandomizedCosine(), ed.UniformNodes()], ids=repr)
 def test_floor_of_anchored_ed_is_one_over_classes(classes, sampler):
-    """A straight line between two different one-hot labels: |c_1| = 1/2 in two coordinates."""
+    """On a straight line between different one-hot labels, |c_1| = 1/2 in two coordinates."""
     nodes = sampler(uniform(9, 6), anchored=True)
     t1, t2 = (torch.eye(classes, dtype=torch.float64)[i].expand(9, -1) for i in (0, 1))
     inner = nodes[:, 1:-1, None] * t1[:, None] + (1 - nodes[:, 1:-1, None]) * t2[:, None]
@@ -118,7 +118,7 @@ def test_floor_of_anchored_ed_is_one_over_classes(classes, sampler):
 
 @pytest.mark.parametrize("components", [1, 2, 3])
 def test_floor_of_anchored_ed_with_pca(components):
-    """The line has one principal direction of length sqrt(2): ED = (sqrt(2) / 2) / m."""
+    """The line has length sqrt(2) and one principal direction, so ED = (sqrt(2) / 2) / m."""
     nodes = ed.RandomizedCosine()(uniform(9, 4), anchored=True)
     t1, t2 = (torch.eye(10, dtype=torch.float64)[i].expand(9, -1) for i in (3, 7))
     inner = nodes[:, 1:-1, None] * t1[:, None] + (1 - nodes[:, 1:-1, None]) * t2[:, None]
@@ -145,7 +145,7 @@ def test_anchoring_follows_the_order_of_algorithm_1():
 
 
 def test_each_end_of_an_anchored_path_has_the_label_of_its_example():
-    """Outputs lie on the line between the labels, so every path has degree 1 or 0."""
+    """Outputs lie on the line between the labels, so every path has degree 0 or 1."""
     field, draw = Field.of(nn.Identity(), torch.eye(3).double()), torch.Generator().manual_seed(0)
     representation = ed.Representation(damping=0.0)
     paths = Paths.draw(field, representation, 9, labels=torch.arange(3), generator=draw)
@@ -155,7 +155,7 @@ def test_each_end_of_an_anchored_path_has_the_label_of_its_example():
     torch.testing.assert_close(degrees, (first != second).double() / 3, rtol=1e-9, atol=1e-9)
 
 
-def test_anchored_paths_cost_two_points_less():
+def test_anchored_paths_need_two_fewer_points():
     field, labels = Field.of(nn.Linear(4, 3), torch.randn(8, 4)), torch.randint(3, (8,))
     assert len(Paths.draw(field, ed.Representation(), 5).field.x) == 5 * 4
     assert len(Paths.draw(field, ed.Representation(), 5, labels=labels).field.x) == 5 * 2
@@ -193,14 +193,14 @@ def test_stratified_pairs_use_every_example_equally_often(size):
             ends = torch.cat([first[start : start + half], second[start : start + half]])
             assert len(set(ends.tolist())) == 2 * half
     some, _ = stratified_pairs(size, 1, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(some, first[:1])  # fewer pairs are the first of more
+    assert torch.equal(some, first[:1])  # drawing fewer pairs gives the first ones
 
 
 def test_all_stratified_pairs_are_equally_likely():
     seen, draws, size = torch.zeros(6, 6), 600, 6
     for seed in range(draws):
         seen[stratified_pairs(size, 3, generator=torch.Generator().manual_seed(seed))] += 1
-    share = 3 / (size * (size - 1))  # of ordered pairs
+    share = 3 / (size * (size - 1))  # chance that a draw contains a given ordered pair
     expected = draws * share * (1 - torch.eye(size))
     assert (seen - expected).abs().max() < 5 * math.sqrt(draws * share)
 
@@ -217,12 +217,12 @@ def test_distinct_pairs_are_distinct(size, count):
 
 @pytest.mark.parametrize(("size", "count"), [(6, 5), (12, 5)], ids=["many", "few"])
 def test_all_distinct_pairs_are_equally_likely(size, count):
-    """In both orders."""
+    """This includes both orders of a pair."""
     seen, draws = torch.zeros(size, size), 600
     for seed in range(draws):
         first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(seed))
         seen[first, second] += 1
-    share = count / (size * (size - 1))  # of ordered pairs
+    share = count / (size * (size - 1))  # chance that a draw contains a given ordered pair
     expected = draws * share * (1 - torch.eye(size))
     assert (seen - expected).abs().max() < 5 * math.sqrt(draws * share)
 

@@ -1,4 +1,4 @@
-"""Gram PCA against the SVD: values, gradients, and degenerate cases."""
+"""Tests of PCA by Gram matrices against the SVD: values, gradients, degenerate cases."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_gradient_equals_autograd_through_the_svd(components, scale):
     values = (scale * normal(8, 4, 10)).requires_grad_()
     weight = normal(8, 4, components, seed=1)
 
-    def objective(scores):  # even in every column, like ED, as signs are arbitrary
+    def objective(scores):  # like ED, does not depend on the arbitrary sign of a column
         return (weight * scores.square()).sum() + scores.abs().sum()
 
     (ours,) = torch.autograd.grad(objective(principal_scores(values, components)), values)
@@ -64,7 +64,7 @@ def test_gradient_equals_autograd_through_the_svd(components, scale):
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
 
 
-def test_detached_scores_keep_the_values_and_hold_the_directions():
+def test_detached_scores_have_equal_values_and_constant_directions():
     values = normal(5, 4, 10).requires_grad_()
     moving, held = principal_scores(values, 2), principal_scores(values, 2, detach=True)
     torch.testing.assert_close(moving.abs(), held.abs(), rtol=1e-9, atol=1e-9)
@@ -81,9 +81,9 @@ def test_detached_scores_keep_the_values_and_hold_the_directions():
 @pytest.mark.parametrize(
     "values",
     [
-        torch.zeros(4, 10),  # a flat path: all eigenvalues zero
+        torch.zeros(4, 10),  # a constant path: all eigenvalues are zero
         torch.ones(4, 10),
-        torch.linspace(0, 1, 4)[:, None] * torch.ones(10),  # a line: one eigenvalue
+        torch.linspace(0, 1, 4)[:, None] * torch.ones(10),  # a line: one nonzero eigenvalue
         normal(50, 4, 1) * normal(10),  # lines: rounding makes some eigenvalues negative
         torch.eye(4),  # three equal eigenvalues
         torch.eye(4) * 1e-12,
@@ -91,7 +91,7 @@ def test_detached_scores_keep_the_values_and_hold_the_directions():
     ],
     ids=["zero", "constant", "line", "lines", "equal", "tiny", "huge"],
 )
-def test_gradients_stay_finite_where_eigenvalues_meet_or_vanish(values, dtype, detach):
+def test_gradients_are_finite_for_equal_or_zero_eigenvalues(values, dtype, detach):
     values = values.detach().to(dtype, copy=True).requires_grad_()
     scores = principal_scores(values, 3, detach=detach)
     scores.abs().sum().backward()
@@ -99,8 +99,8 @@ def test_gradients_stay_finite_where_eigenvalues_meet_or_vanish(values, dtype, d
     assert values.grad.isfinite().all()
 
 
-def test_full_rank_scores_only_rotate():
-    """m = r - 1 keeps all distances between path points."""
+def test_full_rank_scores_keep_distances():
+    """With m = r - 1 components, PCA only rotates the path points."""
     values = normal(5, 4, 20)
     torch.testing.assert_close(
         torch.cdist(principal_scores(values, 3), principal_scores(values, 3)),
@@ -110,7 +110,7 @@ def test_full_rank_scores_only_rotate():
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 15, 16])
 def test_jacobi_equals_lapack(size):
-    """The eigensolver for CUDA is plain tensor code, so it can be tested on the CPU."""
+    """The eigensolver for CUDA uses only tensor operations, so a CPU can test it."""
     values = normal(50, size, 12) * torch.logspace(0, -2, 12, dtype=torch.float64)
     gram = values @ values.mT
     eigenvalues, vectors = jacobi_eigen(gram)
@@ -122,7 +122,7 @@ def test_jacobi_equals_lapack(size):
     torch.testing.assert_close(eigenvalues.sort().values, expected, rtol=0, atol=1e-6)
 
 
-def test_eigenvalues_fall():
+def test_eigenvalues_are_in_descending_order():
     eigenvalues, _ = gram_eigen(normal(9, 5, 7) @ normal(9, 7, 5))
     assert (eigenvalues.diff(dim=-1) <= 0).all()
 
@@ -134,7 +134,7 @@ def test_impossible_numbers_of_components_are_rejected(components):
 
 
 def test_second_derivatives_raise():
-    """The backward pass treats eigenvectors as constants, so they would be wrong."""
+    """They would be wrong, because the backward pass treats eigenvectors as constants."""
     values = normal(3, 4, 10).requires_grad_()
     scores = principal_scores(values.square(), 2)
     (gradient,) = torch.autograd.grad(scores.abs().sum(), values, create_graph=True)
@@ -144,8 +144,8 @@ def test_second_derivatives_raise():
 
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("components", [1, 2, 3])
-def test_components_beyond_what_a_path_spans_are_zero(components, detach):
-    """On a straight line one component has degree 1, and the others are exactly 0."""
+def test_components_beyond_the_rank_of_a_path_are_zero(components, detach):
+    """On a straight line, one component has degree 1 and the others are exactly 0."""
     torch.manual_seed(0)
     how = {"components": components, "weighting": "normalised", "detach_pca": detach}
     found = ed.estimate(nn.Linear(8, 10), torch.randn(64, 8), pairs=60, softmax=False, **how)
@@ -162,7 +162,7 @@ def test_detaching_does_not_change_the_value_of_small_components():
 
 @pytest.mark.parametrize("detach", [False, True])
 def test_non_finite_outputs_raise_with_pca(detach):
-    def wild(x):  # on some of the paths
+    def wild(x):  # infinite on some of the paths
         return torch.where(x > 2, torch.inf, x)
 
     x, how = normal(40, 6), {"components": 3, "softmax": False, "detach_pca": detach}

@@ -1,4 +1,4 @@
-"""The penalty: gradient, precision, compilation, all kinds of models, and errors."""
+"""Tests of the penalty: gradient, precision, compilation, many kinds of models, errors."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.helpers.core import small_network, uniform
 
 
 def test_there_are_half_as_many_paths_as_examples():
-    """As in the paper, with four nodes each; label nodes need no forward pass."""
+    """As in the paper, each path has four nodes; anchored nodes need no forward pass."""
     seen = []
 
     def forward(x):
@@ -48,8 +48,8 @@ def test_penalty_gradient_equals_finite_differences():
      {"weighting": "quadratic"}],
     ids=str,
 )  # fmt: skip
-def test_autocast_does_not_reach_the_penalty(settings, dtype, device):
-    """The same logits give the same penalty and gradient, for probabilities as small as 1e-45."""
+def test_autocast_does_not_affect_the_penalty(settings, dtype, device):
+    """Value and gradient are the same, even for probabilities as small as 1e-45."""
     x = (40 * torch.randn(32, 5, generator=torch.Generator().manual_seed(0))).to(device)
     labels = torch.arange(32, device=device) % 5
 
@@ -78,7 +78,7 @@ def test_bf16_logits_have_float32_probabilities():
 
 
 def test_outputs_at_other_points_are_rejected():
-    """With shared nodes, their number would fit other paths."""
+    """With shared nodes, outputs at extra points could be mistaken for additional paths."""
     field = Field.of(nn.Identity(), torch.randn(8, 5))
     paths = Paths.draw(field, ed.Representation(sampler=ed.ChebyshevNodes()), 6)
     with pytest.raises(ValueError, match=r"^outputs: .*32.*24"):
@@ -86,7 +86,7 @@ def test_outputs_at_other_points_are_rejected():
 
 
 def test_penalty_compiles_without_a_graph_break():
-    """Draws come from torch.rand, which can be traced; generators cannot."""
+    """Random numbers come from torch.rand, which torch.compile can trace, unlike generators."""
     nodes = ed.RandomizedCosine()(torch.rand(8, 4), anchored=True)
     values = torch.randn(8, 4, 10, requires_grad=True)
 
@@ -101,8 +101,8 @@ def test_penalty_compiles_without_a_graph_break():
     assert explanation.graph_break_count == 0, explanation.break_reasons
 
 
-def test_a_compiled_step_takes_batches_of_other_sizes():
-    """The last batch of an epoch is smaller, and torch then traces symbolic sizes."""
+def test_a_compiled_step_accepts_other_batch_sizes():
+    """The last batch of an epoch may be smaller; torch then traces symbolic sizes."""
     model = nn.Linear(6, 3)
 
     def loss(x, labels):
@@ -140,7 +140,7 @@ def test_penalty_rejects_wrong_arguments(model, labels, settings, message):
 
 
 def test_penalty_keeps_the_statistics_of_batch_norm():
-    """Path points are normalised like data, but do not enter the running statistics."""
+    """Path points are normalised like data but do not change the running statistics."""
     model, twin, x = small_network().train(), small_network().train(), torch.randn(12, 6)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     labels, draws = torch.randint(5, (12,)), [torch.Generator().manual_seed(0) for _ in range(2)]
@@ -165,7 +165,7 @@ def test_penalty_keeps_the_statistics_of_instance_norm():
 
 
 def test_logits_are_found_by_key_and_attribute():
-    """As transformers returns them: the same value as from the bare tensor."""
+    """Models from transformers return logits this way; the penalty is the same as for a tensor."""
     linear, x = nn.Linear(6, 3), torch.randn(12, 6)
 
     class Returned:
@@ -181,7 +181,7 @@ def test_logits_are_found_by_key_and_attribute():
 
 @pytest.mark.parametrize("labels", [None, torch.tensor([0, 1, 2] * 4)], ids=["free", "anchored"])
 def test_penalty_of_a_model_with_its_own_softmax(labels):
-    """With softmax=False, value and gradient match the model without softmax."""
+    """With softmax=False, value and gradient equal those of the model without softmax."""
     linear, x = nn.Linear(6, 3), torch.randn(12, 6)
 
     def value_and_gradient(model, **how):
@@ -204,7 +204,7 @@ def test_penalty_of_a_regression():
     assert found == {0.0, 3 * 5 / 2 + 2 * 9 / 8}
 
 
-def test_settings_as_keywords_or_as_one_object():
+def test_settings_can_be_keywords_or_one_object():
     model, x = small_network().eval(), torch.randn(40, 6)
     settings = {"resolution": 12, "degree": 5, "basis": "legendre"}
     whole = ed.Representation(**settings)

@@ -1,4 +1,4 @@
-"""Estimates as objects, comparisons of two models, and the unit of a straight line."""
+"""Tests of Estimate objects, comparisons of two models, and scale="classes"."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from tests.helpers.core import small_network, uniform
 FEW = {"pairs": 30, "resolution": 12, "degree": 5}
 
 
-def test_an_estimate_as_float_string_and_dict():
+def test_an_estimate_converts_to_float_string_and_dict():
     result = ed.estimate(small_network(), torch.randn(40, 6), **FEW)
     assert float(result) == result.mean
     assert f"{result:.3f}" == f"{result.mean:.3f}"
@@ -27,19 +27,19 @@ def test_an_estimate_as_float_string_and_dict():
 
 
 @pytest.mark.parametrize("how", [{}, {"components": 2}, {"resolution": "auto"}], ids=str)
-def test_an_estimate_draws_its_paths_fits_and_spectrum(how, tmp_path):
+def test_an_estimate_plots_its_paths_fits_and_spectrum(how, tmp_path):
     pytest.importorskip("matplotlib")
     result = ed.estimate(small_network(), torch.randn(40, 6), **FEW | how)
     figure = result.plot(tmp_path / "paths.png")
     assert len(figure.axes) == 4
     assert (tmp_path / "paths.png").stat().st_size > 0
-    for curve in result.curves:  # smooth, so fits are close to the points
+    for curve in result.curves:  # the network is smooth, so fits are close to the points
         fits = ed.chebyshev(2 * curve.nodes.double() - 1, 5) @ curve.coefficients.double().mT
         torch.testing.assert_close(fits, curve.values.double(), rtol=0, atol=0.1)
 
 
 def test_two_models_are_compared_on_the_same_paths():
-    """Twice the outputs: the difference is exact on every path."""
+    """Doubling the outputs adds exactly the ED of the original model on every path."""
     x = uniform(40, 6)
 
     def model(x):
@@ -59,7 +59,7 @@ def test_two_models_are_compared_on_the_same_paths():
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
 @pytest.mark.parametrize("components", [None, 1])
-def test_a_straight_line_between_classes_has_ed_one(classes, components):
+def test_a_straight_line_between_classes_has_scaled_ed_one(classes, components):
     x = torch.eye(classes, dtype=torch.float64)
     how = {"softmax": False, "scale": "classes", "damping": 0.0, "components": components}
     assert ed.estimate(nn.Identity(), x, pairs=1, **how).mean == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Checks of single settings: valid values are returned, others raise with the key."""
+"""Tests of the checks of settings: valid values are returned, others raise with the key."""
 
 import math
 
@@ -16,7 +16,7 @@ from ed.core.validate import (
     positive,
 )
 
-NO_NUMBERS = [math.nan, math.inf, -math.inf, True, "1", None, [1]]
+NOT_NUMBERS = [math.nan, math.inf, -math.inf, True, "1", None, [1]]
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ NO_NUMBERS = [math.nan, math.inf, -math.inf, True, "1", None, [1]]
         (fraction, [0, 0.5, 1, 1.0], [-0.1, 1.1]),
     ],
 )
-def test_numbers_pass_or_name_their_key(check, good, bad):
+def test_valid_numbers_pass_and_others_raise_with_their_key(check, good, bad):
     assert [check("a.b", value) for value in good] == good
-    for value in [*bad, *NO_NUMBERS]:
+    for value in [*bad, *NOT_NUMBERS]:
         with pytest.raises(ValueError, match=r"^a\.b="):
             check("a.b", value)
 
 
-def test_bounds_can_be_moved():
+def test_bounds_can_be_changed():
     assert count("a.b", 0, least=0) == 0
     for value, ends in [(0, {"zero": False}), (1, {"one": False})]:
         assert fraction("a.b", 0.5, **ends) == 0.5

@@ -1,4 +1,4 @@
-"""Random crops: equal to torchvision's for the same boxes, drawn with the same distribution."""
+"""Tests of random crops against torchvision: the same pixels and the same distribution."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def pil_crop(image, box):
-    """torchvision's resized crop of a PIL image, as a dataset pipeline runs it."""
+    """Returns torchvision's resized crop of a PIL image, as in a dataset pipeline."""
     from torchvision.transforms.functional import pil_to_tensor
 
     size = list(image.shape[-2:])
@@ -34,7 +34,7 @@ def pil_crop(image, box):
 
 
 @pytest.mark.parametrize("size", [(32, 32), (64, 32)])
-def test_a_resized_crop_is_within_one_grey_level_of_torchvisions(size):
+def test_a_resized_crop_is_within_one_grey_level_of_torchvision(size):
     images = torch.randint(256, (40, 3, *size), dtype=torch.uint8, generator=seeded(0))
     boxes = draw_boxes(len(images), size, AREA, seeded(1))
     boxes[:, 0] = torch.tensor([0, 0, *size])  # the whole image
@@ -62,7 +62,8 @@ def test_boxes_have_the_areas_aspect_ratios_and_places_of_torchvision():
         "column": torch.where(columns > 0, left / columns.clamp(min=1), 0.5),
         "whole": ((height == 32) & (width == 32)).float(),
     }
-    limit = 1.95 * math.sqrt(2 / count)  # two-sample Kolmogorov-Smirnov, significance 0.001
+    # two-sample Kolmogorov-Smirnov test at significance level 0.001
+    limit = 1.95 * math.sqrt(2 / count)
     for name, (a, b) in seen.items():
         grid = torch.cat([a, b]).unique()
         steps = [(x[:, None] <= grid).float().mean(0) for x in (a, b)]
@@ -95,11 +96,11 @@ def test_shifted_crops_are_windows_of_the_padded_image(crop):
     }
     seen = {crop.contiguous().numpy().tobytes() for crop in crops}
     assert seen <= windows
-    assert len(seen) > 100  # of 162 windows, 400 draws reach most
+    assert len(seen) > 100  # 400 draws reach most of the 162 windows
 
 
 @pytest.mark.parametrize("crop", ["resized", "reflect", "pad"])
-def test_crops_are_a_function_of_the_seed(crop):
+def test_crops_depend_only_on_the_seed(crop):
     images = croppable(torch.randint(256, (10, 3, 32, 32), dtype=torch.uint8), crop)
     first, again, other = (
         random_crops(images, torch.arange(10), crop, AREA, seeded(s)) for s in (1, 1, 2)
@@ -110,7 +111,7 @@ def test_crops_are_a_function_of_the_seed(crop):
 
 
 def test_zero_padding_draws_the_crops_of_the_committed_runs():
-    """The draws of `pad` are part of committed results: they must never change."""
+    """Committed results depend on the random numbers of `pad`, which must never change."""
     images = torch.arange(3 * 8 * 8).view(1, 3, 8, 8)
     crops = crop_and_flip(croppable(images, "pad"), torch.zeros(4, dtype=torch.long), 4, seeded(5))
     draws = seeded(5)
@@ -140,7 +141,7 @@ def test_invalid_crops_are_rejected(settings, key):
 
 
 def test_a_table_ignores_runs_with_another_crop(tmp_path, capsys):
-    """Including runs from before the setting existed."""
+    """This includes runs that were made before the setting existed."""
     found = read_curves(ROOT / "experiments" / "results" / "crop_300" / "curves.parquet")
     for seed in (1, 2):
         record, folder = found["pad_baseline", seed], tmp_path / f"table1/baseline/seed{seed}"

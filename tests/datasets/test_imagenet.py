@@ -1,4 +1,4 @@
-"""ImageNet: sources of images, classes, and scores."""
+"""Tests of ImageNet: image sources, classes and scores."""
 
 import multiprocessing
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_class_lists_are_complete():
     assert len(known) + len(classes.objectnet_others()) == 313
 
 
-def test_restriction_is_the_largest_of_each_group():
+def test_restriction_keeps_the_largest_logit_of_each_group():
     logits = torch.tensor([[0.0, 5.0, 2.0, 9.0], [3.0, -1.0, 1.0, 9.0]])
     restricted = restrict(logits, ((2,), (0, 1)))
     assert restricted.tolist() == [[2.0, 5.0], [1.0, 3.0]]
@@ -54,25 +54,25 @@ def test_restriction_is_the_largest_of_each_group():
 
 @pytest.mark.parametrize("name", ["r", "a", "objectnet"])
 def test_logits_of_other_classes_never_win(name):
-    """Raising every unmapped logit without bound changes nothing."""
+    """Even infinite logits of unmapped classes change nothing."""
     groups = shifts()[name].groups
     mapped = torch.tensor([index for group in groups for index in group])
     logits = torch.randn(50, 1000, generator=generator(0, "logits"))
     others = torch.ones(1000, dtype=torch.bool)
     others[mapped] = False
-    louder = logits.clone()
-    louder[:, others] = torch.inf
+    raised = logits.clone()
+    raised[:, others] = torch.inf
     assert others.sum() == 1000 - len(mapped)
-    assert torch.equal(restrict(louder, groups), restrict(logits, groups))
+    assert torch.equal(restrict(raised, groups), restrict(logits, groups))
     assert restrict(logits, groups).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["r", "a", "objectnet"])
 def test_a_perfect_model_scores_100_percent(name):
-    """Each index of a label wins within the set, even below a larger logit outside it."""
+    """Every index mapped to the label is correct, even if a class outside has a larger logit."""
     groups = shifts()[name].groups
     mapped = {index for group in groups for index in group}
-    wrong = max(set(range(1000)) - mapped)  # beyond all labels of the set
+    wrong = max(set(range(1000)) - mapped)  # a class outside the set
     answers = [(label, index) for label, group in enumerate(groups) for index in group]
     labels, indices = map(list, zip(*answers, strict=True))
     source = InMemory(labels)
@@ -85,14 +85,14 @@ def test_a_perfect_model_scores_100_percent(name):
         lambda x: next(place), EvaluationSet(name, source, groups), batch_size=64, **how
     )
     assert score == 100.0
-    place = iter(logits.split(64))  # without the restriction the class outside always wins
+    place = iter(logits.split(64))  # without restriction, the class outside the set always wins
     unrestricted, _ = accuracy(
         lambda x: next(place), EvaluationSet(name, source), batch_size=64, **how
     )
     assert unrestricted == 0.0
 
 
-def test_two_processes_score_what_one_scores(monkeypatch):
+def test_two_processes_get_the_same_score_as_one(monkeypatch):
     images = EvaluationSet("val", InMemory([0, 1, 2, 0, 1]))
     how = {"view": Views(size=8).evaluate, "normalise": lambda x: x.float() / 255, "device": "cpu"}
 
@@ -113,7 +113,7 @@ def test_two_processes_score_what_one_scores(monkeypatch):
 
 
 def test_official_layouts_are_found_and_labelled(tmp_path):
-    """Each set as its authors distribute it, side by side in one collection."""
+    """One folder contains all sets, each laid out as its authors distribute it."""
     sets = shifts()
     assert sets.pop("sketch").labels == {name: i for i, name in enumerate(classes.synsets())}
     for name, shift in sets.items():
@@ -129,7 +129,7 @@ def test_official_layouts_are_found_and_labelled(tmp_path):
         for index in (0, len(found.images) - 1):
             folder = Path(found.images.name(index)).parent.name
             assert found.images.labels[index] == shift.labels[folder]
-    # folder "10" sorts before "2", but is class 10
+    # folder "10" comes before "2" but is still class 10
     v2 = open_shift("v2", tmp_path / shifts()["v2"].folders[0]).images
     for index in range(len(v2)):
         assert str(v2.labels[index]) == Path(v2.name(index)).parent.name
@@ -149,13 +149,13 @@ def test_the_border_of_objectnet_is_cropped(tmp_path):
 
 @pytest.fixture
 def few_classes(monkeypatch) -> tuple[str, ...]:
-    """ImageNet with 20 classes: a thousand folders are slow to remove."""
+    """Limits ImageNet to 20 classes, because a thousand folders are slow to remove."""
     few = classes.synsets()[:20]
     monkeypatch.setattr(sources, "folder_labels", lambda: {name: i for i, name in enumerate(few)})
     return few
 
 
-def test_training_folders(tmp_path, few_classes):
+def test_training_folders_are_read(tmp_path, few_classes):
     fill(tmp_path / "train", few_classes, count=2)
     fill(tmp_path / "val", few_classes)
     train, validation = open_training(str(tmp_path))
@@ -165,7 +165,7 @@ def test_training_folders(tmp_path, few_classes):
     assert "1,281,167" in train.remarks[0]
 
 
-def test_problems_with_folders_are_named_and_counted(tmp_path):
+def test_problems_with_folders_are_listed_and_counted(tmp_path):
     labels = {"n1": 0, "n2": 1, "n3": 2, "n4": 3}
     root = fill(tmp_path / "set", ["n1", "n2", "extra"])
     (root / "n3").mkdir()
@@ -186,7 +186,7 @@ def test_other_files_are_counted(tmp_path):
     assert [remark.startswith(f"{root}: skipped 1 ") for remark in source.remarks] == [True]
 
 
-def test_missing_validation_folder_and_missing_shift(tmp_path, few_classes):
+def test_missing_validation_and_shift_folders_raise(tmp_path, few_classes):
     fill(tmp_path / "train", few_classes)
     with pytest.raises(FileNotFoundError, match=r"task.validation=validation"):
         open_training(str(tmp_path))
@@ -197,7 +197,7 @@ def test_missing_validation_folder_and_missing_shift(tmp_path, few_classes):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_corrupt_image_is_named(tmp_path, workers):
+def test_the_error_for_a_corrupt_image_contains_its_path(tmp_path, workers):
     root = fill(tmp_path, ["n1"], count=3)
     whole = (root / "n1" / "1.JPEG").read_bytes()
     (root / "n1" / "1.JPEG").write_bytes(whole[: len(whole) // 2])
@@ -226,7 +226,7 @@ def write_table(folder: Path, labels, split: str = "train", names=None) -> Path:
     return folder
 
 
-def test_parquet_files(tmp_path):
+def test_parquet_files_are_read(tmp_path):
     write_table(tmp_path, range(1000), "train", list(classes.synsets()))
     write_table(tmp_path, [999, *range(1000)], "validation", list(classes.synsets()))
     train, validation = open_training(str(tmp_path))
@@ -235,7 +235,7 @@ def test_parquet_files(tmp_path):
     assert train.image(5).size == (40, 30)
 
 
-def test_parquet_files_in_a_folder_called_train(tmp_path):
+def test_parquet_files_in_a_folder_called_train_are_read(tmp_path):
     write_table(tmp_path / "train", range(1000))
     assert len(open_split(str(tmp_path), "train")) == 1000
 
@@ -252,8 +252,8 @@ def test_tables_with_other_classes_are_rejected(tmp_path):
         open_split(str(few), "validation")
 
 
-def test_the_real_sample(full_data):
-    """One image per class, in the usual order, at full size."""
+def test_the_imagenet_sample_is_read(full_data):
+    """It has one image per class, in the order of the classes and at full size."""
     source = open_split(str(full_data / "imagenet_sample"), "train")
     assert source.labels.tolist() == list(range(1000))
     batches = list(

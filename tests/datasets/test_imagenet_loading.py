@@ -1,4 +1,4 @@
-"""ImageNet: batches from worker processes, in a resumable order."""
+"""Tests of ImageNet batches from worker processes, in a resumable order."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ def stream(source: Source, start: int, *, seed: int = 0, workers: int = 0, repea
 
 
 def test_batches_are_the_same_from_any_step_and_with_any_number_of_workers():
-    source = InMemory(range(150))  # 2 batches of 70 an epoch, each in two pieces
+    source = InMemory(range(150))  # 2 batches of 70 per epoch, each loaded in two pieces
     whole = stream(source, 0)
     assert len(whole) == 8
     assert whole[0]["x"].shape == (70, 3, 16, 16)
@@ -44,7 +44,7 @@ def test_every_epoch_has_its_own_order_and_augmentation():
     assert (first != second).flatten(1).any(1).float().mean() > 0.9
 
 
-def test_repeated_images_come_equally_often_with_other_augmentations():
+def test_repeated_images_are_equally_frequent_and_differently_augmented():
     source = InMemory(range(35))
     (batch, *_) = stream(source, 0, repeat=2)
     assert sorted(batch["label"].tolist()) == sorted([*range(35), *range(35)])
@@ -52,7 +52,7 @@ def test_repeated_images_come_equally_often_with_other_augmentations():
     assert (pairs[:, 0] != pairs[:, 1]).flatten(1).any(1).float().mean() > 0.9
 
 
-def test_two_processes_read_the_rows_of_one(monkeypatch):
+def test_two_processes_together_read_the_batches_of_one(monkeypatch):
     source = InMemory(range(150))
     whole, parts = stream(source, 6), []
     for rank in range(2):
@@ -75,7 +75,7 @@ def test_loading_does_not_change_the_global_random_state():
 
 @pytest.mark.parametrize("late", [0, 1], ids=["both started", "one starting"])
 def test_workers_survive_stop_signals_and_end_with_their_batches(late, monkeypatch):
-    """A scheduler signals all processes of a job; the run must still finish its step and save."""
+    """A scheduler signals all processes of a job, but the run must finish its step and save."""
     begin = loading._delay_stop_signals
     monkeypatch.setattr(
         loading, "_delay_stop_signals", lambda worker: (time.sleep(late * worker), begin(worker))
@@ -103,7 +103,7 @@ def test_a_negative_number_of_workers_is_rejected():
         next(evaluation_batches(InMemory([0]), Views(size=8).evaluate, **how))
 
 
-def test_chosen_images_come_in_the_given_order():
+def test_selected_images_keep_the_given_order():
     source = InMemory(range(9))
     how = {"device": "cpu", "workers": 0, "batch_size": 2}
     batches = list(

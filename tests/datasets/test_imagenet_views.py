@@ -1,4 +1,4 @@
-"""Views: crops, flips and RandAugment, compared with torchvision."""
+"""Tests of views (crops, flips, RandAugment) against torchvision and closed forms."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.helpers.imagenet import make_image
 
 @pytest.mark.parametrize("views", [Views(), CLIP, Views(size=32)], ids=["224", "clip", "32"])
 @pytest.mark.parametrize("size", [(500, 375), (333, 499), (96, 96), (250, 1001)])
-def test_the_centre_crop_is_torchvisions(views, size):
+def test_the_centre_crop_equals_torchvision(views, size):
     from torchvision.transforms import v2
 
     image = make_image(size=size)
@@ -30,7 +30,7 @@ def test_evaluation_resizes_to_256_and_clip_to_224():
     assert CLIP.resize * CLIP.size == 224
 
 
-def test_random_crops_keep_their_area_and_ratio():
+def test_random_crops_have_the_requested_areas_and_ratios():
     draws = generator(0, "crops")
     width, height = 500, 375
     crops = [random_crop((width, height), (0.05, 1.0), (3 / 4, 4 / 3), draws) for _ in range(2000)]
@@ -44,10 +44,10 @@ def test_random_crops_keep_their_area_and_ratio():
     assert area.max() > 0.97
     assert 0.73 < ratio.min() < 0.77
     assert 1.30 < ratio.max() < 1.36
-    # small crops always fit, so among them area and place are uniform, the ratio log-uniform
+    # small crops always fit, so their area and position are uniform and their ratio log-uniform
     small = area < 0.4
     assert abs(area[small].mean() - 0.225) < 0.02
-    assert abs(np.log(ratio[small]).mean()) < 0.02  # a uniform one: 0.028
+    assert abs(np.log(ratio[small]).mean()) < 0.02  # a uniform ratio would give 0.028
     assert abs((left / (width - w).clip(1))[small].mean() - 0.5) < 0.04
 
 
@@ -56,7 +56,7 @@ def test_an_image_that_fits_no_crop_gets_a_centre_crop():
     assert random_crop((30, 1000), (0.5, 1), (3 / 4, 4 / 3), generator(0, "x")) == (0, 480, 30, 40)
 
 
-def test_the_training_view_is_torchvisions_resized_crop():
+def test_the_training_view_equals_torchvisions_resized_crop():
     from torchvision.transforms import v2
 
     image = make_image(size=(120, 90))
@@ -66,7 +66,7 @@ def test_the_training_view_is_torchvisions_resized_crop():
     assert torch.equal(views.train(image, generator(3, "x")), to_tensor(expected))
 
 
-def test_flips_mirror_half_of_the_images_and_clip_has_none():
+def test_half_of_the_images_are_flipped_but_none_for_clip():
     image = make_image(size=(32, 32))
     whole = Views(size=32, area=(1.0, 1.0), ratio=(1.0, 1.0))
     mirrored = to_tensor(image).flip(-1)
@@ -80,8 +80,8 @@ def test_flips_mirror_half_of_the_images_and_clip_has_none():
     assert not Views().bicubic
 
 
-def test_randaugment_operations():
-    """Closed forms of the sixteen operations, in order."""
+def test_randaugment_operations_equal_their_closed_forms():
+    """Checks most of the sixteen operations, by their position in the list."""
     image = make_image(size=(56, 56))
     pixels = np.array(image).astype(int)
     results = [np.array(operation(image, [0.1, 0.1])).astype(int) for operation in OPERATIONS]
@@ -89,29 +89,29 @@ def test_randaugment_operations():
     assert results[0].min((0, 1)).tolist() == [0, 0, 0]  # autocontrast
     assert results[0].max((0, 1)).tolist() == [255, 255, 255]
     assert (results[2] == 255 - pixels).all()  # invert
-    assert (results[3] == pixels // 16 * 16).all()  # 4 bits
-    assert (results[4] == pixels).all()  # solarise at 256
+    assert (results[3] == pixels // 16 * 16).all()  # posterise to 4 bits
+    assert (results[4] == pixels).all()  # solarise above 256: no change
     assert (results[5] == np.where(pixels < 128, pixels + 110, pixels)).all()
     assert abs(results[8] - (pixels * 1.9).clip(0, 255)).max() <= 1  # brightness
     shifted = np.full_like(pixels, 128)
-    shifted[:, :-25] = pixels[:, 25:]  # 100 of 224 pixels
+    shifted[:, :-25] = pixels[:, 25:]  # shifts by 100 / 224 of the width
     assert (results[13] == shifted).all()
     shifted = np.full_like(pixels, 128)
     shifted[:-25] = pixels[25:]
     assert (results[14] == shifted).all()
     grey = (results[15] == 128).all(-1)
-    assert grey[:15, :15].all()  # a square of 20 around (5, 5)
+    assert grey[:15, :15].all()  # a square of side 20 around (5, 5)
     assert (results[15][15:] == pixels[15:]).all()
     for result in (results[10], results[11], results[12]):
         assert (result == 128).all(-1).any()  # grey fill
-    assert (results[11][50, :41] == pixels[50, 15:]).all()  # row 50.5 is moved by 0.3 of it
+    assert (results[11][50, :41] == pixels[50, 15:]).all()  # sheared by 0.3 x 50.5 pixels
     assert (results[12][:41, 50] == pixels[15:, 50]).all()
     turned = image.rotate(30, fillcolor=(128, 128, 128))
     assert (results[10] == np.array(turned)).all()
 
 
-def test_colours_of_randaugment():
-    """Factor 1.9 away from grey, from the mean, from black and from the smoothed image."""
+def test_colour_operations_of_randaugment():
+    """Each scales the difference from the grey, mean, black or smoothed image by 1.9."""
     image = make_image(size=(56, 56))
     pixels, grey = np.array(image) / 1.0, np.array(image.convert("L"))[..., None] / 1.0
     mean = np.round(grey.mean())
@@ -122,13 +122,13 @@ def test_colours_of_randaugment():
         assert abs(result - expected).max() <= 2
 
 
-def test_signs_of_randaugment_are_drawn():
+def test_signs_of_randaugment_are_random():
     image = make_image(size=(56, 56))
     for operation in OPERATIONS[10:15]:
         there, back = (np.array(operation(image, [draw, 0.5])) for draw in (0.1, 0.9))
         assert (there != back).any()
 
 
-def test_no_randaugment_operations_is_the_identity():
+def test_zero_randaugment_operations_return_the_image():
     image = make_image()
     assert rand_augment(image, 0, generator(0, "x")) is image

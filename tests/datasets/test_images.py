@@ -1,4 +1,4 @@
-"""Data: the embedded images, foreign folders, augmentation."""
+"""Tests of image data: embedded images, other folders, augmentation."""
 
 import io
 import os
@@ -71,7 +71,7 @@ def test_the_complete_training_set_is_balanced(full_data):
 
 @pytest.mark.slow
 def test_the_complete_training_set_has_the_known_mean(full_data):
-    """50,000 images to decode; the quick form is that of the test set."""
+    """Decodes 50,000 images, which is slow; a quick test checks the test set."""
     whole = load_images(str(full_data / "cifar10"), "train", **SIZE)
     assert_mean(whole.pixels, 0.49139968, 0.48215841, 0.44653091)
 
@@ -93,13 +93,13 @@ def test_a_damaged_cache_is_rebuilt(tmp_path):
     first = load_images("embedded", "test", **SIZE)
     for path in (tmp_path / "cache").iterdir():
         path.write_bytes(path.read_bytes()[:1000])
-        path.with_name(f"{path.name}.1.tmp").touch()  # of a process that was killed
+        path.with_name(f"{path.name}.1.tmp").touch()  # left by a killed process
     assert torch.equal(load_images("embedded", "test", **SIZE).pixels, first.pixels)
     assert list((tmp_path / "cache").iterdir()) == [path]
 
 
 def test_losing_a_race_for_the_cache_still_returns_the_images(tmp_path, monkeypatch):
-    """Another process that wrote the same cache removes our temporary file."""
+    """Another process that writes the same cache may remove our temporary file."""
     replace = os.replace
 
     def overtaken(temporary, path):
@@ -111,12 +111,12 @@ def test_losing_a_race_for_the_cache_still_returns_the_images(tmp_path, monkeypa
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_a_folder_with_the_hubs_columns_is_read(tmp_path):
+def test_a_folder_with_columns_as_on_the_hub_is_read(tmp_path):
     folder = write_folder(tmp_path / "data", {"img": [png(), png(value=9)], "label": [0, 9]})
     images = load_images(folder, "train", **SIZE)
     assert images.pixels.unique().tolist() == [7, 9]
     assert images.labels.tolist() == [0, 9]
-    for path in (tmp_path / "data").iterdir():  # other images in the same place
+    for path in (tmp_path / "data").iterdir():  # replaces the images
         pq.write_table(pa.table({"img": [png(), png(value=8)], "label": [0, 9]}), path)
     assert load_images(folder, "train", **SIZE).pixels.unique().tolist() == [7, 8]
 
@@ -138,7 +138,7 @@ def test_invalid_data_is_rejected(tmp_path, columns, message):
         load_images(folder, "train", **SIZE)
 
 
-def test_missing_folders_and_splits_are_named(tmp_path):
+def test_missing_folders_and_splits_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"task\.data=\./nothing"):
         load_images("./nothing", "train", **SIZE)
     folder = write_folder(tmp_path / "data", {"img": [png()], "label": [1]})
@@ -146,7 +146,7 @@ def test_missing_folders_and_splits_are_named(tmp_path):
         load_images(folder, "validation", **SIZE)
 
 
-MEAN, STD = (  # of CIFAR-10's pixels, from the literature
+MEAN, STD = (  # published values for CIFAR-10
     torch.tensor(values)[:, None, None]
     for values in ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 )
@@ -161,27 +161,27 @@ def task() -> Cifar10:
     return task
 
 
-def test_images_are_standardised_by_channel_and_lengths_count_whole_batches(task):
+def test_images_are_standardised_by_channel_and_epochs_have_only_full_batches(task):
     index = torch.tensor([5, 1999, 7])
     found = task.examples(index)
     expected = (task.train.pixels[index] / 255 - MEAN) / STD  # neither cropped nor flipped
     torch.testing.assert_close(found["x"], expected)
     assert torch.equal(found["label"], task.train.labels[index])
     lengths = task.total_steps, task.warmup_steps, task.eval_steps, task.num_examples
-    assert lengths == (24, 9, 12, 2000)  # six batches an epoch
+    assert lengths == (24, 9, 12, 2000)  # six batches per epoch
     noise = task.noise_like(found["x"], torch.Generator().manual_seed(0))
-    pixels = noise * STD + MEAN  # uniform, including both ends
+    pixels = noise * STD + MEAN  # uniform in [0, 1]
     assert 0 <= pixels.min() < 0.01
     assert 0.99 < pixels.max() <= 1
     inner = instantiate(compose_config(["task=cifar10", "task.space=block1"]).task)
-    assert (task.has_noise, inner.has_noise) == (True, False)  # not defined in an inner space
+    assert (task.has_noise, inner.has_noise) == (True, False)  # no noise in an inner space
 
 
-def test_training_images_are_windows_of_images_with_a_black_border_of_four(task):
-    """Windows and flips, found by trying all, differ between epochs."""
+def test_training_images_are_crops_of_images_with_a_black_border_of_four(task):
+    """Crops and flips, found by comparison with all possible ones, differ between epochs."""
     padded = torch.nn.functional.pad(task.train.pixels, [4] * 4)
     orders, places = [], []
-    for start in (0, task.steps_per_epoch):  # the first batch of two epochs
+    for start in (0, task.steps_per_epoch):  # the first batches of two epochs
         batch = next(task.batches(None, start))
         pixels = ((batch["x"] * STD + MEAN) * 255).round().to(torch.uint8)[:60]
         _, order = next(shuffled_batches(2000, 300, range(start, 24), seed=3, device="cpu"))
@@ -194,5 +194,5 @@ def test_training_images_are_windows_of_images_with_a_black_border_of_four(task)
     assert not torch.equal(*orders)
     flips, rows, columns = torch.tensor(places).T
     assert rows.unique().tolist() == columns.unique().tolist() == list(range(9))
-    assert 0.3 < flips.float().mean() < 0.7  # of 120: 4 sigma
+    assert 0.3 < flips.float().mean() < 0.7  # 4 standard deviations for 120 images
     assert places[:60] != places[60:]

@@ -1,4 +1,4 @@
-"""The ranking of a table's cells: order, numbers, the paper beside ours, collapsed runs."""
+"""Tests of the ranking figure: order, numbers, comparison with the paper, collapsed runs."""
 
 import itertools
 from dataclasses import replace
@@ -17,7 +17,7 @@ FINALS = {"baseline": 84.0, "mixup": 85.0, "jacobian": 80.0, "ed": 86.0, "ed_wit
 
 
 class Run(Row):
-    """A run that rises to its final accuracy; seed 1 of the Jacobian falls to 10 % on the way."""
+    """A run whose accuracy increases, except that seed 1 of the Jacobian drops to 10 % midway."""
 
     def history(self):
         falls = self.cell == "jacobian" and self.seed == 1
@@ -34,7 +34,7 @@ def runs(*cells: tuple[str, str], seeds=(0, 1), finals=FINALS) -> list[Run]:
 
 
 def marks(axis, look: dict) -> list[tuple[str, float]]:
-    """Colour and place of each mark of this kind."""
+    """Returns the colour and x position of each marker with this look."""
     keys = ("marker", "markersize")
     return [
         (line.get_color(), line.get_xdata()[0])
@@ -48,7 +48,7 @@ def labels(axis) -> list[str]:
     return [text.get_text() for text in axis.get_yticklabels()]
 
 
-def test_cells_are_ranked_with_their_seeds_in_the_colour_of_the_method():
+def test_ranked_cells_and_their_seeds_have_the_colour_of_the_method():
     names = ("baseline", "mixup", "jacobian", "ed")
     figure = draw(load_table("table1_100"), runs(*(("table1_100", name) for name in names)))
     axis = figure.axes[0]
@@ -59,12 +59,12 @@ def test_cells_are_ranked_with_their_seeds_in_the_colour_of_the_method():
     assert next(text.get_text() for text in axis.texts) == "85.50 ± 0.71  (n = 2)"
 
 
-def test_the_true_baseline_is_the_reference_wherever_it_comes():
+def test_the_baseline_is_the_reference_in_any_position():
     homes = [("table1_100", "ed"), ("table1_100", "baseline")]
     (line,) = dashed(draw(load_table("table1_100"), runs(*homes)).axes[0])
     assert line.get_xdata()[0] == 83.5
     assert dashed(draw(load_table("table1_100"), runs(homes[0])).axes[0]) == []
-    crops = load_table("crop")  # one baseline per crop: none is the reference
+    crops = load_table("crop")  # has one baseline per crop, so no reference
     assert dashed(draw(crops, runs(crops.cells["pad_baseline"].home)).axes[0]) == []
 
 
@@ -72,7 +72,7 @@ def dashed(axis) -> list:
     return [line for line in axis.lines if line.get_linestyle() == "--"]
 
 
-def test_the_paper_is_shown_beside_ours_and_orders_the_cells():
+def test_the_papers_results_are_shown_and_order_the_cells():
     table = load_table("table1")
     axis = draw(table, runs(("table1", "baseline"), seeds=(0,))).axes[0]
     printed = [cell.paper["eval/acc"].mean for cell in table.cells.values()]
@@ -83,7 +83,7 @@ def test_the_paper_is_shown_beside_ours_and_orders_the_cells():
     assert words.count("not run") == len(table.cells) - 1
 
 
-def test_a_collapsed_seed_is_a_cross_with_its_curves():
+def test_a_collapsed_seed_is_a_cross_and_its_curves_are_shown():
     homes = [("table1_100", "jacobian"), ("table1_100", "baseline")]
     rows = runs(*homes)
     assert [collapsed(row) for row in rows] == [False, True, False, False]
@@ -91,17 +91,17 @@ def test_a_collapsed_seed_is_a_cross_with_its_curves():
     axis, side = figure.axes[:2]
     assert marks(axis, COLLAPSED) == [(METHODS["jacobian"], 79)]
     (curves,) = side.child_axes
-    assert len(curves.lines) == 4  # training and test of both seeds
+    assert len(curves.lines) == 4  # training and test curves of both seeds
     (legend,) = figure.legends
     assert any("fell by over" in text.get_text() for text in legend.get_texts())
     assert len(draw(load_table("table1_100"), runs(homes[1])).axes) == 1
 
 
-def test_the_axis_breaks_above_cells_far_below_the_others():
+def test_the_axis_is_cut_above_cells_far_below_the_others():
     assert break_below([87, 86, 85.5, 84, 83, 21, 39]) == 83
     assert break_below([50, 49, 45, 42, 38, 33, 28, 21]) is None  # no gap
-    assert break_below([99, 98, 50, 50]) is None  # half of them are no exceptions
-    assert break_below([86, 85, 84, 80]) is None  # a small one
+    assert break_below([99, 98, 50, 50]) is None  # half of the cells are not outliers
+    assert break_below([86, 85, 84, 80]) is None  # the gap is small
     assert break_below([90.0]) is None
     finals = FINALS | {"ed_without_anchors": 20.0}
     names = (*FINALS, "sam")
@@ -142,7 +142,7 @@ def test_text_stays_inside_the_figure(cells, monkeypatch):
     drawn = []
     monkeypatch.setattr(files, "_bytes", lambda figure, _: drawn.append(figure))
     rows = [replace(run, deviations=deviations) for run in runs(*homes, seeds=(0, 1, 2))]
-    with matplotlib.rc_context(STYLE):  # so that text has the size that is drawn
+    with matplotlib.rc_context(STYLE):  # so that text has its final size
         files.figure_files(table, rows, deviations)
         figure = drawn[0]
         figure.draw_without_rendering()
@@ -154,7 +154,7 @@ def test_text_stays_inside_the_figure(cells, monkeypatch):
     assert "=" not in figure.get_suptitle()
 
 
-def test_nothing_to_draw():
+def test_no_results_give_no_figure():
     table = load_table("table1_100")
     assert draw(table, []) is None
     (row,) = runs(("table1_100", "baseline"), seeds=(0,))

@@ -1,4 +1,4 @@
-"""What every figure shares: colours, captions inside the image, small files without dates."""
+"""Tests of the common figure style: colours, captions, small files without dates."""
 
 import io
 
@@ -14,7 +14,7 @@ from ed.figures.style import BASELINE, ED, METHODS, SERIES, STYLE, caption, meth
 COMMITTED = sorted(EXPERIMENTS.glob("**/results/**/*.p[nd][gf]"))
 
 
-def test_colours_tell_methods_apart():
+def test_methods_have_different_colours():
     assert method_colour("ed") == method_colour("ed_performance") == ED
     assert method_colour("none") == BASELINE
     assert ED not in SERIES
@@ -39,7 +39,8 @@ def test_a_palette_keeps_size_resolution_and_colours():
         save_png(figure, file)
     with Image.open(file) as image:
         assert image.size == (400, 200)
-        assert image.info["dpi"] == pytest.approx((200, 200), abs=0.1)  # stored per metre
+        # PNG files store whole pixels per metre
+        assert image.info["dpi"] == pytest.approx((200, 200), abs=0.1)
         assert to_hex([value / 255 for value in image.convert("RGB").getpixel((9, 9))]) == ED
 
 

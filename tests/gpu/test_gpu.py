@@ -1,4 +1,4 @@
-"""GPU tests: captured and eager steps agree, and no step waits for the device."""
+"""GPU tests: captured and eager steps agree, and steps never wait for the device."""
 
 import io
 import os
@@ -89,17 +89,17 @@ def test_captured_equals_eager(overrides):
     torch.backends.cudnn.deterministic = True
     eager = losses(make_step(overrides), 0, 50)
     captured = losses(make_step(overrides, capture=True), 0, 50)
-    # the same kernels in the same order: only atomic reductions may round differently
+    # both run the same kernels in the same order; only atomic reductions may round differently
     torch.testing.assert_close(captured, eager, rtol=2e-3, atol=1e-4)
     torch.testing.assert_close(captured[:10], eager[:10], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["none", "ed"])
-def test_fast_run_learns_as_well_as_an_ordinary_one(method):
-    """Compares short runs: float32 and eager against bf16, compiled and captured.
+def test_fast_run_learns_as_well_as_an_eager_one(method):
+    """Compares a short eager run in float32 with a compiled, captured run in bf16.
 
-    The final training loss averages over the same 1,600 examples; with 500 test images an accuracy
-    has two points of noise.
+    The final training loss is the mean over the same 1,600 examples. The accuracy on 500 test
+    images has a standard error of two points.
     """
     learnt = []
     for how in ({}, {"bf16": True, "compile_model": True, "capture": True}):
@@ -111,12 +111,12 @@ def test_fast_run_learns_as_well_as_an_ordinary_one(method):
     (loss, accuracy), (fast_loss, fast_accuracy) = learnt
     assert fast_loss == pytest.approx(loss, rel=0.05)
     assert fast_accuracy == pytest.approx(accuracy, abs=6)
-    assert accuracy > 20  # of ten classes: something was learnt
+    assert accuracy > 20  # chance is 10 %
 
 
 @pytest.mark.parametrize("space", ["input", "block1"])
 def test_compiled_jacobian_equals_eager(space):
-    """The first derivative is part of the compiled graph, and the whole step is captured."""
+    """The compiled graph contains the first derivative; the whole step is captured."""
     overrides = ["regularizer=jacobian", "regularizer.weight=0.1", f"task.space={space}"]
     eager = losses(make_step(overrides), 0, 20)
     compiled = losses(make_step(overrides, compile_model=True, capture=True), 0, 20)
@@ -126,7 +126,7 @@ def test_compiled_jacobian_equals_eager(space):
 @pytest.mark.parametrize("saved_on", ["cuda", "cpu"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_captured_run_resumes_with_its_learning_rate(optimizer, saved_on):
-    """The rate changes after resuming, which would reveal a constant baked into the graph."""
+    """The rate changes after resuming, so a rate fixed in the graph would be noticed."""
     overrides = ["regularizer=ed", f"optimizer={optimizer}", "optimizer.lr=0.01"]
     overrides += ["task.warmup_epochs=8", "optimizer.schedule=cosine"]
     whole = make_step(overrides, capture=True)
@@ -138,7 +138,7 @@ def test_captured_run_resumes_with_its_learning_rate(optimizer, saved_on):
     buffer.seek(0)
     second = make_step(overrides, capture=True)
     state = torch.load(buffer, map_location="cpu", weights_only=True)
-    if saved_on == "cpu":  # the options of an optimizer on a CPU
+    if saved_on == "cpu":  # as saved by an optimizer on a CPU
         for group in state["optimizer"]["param_groups"]:
             group |= {"fused": None, "capturable": False, "lr": 0.01}
     second.load_state_dict(state)
@@ -150,7 +150,7 @@ def test_captured_run_resumes_with_its_learning_rate(optimizer, saved_on):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Returns the overrides of a tiny BERT with a given dropout on made-up sentences."""
+    """Returns a function that builds overrides for a tiny BERT on made-up sentences."""
     pytest.importorskip("transformers")
     from tests.tasks.test_glue import write_checkpoint, write_sentences
 
@@ -179,8 +179,8 @@ def test_captured_equals_eager_in_embedding_space(text, compiled, early, late):
 
 
 @pytest.mark.parametrize("how", [{}, {"bf16": True}, {"bf16": True, "compile_model": True}])
-def test_captured_step_draws_new_dropout_and_trains(text, how):
-    """Repeats one batch: at a vanishing learning rate only dropout can change the loss."""
+def test_captured_step_draws_new_dropout_masks_and_trains(text, how):
+    """Repeats one batch; with a tiny learning rate, only dropout can change the loss."""
     still = make_step(text(0.1, *ED, "optimizer.lr=1e-30"), capture=True, **how)
     batch = next(still.task.batches(still.model, 0))
 
@@ -192,7 +192,7 @@ def test_captured_step_draws_new_dropout_and_trains(text, how):
         return seen
 
     replayed = repeat(still, 20)[4:]
-    assert len(set(replayed)) > 12  # bf16 may round two of them to the same number
+    assert len(set(replayed)) > 12  # bf16 may round some losses to the same number
     moving = make_step(text(0.1, *ED, "optimizer.lr=2e-3"), capture=True, **how)
     seen = repeat(moving, 50)
     assert sum(seen[-10:]) / 10 < 0.7 * sum(seen[:4]) / 4
@@ -200,7 +200,7 @@ def test_captured_step_draws_new_dropout_and_trains(text, how):
 
 @pytest.mark.parametrize("method", ["none", "mixup", "ed"])
 def test_text_step_never_waits_for_the_device(text, method):
-    """The whole step, including data, clipping and optimizer."""
+    """Covers the whole step, including data, clipping and optimizer."""
     step = make_step(text(0.1, f"regularizer={method}"))
     batches = step.task.batches(step.model, 0)
     for number in range(2):
@@ -237,7 +237,7 @@ def test_penalty_never_waits_for_the_device():
 
 
 def test_captured_steps_and_their_batches_never_wait_for_the_device():
-    """An epoch has only five short steps, so waiting once per epoch would cost time."""
+    """An epoch has only five short steps, so even one wait per epoch would be slow."""
     step = make_step(GROKKING, capture=True)
     losses(step, 0, 5)
     torch.cuda.set_sync_debug_mode("error")
@@ -249,8 +249,8 @@ def test_captured_steps_and_their_batches_never_wait_for_the_device():
     assert step.graphs
 
 
-def test_parallel_adamw_equals_torchs():
-    """Bit for bit, also in a CUDA graph and with a state that was loaded."""
+def test_parallel_adamw_equals_torch():
+    """Results are bitwise equal, including in a CUDA graph and after loading a state."""
 
     def train(kind, steps: int, state=None) -> tuple[list[torch.Tensor], dict]:
         torch.manual_seed(0)
@@ -296,11 +296,11 @@ def test_eigen_decomposition_matches_lapack(resolution):
 
 
 @pytest.mark.parametrize(("resolution", "degree"), [(4, 3), (15, 14)])
-def test_fit_of_badly_placed_nodes_on_cuda_equals_cpu(resolution, degree):
+def test_fit_of_ill_conditioned_nodes_on_cuda_equals_cpu(resolution, degree):
     nodes = UniformNodes()(torch.rand(20_000, resolution), True)
     ours, theirs = fit_matrix(nodes.cuda(), degree).cpu(), fit_matrix(nodes, degree)
     error = (ours - theirs).abs().amax((1, 2)) / theirs.abs().amax((1, 2))
-    assert error.max() < 1e-6  # float32, after a solve in float64
+    assert error.max() < 1e-6  # solved in float64, rounded to float32
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -316,8 +316,8 @@ def test_scores_on_cuda_equal_cpu(compiled):
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
-def test_clip_stand_in_compiled_and_captured(tmp_path):
-    """Both stages in bf16, compiled and captured; the ensemble's ends equal the two models."""
+def test_clip_stand_in_can_be_compiled_and_captured(tmp_path):
+    """Runs both stages in bf16; the two ends of the ensemble equal the two models."""
     from ed.engine.main import run
 
     stand_in = [*STAND_IN, "task.epochs=2", "task.warmup_epochs=0", "optimizer.max_grad_norm=1"]
@@ -349,8 +349,8 @@ def test_clip_on_the_cpu_does_not_use_the_gpu(tmp_path):
     torch.testing.assert_close(on_gpu.head.weight.cpu(), on_cpu.head.weight, rtol=1e-3, atol=5e-2)
 
 
-def test_loaded_batches_arrive_whole_while_the_device_is_busy():
-    """Slow work on the device would reveal a late or overwritten copy."""
+def test_loaded_batches_are_correct_while_the_device_is_busy():
+    """With slow work on the device, a late or overwritten copy would be noticed."""
     task = instantiate(compose_config([*IMAGENET, "task.epochs=1", "task.warmup_epochs=0"]).task)
     task.prepare(torch.device("cpu"), seed=0)
     expected = [batch["x"].double().mean((1, 2, 3)) for batch in task.batches(None, 0)]
@@ -366,7 +366,7 @@ def test_loaded_batches_arrive_whole_while_the_device_is_busy():
 
 
 def test_the_host_does_not_run_far_ahead_of_the_device():
-    """Otherwise queued batches would fill the memory of a slow device."""
+    """Otherwise, queued batches would fill the memory of a slow device."""
     task = instantiate(compose_config([*IMAGENET, "task.epochs=10"]).task)
     task.prepare(torch.device("cuda"), seed=0)
     batches = task.batches(None, 0)
@@ -374,15 +374,15 @@ def test_the_host_does_not_run_far_ahead_of_the_device():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     for _, batch in zip(range(40), batches, strict=False):
-        torch.cuda._sleep(10**8)  # cycles, some 50 ms: several batches are decoded meanwhile
+        torch.cuda._sleep(10**8)  # cycles, about 50 ms: enough to decode several batches
         batch["x"].sum()
-    # batches in flight and the current one, each in pieces and joined, with their labels
+    # batches in flight and the current one, each held twice (in pieces and joined), and labels
     assert torch.cuda.max_memory_allocated() - before < 2.1 * (IN_FLIGHT + 2) * size
 
 
 @pytest.fixture
 def alone_in_a_group(monkeypatch):
-    """A group of one process that uses the backends of several GPUs."""
+    """Creates a group of one process with the backends that several GPUs use."""
     processes.join(
         torch.distributed.HashStore(), rank=0, world_size=1, backend="cpu:gloo,cuda:nccl"
     )
@@ -392,7 +392,7 @@ def alone_in_a_group(monkeypatch):
 
 
 def test_processes_exchange_without_a_host_sync(alone_in_a_group):
-    """GPU tensors use NCCL and flags gloo, so a stop request does not wait for the GPU."""
+    """GPU tensors use NCCL, and flags use gloo, so a stop request does not wait for the GPU."""
     x, y = torch.randn(5, 3, device="cuda"), torch.randn(2, device="cuda", dtype=torch.float64)
     processes.mean([x])  # creates the communicator
     torch.cuda.set_sync_debug_mode("error")
@@ -443,7 +443,7 @@ print("not rejected")
 @pytest.mark.parametrize("how", ["eager", "compiled", "captured"])
 @pytest.mark.parametrize("kind", ["labels", "context"])
 def test_wrong_values_trigger_a_device_assertion(how, kind):
-    """In a separate process, which cannot use the GPU afterwards."""
+    """Runs in a separate process, because a process cannot use the GPU after an assertion."""
     root = Path(__file__).parents[2]
     run = subprocess.run(
         [sys.executable, "-c", WRONG, how, kind], cwd=root, capture_output=True, text=True
@@ -464,7 +464,7 @@ def test_estimate_rejects_float_contexts_on_the_gpu():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("method", ["none", "sam", "ed"])
 def test_two_gpus_train_like_one(method, tmp_path):
-    """Losses agree up to rounding without a regularizer; otherwise draws differ."""
+    """Without a regularizer, losses agree up to rounding; otherwise, random numbers differ."""
     root = Path(__file__).parents[2]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     overrides = ["task.epochs=2", "task.warmup_epochs=0", "optimizer=sgd", "precision=float32"]

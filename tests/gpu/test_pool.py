@@ -1,4 +1,4 @@
-"""GPU tests of the correlation pool: channels last, measures that do not wait."""
+"""GPU tests of the correlation pool: channels-last layout, device syncs, memory."""
 
 import warnings
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_number_of_device_syncs_in_a_measure_does_not_grow_with_batches(name):
             replace(measure, batch_size=batch_size)(step.model, step.task)
         return sum("synchroniz" in str(warning.message) for warning in seen)
 
-    waits(1000)  # creates pinned memory and library handles
+    waits(1000)  # allocates pinned memory and creates library handles
     torch.set_warn_always(True)
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -46,12 +46,12 @@ def test_number_of_device_syncs_in_a_measure_does_not_grow_with_batches(name):
 
 
 def test_paper_protocol_stays_within_its_memory_budget_on_a_thousand_classes():
-    """400 paths of 200 nodes are 80,000 images: 45 GiB at once, not counting activations."""
+    """All 80,000 images (400 paths of 200 nodes) would need 45 GiB, without activations."""
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224").cuda()
     x = torch.randn(800, 3, 224, 224, device="cuda")
-    model(x[:2])  # one-off allocations of libraries
+    model(x[:2])  # libraries allocate memory on first use
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     result = ed.estimate(model, x, memory_gib=1.0)

@@ -1,4 +1,4 @@
-"""GPU tests of PPO: captured decisions and updates equal the eager ones."""
+"""GPU tests of PPO: captured decisions and updates equal eager ones."""
 
 from itertools import islice
 
@@ -23,7 +23,7 @@ CUDA = torch.device("cuda")
 def impala() -> Impala:
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[16, 32, 32], hidden=256, image_size=[64, 64])
-    torch.nn.init.orthogonal_(model.actor.weight, 1.0)  # actions that depend on the observation
+    torch.nn.init.orthogonal_(model.actor.weight, 1.0)  # so that actions depend on the observation
     return model.to(CUDA)
 
 
@@ -48,8 +48,8 @@ def test_captured_decisions_equal_eager():
     halves = [[Bandit(24, 0), Bandit(40, 0)] for _ in range(2)]
     eager = rollouts(halves[0], capture=False, bf16=False)
     captured = rollouts(halves[1], capture=True, bf16=False)
-    assert_same(eager, captured, tolerance=1e-4)  # integers such as actions exactly
-    assert not eager[0]["actions"].equal(eager[1]["actions"])  # each rollout has its own draws
+    assert_same(eager, captured, tolerance=1e-4)  # integers, such as actions, must be equal
+    assert not eager[0]["actions"].equal(eager[1]["actions"])  # rollouts use different draws
 
 
 def test_frames_and_log_probabilities_belong_to_the_same_step():
@@ -103,7 +103,7 @@ def test_captured_update_equals_eager(extra, bandit):
             seen.append(step.means()["train/loss"])
         return seen
 
-    batches = losses(None)  # shared, because rollouts depend on the weights
+    batches = losses(None)  # shared by both, because rollouts depend on the weights
     eager, captured = losses(batches), losses(batches, capture=True)
     torch.testing.assert_close(captured, eager, rtol=2e-3, atol=1e-4)
     torch.testing.assert_close(captured[:8], eager[:8], rtol=1e-4, atol=1e-5)
@@ -125,7 +125,7 @@ def test_advantages_and_minibatches_never_wait_for_the_device(bandit):
 
 @pytest.mark.parametrize("extra", [[], ED], ids=["none", "ed"])
 def test_interrupted_run_resumes(extra, bandit, tmp_path):
-    """Compiled and captured, two sessions log every step once."""
+    """Two compiled and captured sessions together log every step once."""
     overrides = [o for o in SMALL if not o.startswith("system.device")]
     overrides += [*extra, "task.frames=320", f"system.run_dir={tmp_path}"]
     with pytest.raises(Interrupted):

@@ -1,1 +1,1 @@
-"""Toys, small runs and fixtures that several tests share."""
+"""Toy tasks, small runs and other helpers shared by several tests."""

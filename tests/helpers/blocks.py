@@ -1,4 +1,4 @@
-"""Code blocks of Markdown files, and their commands run in small."""
+"""Extracts code blocks from Markdown files and runs their commands at small sizes."""
 
 import os
 import re
@@ -22,7 +22,7 @@ UNFINISHED = 75  # exit code of `launch.py --status` while runs are missing
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `title` is the file that the reader creates from it."""
+    """A fenced code block; `title` is the name of the file to create from it, if any."""
 
     language: str
     title: str
@@ -34,7 +34,7 @@ def blocks_of(path: Path) -> list[Block]:
 
 
 def commands_of(path: Path) -> Iterator[str]:
-    """The lines of bash blocks, without comments."""
+    """Yields the commands in bash blocks, without comments."""
     for block in blocks_of(path):
         if block.language == "bash":
             lines = (line.split(" #")[0].strip() for line in block.text.splitlines())
@@ -42,7 +42,7 @@ def commands_of(path: Path) -> Iterator[str]:
 
 
 def check_command(command: str, folder: Path) -> None:
-    """Runs a command in small; what installs or builds is only checked against its definition."""
+    """Runs a command at small sizes; only checks the targets of make and the extras of pip."""
     first, *words = shlex.split(command)
     if first == "make":
         how = {"cwd": ROOT, "capture_output": True, "text": True}
@@ -61,30 +61,30 @@ def check_command(command: str, folder: Path) -> None:
 def run_small(
     command: str, folder: Path, *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """As printed, but for the sizes: every key and every choice must be known."""
-    _, venv, rest = command.partition(".venv/bin/")  # what follows srun is run, without it
-    assert venv, f"not run by any test: {command}"
+    """Runs a command as printed except for sizes, so unknown keys and choices fail."""
+    _, venv, rest = command.partition(".venv/bin/")  # runs the command after srun directly
+    assert venv, f"no test runs this command: {command}"
     program, *words = shlex.split(rest)
     words = smaller(words, folder)
     environment = {"OMP_NUM_THREADS": "1", "WANDB_SILENT": "true", **(env or {})}
-    if "slurm" in words:  # nothing is submitted; tests/scripts/test_slurm.py has a real SLURM
+    if "slurm" in words:  # submits nothing; tests/scripts/test_slurm.py uses a real SLURM
         for name, answer in (("sinfo", "NAME"), ("sbatch", "42"), ("squeue", "")):
             fake(folder, name, f"echo {answer}")
         environment["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
     if program == "torchrun":
         script = words.index("train.py")
-        torchrun.parse_args(words)  # its options are valid; test_distributed.py starts it
+        torchrun.parse_args(words)  # only checks the options; test_distributed.py starts torchrun
         return run_together(words[script:])
     return run_command(words, cwd=cwd, env=environment)
 
 
 def smaller(words: list[str], folder: Path) -> list[str]:
-    """The words of a command with small sizes, and `folder` for its files."""
+    """Returns the words of a command with small sizes and with `folder` as output folder."""
     script = next(word for word in words if word.endswith(".py")).removeprefix("scripts/")
     if script == "train.py":
         if "--cfg" in words:
-            return words  # prints the config and trains nothing
-        if "hydra/launcher=slurm" in words:  # composes; `make test-slurm` submits
+            return words  # prints the config without training
+        if "hydra/launcher=slurm" in words:  # only composes; `make test-slurm` submits
             return [word for word in words if word != "-m" and "," not in word] + ["--cfg", "job"]
         own = "--config-dir" in words and any(word.startswith("task=") for word in words)
         sizes = ["system.device=cpu"] if own else SMALL

@@ -1,4 +1,4 @@
-"""A headless Chromium through chromedriver's plain HTTP interface (W3C WebDriver)."""
+"""Controls a headless Chromium through chromedriver's HTTP interface (W3C WebDriver)."""
 
 import base64
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ARGUMENTS = (
     "--headless",
-    "--no-sandbox",  # containers have no user namespaces
+    "--no-sandbox",  # containers often lack user namespaces
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -26,12 +26,12 @@ ARGUMENTS = (
 
 
 def missing() -> str | None:
-    """Which of the needed programs is not installed."""
+    """Returns the first required program that is not installed, or None."""
     return next((n for n in ("chromium", "chromedriver") if shutil.which(n) is None), None)
 
 
 class Browser:
-    """One browser window; methods are WebDriver's commands."""
+    """A browser window; each method sends a WebDriver command."""
 
     def __init__(self, address: str, profile: Path):
         self.address = address
@@ -68,7 +68,7 @@ class Browser:
         self.call("POST", f"{self.find(selector)}/value", {"text": text})
 
     def resize(self, width: int, height: int) -> None:
-        """Of the page itself: a window cannot be as narrow as a phone."""
+        """Resizes the page rather than the window, which cannot be as narrow as a phone."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.devtools("Emulation.setDeviceMetricsOverride", metrics)
 
@@ -85,7 +85,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A browser with a new profile in `folder`; it and its driver end with the block."""
+    """Opens a browser with a new profile in `folder`; closes it and its driver on exit."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,8 +1,8 @@
-"""Commands of the project in a child forked from this process, which has torch loaded already.
+"""Runs the project's commands in a forked child, where torch is already loaded.
 
-A child has its own memory, output, signals and exit code, as a new process has, and starts in
-milliseconds instead of seconds. Tests of the start itself (what is imported, how long it takes) and
-of torchrun use `subprocess`.
+Like a new process, a child has its own memory, output, signals and exit code, but it starts in
+milliseconds instead of seconds. Tests of startup (imports, duration) and of torchrun use
+`subprocess` instead.
 """
 
 import os
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def run_command(
     words: Sequence[str], *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """`python WORDS` of the repository, with what it printed and its exit code."""
+    """Runs `python WORDS` and returns its output and exit code."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         code = finish(start_command(words, cwd=cwd, env=env, outputs=(out.fileno(), err.fileno())))
         printed = []
@@ -39,9 +39,9 @@ def run_command(
 
 
 def run_together(words: Sequence[str], *, seconds: int = 400) -> subprocess.CompletedProcess:
-    """Two processes of `python WORDS`, with the variables that torchrun would set.
+    """Runs `python WORDS` in two processes with the variables that torchrun would set.
 
-    The exit code is the first that is not 0; after `seconds` they are killed.
+    The exit code is the first nonzero one, or 0. Both processes are killed after `seconds`.
     """
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
@@ -67,8 +67,8 @@ def start_command(
     """Starts `python WORDS` and returns its process id, for `finish`.
 
     Args:
-        outputs: file descriptors for what it prints; None: thrown away.
-        prepare: called in the child first.
+        outputs: file descriptors for stdout and stderr; None discards both.
+        prepare: called first in the child.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -83,9 +83,9 @@ def start_command(
 
 
 def die_at_row(count: int) -> Callable[[], None]:
-    """For `prepare`: kills the process once it has logged `count` rows.
+    """Returns a `prepare` that kills the process once it has logged `count` rows.
 
-    It does so itself, as another process might come too late.
+    The process kills itself, because a signal from outside might arrive too late.
     """
 
     def prepare() -> None:
@@ -102,12 +102,12 @@ def die_at_row(count: int) -> Callable[[], None]:
 
 
 def finish(child: int) -> int:
-    """Waits for a child: its exit code; negative: the signal that ended it."""
+    """Waits for a child; returns its exit code, or -n if signal n ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _become(words: Sequence[str], cwd: Path, env, outputs: tuple[int, int]) -> NoReturn:
-    """Runs a script as `python` would, in this process, and ends it."""
+    """Runs a script in this process as `python` would, then exits."""
     code = 0
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -116,7 +116,7 @@ def _become(words: Sequence[str], cwd: Path, env, outputs: tuple[int, int]) -> N
     os.chdir(cwd)
     for here, there in enumerate(outputs, start=1):
         os.dup2(there, here)
-    # closefd=False: whatever pytest captures with keeps its descriptors
+    # closefd=False: pytest's capture still uses these descriptors
     sys.stdin = open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", closefd=False)  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Random numbers and a small network for the tests of ed/core."""
+"""Random numbers and a small network for tests of ed/core."""
 
 import torch
 from torch import nn

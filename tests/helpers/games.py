@@ -1,4 +1,4 @@
-"""A hand-made game, the original engine pretended, and small settings, for tests of Procgen."""
+"""For tests of Procgen: a hand-made game, a fake of the original engine, small settings."""
 
 import sys
 import types
@@ -30,20 +30,20 @@ def has_envpool() -> bool:
     return True
 
 
-needs_envpool = pytest.mark.skipif(not has_envpool(), reason="EnvPool does not load here")
+needs_envpool = pytest.mark.skipif(not has_envpool(), reason="EnvPool cannot be loaded")
 
 
 class Bandit:
-    """A hand-made game: action 3 pays 1, others nothing; episodes last five steps."""
+    """A hand-made game: action 3 earns a reward of 1, others 0; episodes last five steps."""
 
     def __init__(self, count, level, first=0):
         self.count, self.clock, self.level, self.first = count, 0, level, first
         self.totals = np.zeros(count)
 
     def frames(self):
-        picture = np.full((self.count, 3, 64, 64), 40 * (self.clock % 5), np.uint8)
+        image = np.full((self.count, 3, 64, 64), 40 * (self.clock % 5), np.uint8)
         return (
-            picture
+            image
             + np.arange(self.first, self.first + self.count, dtype=np.uint8)[:, None, None, None]
         )
 
@@ -67,9 +67,9 @@ def make_task(**changes) -> ProcgenPPO:
 
 
 class FakeProcgen:
-    """The interface of the original package's `ProcgenGym3Env`: copy i's episodes last i + 2 steps.
+    """A fake of the original package's `ProcgenGym3Env`; episodes of copy i last i + 2 steps.
 
-    `first` tells that what is seen now begins an episode; the reward beside it ended the last one.
+    `first` marks observations that begin an episode; their reward belongs to the previous episode.
     """
 
     def __init__(self, **settings):
@@ -79,7 +79,7 @@ class FakeProcgen:
     def observe(self):
         rgb = np.zeros((self.count, 64, 64, 3), np.uint8)
         rgb[..., 1] = self.time % 256
-        rgb[:, 0, :, 2] = 9  # the uppermost row is blue
+        rgb[:, 0, :, 2] = 9  # the top row is blue
         return self.acted.astype(np.float32), {"rgb": rgb}, self.time % self.lengths() == 0
 
     def lengths(self):

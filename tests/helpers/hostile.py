@@ -1,4 +1,4 @@
-"""Files that try to run code: each would create a folder of a given name, and so be noticed."""
+"""Files that try to run code; each would create a given folder, which tests check for."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 
 
 class Payload:
-    """Creates the folder `marker` when it is unpickled as code."""
+    """Creates the folder `marker` when it is unpickled."""
 
     def __init__(self, marker: Path):
         self.marker = str(marker)
@@ -19,7 +19,7 @@ class Payload:
 
 
 def hostile_leaves(folder: Path, marker: Path) -> dict[str, dict]:
-    """Config leaves that create `marker` when they are built, by their way to do it."""
+    """Returns config leaves that create `marker` when instantiated, by type of attack."""
     np.save(folder / "payload.npy", np.array([Payload(marker)], dtype=object), allow_pickle=True)
     torch.save(Payload(marker), folder / "payload.pt")
     (folder / "hubconf.py").write_text(f"import os\nos.mkdir({str(marker)!r})\ndef go(): pass\n")
@@ -48,7 +48,7 @@ def hostile_leaves(folder: Path, marker: Path) -> dict[str, dict]:
 
 
 def plant(run: Path, key: str, leaf: dict) -> None:
-    """Replaces the leaf at a dotted key of a run folder's config."""
+    """Replaces the leaf at a dotted key in a run folder's config."""
     path = run / "config.yaml"
     config = yaml.safe_load(path.read_text())
     *parents, last = key.split(".")

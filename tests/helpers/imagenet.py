@@ -1,4 +1,4 @@
-"""Fabricated images, in folders and in memory, for the tests of ImageNet."""
+"""Generated images, in folders and in memory, for tests of ImageNet."""
 
 import io
 from pathlib import Path
@@ -10,7 +10,7 @@ from ed.datasets.imagenet import Source
 
 
 def make_image(seed: int = 0, size: tuple[int, int] = (40, 30)) -> Image.Image:
-    """A smooth random image of (width, height)."""
+    """Returns a smooth random image of size (width, height)."""
     coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
 
@@ -22,7 +22,7 @@ def encoded(kind: str = "JPEG", **how) -> bytes:
 
 
 def fill(root: Path, folders, *, count: int = 1, suffix: str = ".JPEG") -> Path:
-    """Class folders with the same small image in each."""
+    """Creates class folders that all contain the same small image; returns `root`."""
     content = encoded("PNG" if suffix == ".png" else "JPEG")
     for folder in folders:
         (root / folder).mkdir(parents=True)
@@ -32,7 +32,7 @@ def fill(root: Path, folders, *, count: int = 1, suffix: str = ".JPEG") -> Path:
 
 
 class InMemory(Source):
-    """Fabricated images, one per label."""
+    """Generated images, one per label."""
 
     def __init__(self, labels, kind: str = "PNG"):
         self.place, self.labels = "memory", np.asarray(labels)

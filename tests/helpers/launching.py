@@ -1,4 +1,4 @@
-"""Six small runs for tests of the launcher, stand-ins for programs, and what runs have left."""
+"""For tests of the launcher: a table of six small runs, fake programs, and checks of results."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def write_table(folder: Path, **changes) -> str:
 
 
 def one_run(folder: Path) -> list[str]:
-    """Arguments of the launcher for the first run of the table."""
+    """Returns the launcher's arguments for the first run of the table."""
     return [write_table(folder), "--runs", str(folder), "--cells", "ed", "--seeds", "0"]
 
 
@@ -60,7 +60,7 @@ def wait_for(condition, what: str, seconds: float = 240.0):
 
 
 def logged(folder: Path) -> list[int]:
-    """Steps whose training metrics were logged."""
+    """Returns the steps whose training metrics were logged."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [row["step"] for row in map(json.loads, lines) if "train/loss" in row]
@@ -71,7 +71,7 @@ def steps_of(run) -> int:
 
 
 def rendered(table, root: Path) -> tuple[str, list[str]]:
-    """The table and its CSV lines, but for the time that the runs took."""
+    """Returns the table and its CSV lines without the runs' durations."""
     rows = merge(collect(table, [root]))
     text = re.sub(r"[\d.]+ hours", "some hours", to_markdown(table, rows))
     lines = to_csv(table, rows).splitlines()

@@ -1,4 +1,4 @@
-"""Small runs for tests: a handful of steps of a tiny ViT on the embedded pictures, or of others."""
+"""Small runs for tests: a few steps, by default of a tiny ViT on the embedded images."""
 
 import functools
 from pathlib import Path
@@ -10,7 +10,7 @@ from ed.engine.main import run
 
 SMALL = [
     "debug=tiny",
-    "task.batch_size=200",  # 10 steps in the one epoch
+    "task.batch_size=200",  # 10 steps in one epoch
     "task.eval_every=1",
     "model.patch=16",
     "model.width=32",

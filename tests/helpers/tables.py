@@ -1,4 +1,4 @@
-"""A small table, and run folders as the engine leaves them: no training, no torch."""
+"""A small table, and run folders like the engine's, made without training or torch."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def write_table(folder: Path, name: str = "mini", **changes) -> Table:
 
 
 def fabricate(run, accuracy: float = 80.0, *, done: bool = True, tail: str = "") -> None:
-    """A run folder as the engine leaves it."""
+    """Writes a run folder like the engine's."""
     run.folder.mkdir(parents=True, exist_ok=True)
     config: dict = {"seed": run.seed}
     for override in run.overrides:

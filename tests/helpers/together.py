@@ -1,4 +1,4 @@
-"""What test_distributed.py runs in two processes: each records what it saw."""
+"""The script that test_distributed.py runs in two processes; each records its results."""
 
 import hashlib
 import json
@@ -22,13 +22,13 @@ from tests.helpers.toy import Toy, config, convolution, training, vit
 from tests.helpers.toy import run as train
 
 METHODS = ("none", "mixup", "sam", "asam", "jacobian", "ed", "ed_fast")
-PLAIN = ["optimizer=sgd", "task.augment=true"]  # SGD: rounding stays as small as it is
+PLAIN = ["optimizer=sgd", "task.augment=true"]  # AdamW would amplify rounding errors
 LONG = ["regularizer=ed", "model.dropout=0.1", "task.epochs=2"]
-UNEVEN = 499  # pictures
+UNEVEN = 499  # number of images; odd, so that two processes cannot share them evenly
 
 
 def fingerprint(step) -> str:
-    """Of weights, statistics and optimizer state."""
+    """Returns a hash of the weights, batch norm statistics and optimizer state."""
     optimizer = step.optimizer.state_dict()["state"].values()
     tensors = [*step.model.state_dict().values(), *(v for s in optimizer for v in s.values())]
     content = b"".join(torch.as_tensor(tensor).numpy().tobytes() for tensor in tensors)
@@ -44,7 +44,7 @@ def failure(folder: Path, *overrides: str) -> str:
 
 
 def stopped_by_one(folder: Path) -> str:
-    """How the long run ends where one process alone gets a signal, in step 16."""
+    """Returns how the long run ends if only one process gets a signal, in step 16."""
     original = TrainStep.__call__
 
     def call(step, batch, number):
@@ -60,7 +60,7 @@ def stopped_by_one(folder: Path) -> str:
 
 
 def watch_writes(folder: Path) -> list[str]:
-    """Files below `folder` that this process opens for writing, makes or renames, from now on."""
+    """Returns a list that collects all later writes of this process below `folder`."""
     written: list[str] = []
 
     def hook(event: str, arguments: tuple) -> None:
@@ -76,7 +76,7 @@ def watch_writes(folder: Path) -> list[str]:
 
 
 def trained_fingerprints(folder: Path) -> dict[str, str]:
-    """Of every method after a whole run, and of a model with batch norm after a few steps."""
+    """Returns fingerprints of each method: a full run, and a few steps with batch norm."""
     original, seen = main.train_in, {}
 
     def remember(run_folder, task, model, step, measures):
@@ -96,14 +96,14 @@ def trained_fingerprints(folder: Path) -> dict[str, str]:
 
 
 def scores(folder: Path) -> dict[str, float]:
-    """Of a number of pictures that the processes cannot share evenly."""
+    """Returns scores on a number of images that the processes cannot share evenly."""
     trained = main.load_run(folder, "cpu")
     task, model = trained.task, trained.model
-    pictures = Images(task.test.pixels[:UNEVEN], task.test.labels[:UNEVEN])
+    images = Images(task.test.pixels[:UNEVEN], task.test.labels[:UNEVEN])
     with torch.no_grad():
-        accuracy, loss = task.score(model, pictures)
+        accuracy, loss = task.score(model, images)
         rows = processes.part(UNEVEN)
-        ours = model(task.normalise(pictures.pixels[rows.start : rows.stop]))
+        ours = model(task.normalise(images.pixels[rows.start : rows.stop]))
         exact = processes.all_rows(ours, UNEVEN)
     return {"rows": len(ours), "acc": accuracy, "loss": loss, "logits": exact.double().sum().item()}
 
@@ -118,7 +118,7 @@ def float64_weights() -> dict[str, torch.Tensor]:
 
 
 class Sharing(Toy):
-    """Makes only the rows of this process, as a task does whose examples cost much."""
+    """Yields only the rows of this process, like a task with expensive examples."""
 
     yields_share = True
 
@@ -132,7 +132,7 @@ def weights_from_shares() -> dict[str, torch.Tensor]:
 
 
 def gradients_in_a_loop_of_ones_own(rank: int, wrap=lambda model: model) -> list[torch.Tensor]:
-    """Of a penalised loss on the half of `rank`, by a network with batch norm in training mode."""
+    """Returns gradients of a penalised loss on one half of a batch, with batch norm."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
     x, labels = (values.chunk(2)[rank] for values in (torch.randn(16, 6), torch.arange(16) % 3))
@@ -148,10 +148,10 @@ if __name__ == "__main__":
     main.join()
     written = watch_writes(here)
     small_run(here / "plain", *PLAIN)
-    draw = torch.rand(()).item()  # without dropout nobody else has drawn from this stream
+    draw = torch.rand(()).item()  # the stream's first draw, because PLAIN uses no dropout
     seen = {"fingerprints": trained_fingerprints(here), "scores": scores(here / "plain")}
     small_run(here / "whole", *LONG)
-    seen["stopped"] = stopped_by_one(here / "killed")  # goes on where it was killed
+    seen["stopped"] = stopped_by_one(here / "killed")  # the next run resumes from here
     small_run(here / "killed", *LONG)
     seen["late"] = failure(here / "late", *LONG, "system.max_minutes=0")
     wild = ["optimizer.lr=1e30", "system.log_every=5"]

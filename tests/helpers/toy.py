@@ -1,4 +1,4 @@
-"""A task of random pictures, small networks, and training steps with them."""
+"""A task of random images, small networks, and training steps with them."""
 
 import functools
 
@@ -29,7 +29,7 @@ METHODS = {  # config leaf: overrides that make it small
 
 
 class Toy(Task):
-    """Random pictures with random labels."""
+    """A task of random images with random labels."""
 
     batch_size, total_steps = BATCH, 10
     has_labels = has_noise = True
@@ -60,7 +60,7 @@ def vit(dtype=torch.float64) -> nn.Module:
 
 
 def convolution() -> nn.Module:
-    """With batch norm."""
+    """Returns a small convolutional network with batch norm."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.AdaptiveAvgPool2d(1)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, CLASSES)).double()

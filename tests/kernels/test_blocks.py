@@ -1,4 +1,4 @@
-"""Kernels for ViT blocks against torch's operators: on a GPU, or interpreted."""
+"""Tests of the ViT kernels against torch's operators, on a GPU or with Triton's interpreter."""
 
 import copy
 import os
@@ -24,14 +24,14 @@ from tests.helpers.toy import training
 pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-HALF = torch.bfloat16 if CUDA else torch.float16  # the interpreter has no bf16
+HALF = torch.bfloat16 if CUDA else torch.float16  # the interpreter does not support bf16
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CLOSE = {"rtol": 2e-2, "atol": 2e-2} if CUDA else {"rtol": 1e-4, "atol": 1e-4}  # TF32 on a GPU
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
 def test_interpreted():
-    """Runs this file with Triton's interpreter, which must be chosen before the import."""
+    """Runs this file with Triton's interpreter, which must be enabled before the import."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -41,30 +41,30 @@ def test_interpreted():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Few programs, each with several groups of rows, the last of them uneven."""
+    """Launches few programs, so that each handles several groups of rows, the last one partial."""
     if not (CUDA or INTERPRETED):
-        pytest.skip("neither a GPU nor an interpreter: see test_interpreted")
+        pytest.skip("needs a GPU or Triton's interpreter: see test_interpreted")
     for kernel in rowwise.PROGRAMS:
         monkeypatch.setitem(rowwise.PROGRAMS, kernel, 3)
 
 
 @pytest.fixture
 def runs(request):
-    """Default launch settings on a GPU, small ones for the slow interpreter."""
+    """Uses default launch settings on a GPU and small ones for the slow interpreter."""
     if not CUDA:
         request.getfixturevalue("small")
 
 
 def errors(found: list, exact: list) -> torch.Tensor:
-    """Relative errors in the Euclidean norm."""
+    """Returns relative errors in the Euclidean norm."""
     pairs = zip(found, exact, strict=True)
     return torch.stack([(a.double() - b).norm() / b.norm() for a, b in pairs])
 
 
 def assert_no_worse(ours, theirs, inputs: list[torch.Tensor], upstreams: list[torch.Tensor]):
-    """Compares our and torch's half-precision values and gradients with torch in float64.
+    """Checks that errors of values and gradients are not much larger than torch's.
 
-    `inputs` lists tensors of half or float32 precision; the functions return lists of tensors.
+    `inputs` are tensors in half precision or float32; both functions return lists of tensors.
     """
 
     def results(function, exact: bool) -> list[torch.Tensor]:
@@ -75,7 +75,7 @@ def assert_no_worse(ours, theirs, inputs: list[torch.Tensor], upstreams: list[to
 
     exact = results(theirs, True)
     error, allowed = errors(results(ours, False), exact), errors(results(theirs, False), exact)
-    # rounding is random: allow 50 % more, plus one half-precision rounding
+    # rounding errors vary: allow 50 % more, plus one half-precision rounding
     assert (error < 1.5 * allowed + torch.finfo(HALF).eps).all(), (error, allowed)
 
 
@@ -84,13 +84,13 @@ def half(*shape: int) -> torch.Tensor:
 
 
 def plain_attention(qkv, bias, heads):
-    """Includes the bias, whose gradient the kernel must match."""
+    """Attention by torch; the bias is passed only so that it receives a gradient."""
     qkv = qkv + bias.to(qkv.dtype) - bias.detach().to(qkv.dtype)
     q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-# tiles of 64 tokens: a partial one, a full one, a full and a partial one, several
+# in tiles of 64 tokens: one partial, one full, one full and one partial, several
 SHAPES = [(17, 32), (64, 32), (65, 64), *([(197, 32), (257, 64)] if CUDA else [(133, 32)])]
 
 
@@ -106,8 +106,8 @@ def test_attention_is_as_accurate_as_torch(runs, tokens, size):
     )
 
 
-def test_attention_survives_large_scores(runs):
-    """Scores in the hundreds, one of which dominates the softmax."""
+def test_attention_is_accurate_for_large_scores(runs):
+    """With scores in the hundreds, one of them dominates the softmax."""
     qkv, bias = 30 * half(1, 20, 3 * 64), torch.zeros(3 * 64, device=DEVICE)
     upstream = half(1, 20, 64)
     ours, theirs = lambda *t: [attention(*t, 1)], lambda *t: [plain_attention(*t, 1)]
@@ -152,7 +152,7 @@ def test_gelu_is_as_accurate_as_torch(small):
 
 
 def test_gelu_is_accurate_in_its_tails(runs):
-    """Relative to float64 for tiny values, and exact where the function is x or 0."""
+    """The error is at most 1e-6 |x|; far from 0, the result is exactly x or 0."""
     x = torch.linspace(-6, 6, 400, device=DEVICE)
     ours, exact = rowwise.gelu(x[None], x)[0], F.gelu(x.double())
     assert ((ours - exact).abs() <= 1e-6 * x.abs()).all()
@@ -165,7 +165,7 @@ def vit(**changes) -> ViT:
     rest = {"pool": "token", "dropout": 0.0, "activation": "gelu"}
     torch.manual_seed(0)
     model = ViT(classes=5, **(shape | rest | changes)).to(DEVICE)
-    for weight in model.parameters():  # zero biases and class token would hide errors
+    for weight in model.parameters():  # a zero bias or class token would hide errors
         nn.init.normal_(weight, mean=weight.mean().item(), std=0.1)
     return model
 
@@ -177,7 +177,7 @@ def gradients(model: ViT, x: torch.Tensor, forward=None) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
-def test_a_whole_network_equals_timms(runs, monkeypatch, pool):
+def test_the_whole_network_equals_timm(runs, monkeypatch, pool):
     model, x = vit(pool=pool), torch.randn(2, 3, 16, 16, device=DEVICE)
     exact = gradients(copy.deepcopy(model).double(), x.double())
     names = list(model.state_dict())
@@ -188,7 +188,7 @@ def test_a_whole_network_equals_timms(runs, monkeypatch, pool):
     assert list(model.state_dict()) == names
 
 
-def test_inner_spaces_equal_the_whole(runs, monkeypatch):
+def test_inner_spaces_give_the_outputs_of_the_network(runs, monkeypatch):
     model, x = vit(), torch.randn(2, 3, 16, 16, device=DEVICE)
     expected = model(x)
     monkeypatch.setattr(fused, "applies", lambda *_: True)
@@ -200,7 +200,7 @@ def test_inner_spaces_equal_the_whole(runs, monkeypatch):
 
 
 def test_a_compiled_network_equals_the_eager_one(runs, monkeypatch):
-    """Under autocast, as one graph without breaks."""
+    """It runs under autocast and compiles to one graph without breaks."""
     model, x = vit(), torch.randn(1, 3, 16, 16, device=DEVICE)
     monkeypatch.setattr(fused, "applies", lambda *_: True)
     model.kernels = True
@@ -211,7 +211,7 @@ def test_a_compiled_network_equals_the_eager_one(runs, monkeypatch):
 
 
 def test_operators_are_registered_correctly(small):
-    """Shapes, strides and derivatives, as torch.compile relies on them."""
+    """Checks shapes, strides and derivatives, on which torch.compile relies."""
     check_operator, operators = torch.library.opcheck, torch.ops.ed
 
     def given(*shape: int) -> torch.Tensor:
@@ -233,13 +233,13 @@ CHANGES = [{"activation": "gelu_tanh"}, {"dropout": 0.1}, {"width": 48, "heads":
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=["activation", "dropout", "head size"])
-def test_other_blocks_are_left_to_timm(changes):
+def test_unsupported_blocks_use_timm(changes):
     assert all(fused.supported(part) for part in vit().blocks)
     assert not any(fused.supported(part) for part in vit(**changes).blocks)
     assert all(fused.supported(part) for part in vit(dropout=0.1).eval().blocks)
 
 
-def test_kernels_apply_in_compiled_steps_in_half_precision_on_a_gpu(monkeypatch):
+def test_kernels_are_used_only_in_compiled_half_precision_steps_on_a_gpu(monkeypatch):
     model = vit(width=192, heads=3)
     x = torch.randn(2, 17, 192, device=DEVICE)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -253,7 +253,7 @@ def test_kernels_apply_in_compiled_steps_in_half_precision_on_a_gpu(monkeypatch)
         assert not fused.applies(model.blocks, x)
 
 
-def test_the_switch_reaches_the_network_unless_a_regularizer_forbids_it():
+def test_kernels_are_enabled_unless_the_regularizer_forbids_them():
     for regularizer, kernels, expected in (
         (Regularizer(), False, False),
         (Regularizer(), True, True),
@@ -264,7 +264,7 @@ def test_the_switch_reaches_the_network_unless_a_regularizer_forbids_it():
         assert model.kernels == expected
 
 
-def test_the_switch_has_three_values():
+def test_unknown_values_of_system_kernels_are_rejected():
     cfg = compose_config(["system.kernels=sometimes"])
     with pytest.raises(ValueError, match=r"^system\.kernels=sometimes"):
         check(cfg, instantiate(cfg.task), instantiate(cfg.regularizer))
@@ -273,7 +273,7 @@ def test_the_switch_has_three_values():
 @pytest.fixture
 def compiled_for_hopper():
     if INTERPRETED:
-        pytest.skip("Triton is an interpreter here")
+        pytest.skip("needs Triton's compiler, not its interpreter")
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -295,7 +295,7 @@ def compiled_for_hopper():
 
 
 def test_kernels_compile_for_a_gpu(compiled_for_hopper):
-    """Needs no GPU; the compiler rejects code that the interpreter accepts."""
+    """The compiler, which needs no GPU, rejects some code that the interpreter accepts."""
     from ed.kernels import attention as operators
     from ed.kernels import attention_kernels, rowwise_kernels
 
@@ -320,7 +320,7 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["none", "ed"])
 def test_a_captured_step_learns_as_with_timms_blocks(method, monkeypatch):
-    """Twenty compiled and captured steps of a small ViT-Tiny: both losses stay close."""
+    """Losses stay close for twenty compiled and captured steps of a shallow ViT-Tiny."""
     from tests.gpu.test_gpu import losses, make_step
 
     used, run = [], fused.run
@@ -340,7 +340,7 @@ def test_a_captured_step_learns_as_with_timms_blocks(method, monkeypatch):
 
 @pytest.mark.gpu
 def test_a_network_in_bf16_is_as_accurate_as_timms_blocks():
-    """Relative errors of outputs and gradients of a compiled ViT-Tiny."""
+    """Compares relative errors of the outputs and gradients of a compiled ViT-Tiny."""
     model = instantiate(compose_config(["model=vit_tiny", "model.depth=4"]).model).cuda()
     x = torch.randn(64, 3, 32, 32, device="cuda")
 

@@ -1,4 +1,4 @@
-"""Kernels for few channels against PyTorch's: on a GPU, or interpreted."""
+"""Tests of kernels for few channels against PyTorch, on a GPU or with Triton's interpreter."""
 
 import os
 import subprocess
@@ -20,9 +20,9 @@ DEVICE = "cuda" if CUDA else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
 def test_interpreted():
-    """Runs this file with Triton's interpreter, which must be chosen before the import."""
+    """Runs this file with Triton's interpreter, which must be enabled before the import."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -32,9 +32,9 @@ def test_interpreted():
 
 @pytest.fixture
 def everywhere(monkeypatch):
-    """Kernels in float32 on any device (TF32 on a GPU), in small blocks, the last incomplete."""
+    """Enables the kernels for float32 on any device, with small blocks, the last one partial."""
     if not (CUDA or INTERPRETED):
-        pytest.skip("neither a GPU nor an interpreter: see test_interpreted")
+        pytest.skip("needs a GPU or Triton's interpreter: see test_interpreted")
     monkeypatch.setattr(convolution, "_applies", lambda *_: True)
     small = {"BLOCK": 32, "num_warps": 1}
     for kernel, by_channels in convolution.LAUNCH.items():
@@ -47,7 +47,7 @@ def everywhere(monkeypatch):
 @pytest.fixture
 def compiled_for_hopper():
     if INTERPRETED:
-        pytest.skip("Triton is an interpreter here")
+        pytest.skip("needs Triton's compiler, not its interpreter")
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -85,7 +85,7 @@ def plain_pool(x):
 @pytest.mark.parametrize("parts", [1, 3], ids=["many", "few"])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs", "height", "width"), SHAPES)
-def test_convolution_and_its_gradients(
+def test_convolution_and_its_gradients_equal_torch(
     everywhere, monkeypatch, inputs, outputs, height, width, relu, parts
 ):
     monkeypatch.setattr(convolution, "PARTS", parts)
@@ -104,11 +104,11 @@ def test_convolution_and_its_gradients(
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), [(16, 8, 8), (16, 5, 7), (32, 6, 5)])
-def test_pooling_and_its_gradient(everywhere, channels, height, width):
+def test_pooling_and_its_gradient_equal_torch(everywhere, channels, height, width):
     torch.manual_seed(0)
     x = torch.randn(3, channels, height, width, device=DEVICE).round(decimals=1).requires_grad_()
     upstream = torch.randn_like(plain_pool(x))
-    assert len(x.unique()) < x.numel() / 3  # so that windows contain ties
+    assert len(x.unique()) < x.numel() / 3  # ensures that windows contain ties
     ours, theirs = convolution.pool(x), plain_pool(x)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     gradients = [torch.autograd.grad(y, x, upstream)[0] for y in (ours, theirs)]
@@ -118,13 +118,13 @@ def test_pooling_and_its_gradient(everywhere, channels, height, width):
 def test_nan_passes_through_pooling(everywhere):
     x = torch.zeros(1, 16, 4, 4, device=DEVICE)
     x[0, 2, 1, 1] = torch.nan
-    assert convolution.pool(x).isnan().sum() == 4  # the windows that contain it
+    assert convolution.pool(x).isnan().sum() == 4  # four windows contain the NaN
 
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(16, 32), (3, 16)])
-def test_second_derivatives(everywhere, inputs, outputs, relu):
-    """As the Jacobian regularizer needs them: of a gradient, with respect to the weights."""
+def test_second_derivatives_equal_torch(everywhere, inputs, outputs, relu):
+    """The Jacobian regularizer differentiates a gradient with respect to the weights."""
     torch.manual_seed(0)
     layer = nn.Conv2d(inputs, outputs, 3, padding=1).to(DEVICE)
     x = torch.randn(2, inputs, 6, 8, device=DEVICE, requires_grad=True)
@@ -141,7 +141,7 @@ def test_second_derivatives(everywhere, inputs, outputs, relu):
 
 
 def test_operators_are_registered_correctly(everywhere):
-    """Shapes, strides and derivatives, as torch.compile relies on them."""
+    """Checks shapes, strides and derivatives, on which torch.compile relies."""
     x = torch.randn(2, 16, 6, 6, device=DEVICE, requires_grad=True)
     layer, check = nn.Conv2d(16, 16, 3, padding=1).to(DEVICE), torch.library.opcheck
     close = {"rtol": CLOSE["rtol"], "atol": CLOSE["atol"]}
@@ -152,7 +152,7 @@ def test_operators_are_registered_correctly(everywhere):
 
 
 def test_kernels_compile_for_a_gpu(compiled_for_hopper):
-    """Needs no GPU; the compiler rejects code that the interpreter accepts."""
+    """The compiler, which needs no GPU, rejects some code that the interpreter accepts."""
     from ed.kernels import convolution_kernels as kernels
 
     both = {"RELU": True}
@@ -172,7 +172,7 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
     compiled_for_hopper(kernels.pool_gradient, "gradient taps:i x", sizes, "number")
 
 
-def test_float32_and_other_widths_are_left_to_pytorch():
+def test_float32_and_other_widths_use_pytorch():
     x = torch.randn(2, 16, 8, 8)
     assert not convolution._applies(x, torch.bfloat16, 16, 16)  # on a CPU
     if CUDA:
@@ -184,7 +184,7 @@ def test_float32_and_other_widths_are_left_to_pytorch():
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
 def test_impala_in_bf16_is_as_accurate_as_cudnn(monkeypatch, compiled):
-    """Relative errors of outputs and gradients of the whole network."""
+    """Compares relative errors of the network's outputs and gradients."""
     torch.manual_seed(0)
     model = Impala(actions=15, channels=[16, 32, 32], hidden=256, image_size=[64, 64]).cuda()
     for layer in (model.actor, model.critic):

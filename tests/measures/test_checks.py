@@ -1,4 +1,4 @@
-"""Measures that would be meaningless on a task are rejected before training."""
+"""Tests that measures that are meaningless on a task are rejected before training."""
 
 import pytest
 from hydra.utils import instantiate
@@ -27,8 +27,8 @@ def task_of(*overrides: str):
     ],
     ids=["procgen", "clip"],
 )
-def test_sharpness_of_a_loss_that_couples_a_batch_needs_a_search_in_one_pass(task, name):
-    """Otherwise `batch_size`, a memory setting, would change the result."""
+def test_sharpness_of_a_loss_over_whole_batches_needs_groups_that_fit_a_batch(task, name):
+    """Otherwise `batch_size`, which only limits memory, would change the result."""
     coupled, free = task_of(*task), task_of()
     for settings in ({}, {"group": 501}, {"examples": 501}, {"examples": 600, "group": 550}):
         with pytest.raises(ValueError, match=rf"batch_size=500: {name}.*group=500"):
@@ -40,7 +40,7 @@ def test_sharpness_of_a_loss_that_couples_a_batch_needs_a_search_in_one_pass(tas
 
 @pytest.mark.parametrize("task", ["pnn", "clip_standin_pretrain"])
 def test_the_gap_needs_a_classification_accuracy(task):
-    """One classifier for both accuracies."""
+    """Training and test accuracy must come from the same classifier."""
     with pytest.raises(ValueError, match=r"^measures: gap"):
         GeneralizationGap().check(task_of(f"task={task}"))
     GeneralizationGap().check(task_of())
@@ -88,8 +88,8 @@ def test_more_paths_than_pairs_are_rejected_before_training():
         EffectiveDegree(pairs=79).check(task)
 
 
-def test_regression_has_no_softmax():
-    """Neither the measure nor the penalty accepts it."""
+def test_regression_rejects_softmax():
+    """Both the measure and the penalty reject it."""
     cfg = compose_config(["task=pnn", "regularizer=ed", "regularizer.anchored=false"])
     task = instantiate(cfg.task)
     EffectiveDegree(outputs="raw").check(task)

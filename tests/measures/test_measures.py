@@ -1,4 +1,4 @@
-"""Measures against closed forms and invariances; they do not change the model."""
+"""Tests of measures: closed forms, invariances, and that they do not change the model."""
 
 import inspect
 import json
@@ -60,7 +60,7 @@ ALL = {
 
 
 class Toy:
-    """The parts of a task that measures need: 60 points in the plane, three classes."""
+    """The part of a task that measures use: 60 points in the plane, three classes."""
 
     num_examples, has_noise, penalised, metric = 60, True, slice(None), "eval/acc"
 
@@ -87,7 +87,7 @@ class Toy:
 
 
 class Bowl(nn.Module):
-    """The loss is w'Aw / 2 for any data."""
+    """A model whose loss is w'Aw / 2 for any data."""
 
     def __init__(self, matrix):
         super().__init__()
@@ -121,7 +121,10 @@ def network(seed=0, norm=False):
 
 @pytest.mark.parametrize("rho", [0.01, 0.5])
 def test_one_step_sharpness_of_a_quadratic(rho):
-    """L(w + e) - L(w) = g'e + e'Ae / 2 with g = Aw, e = rho g / ||g|| or rho w^2 g / || |w| g ||"""
+    """L(w + e) - L(w) = g'e + e'Ae / 2 with g = Aw.
+
+    The step e is rho g / ||g||, or rho w^2 g / || |w| g || for adaptive sharpness.
+    """
     model = Bowl(matrix(0.5, 2.0, 7.0))
     model.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
     w, a = model.w.detach(), model.matrix
@@ -134,7 +137,7 @@ def test_one_step_sharpness_of_a_quadratic(rho):
 
 
 def test_worst_case_sharpness_of_a_quadratic():
-    """The worst point is along the gradient for A = I, else (m - A) e = g with ||e|| = rho."""
+    """The worst e is along g if A is a multiple of I, else (m - A) e = g with ||e|| = rho."""
     rho = 0.3
     model = Bowl(2 * torch.eye(4, dtype=torch.float64))
     worst = Sharpness(radii=(rho,), method="worst", steps=20)
@@ -143,7 +146,7 @@ def test_worst_case_sharpness_of_a_quadratic():
     model = Bowl(matrix(0.1, 1.0, 20.0))
     w, a = model.w.detach(), model.matrix
     low, high = 20.0 + 1e-9, 1e6
-    for _ in range(200):  # the multiplier m at which the solution has length rho
+    for _ in range(200):  # bisects for the multiplier m at which e has length rho
         middle = (low + high) / 2
         e = torch.linalg.solve(middle * torch.eye(3, dtype=torch.float64) - a, a @ w)
         low, high = (middle, high) if e.norm() > rho else (low, middle)
@@ -167,7 +170,7 @@ class Waves:
 
 
 def auto_pgd(surface: Waves, rho: float, steps: int, checkpoints: list[int]) -> list[int]:
-    """Algorithm 1 of Croce & Hein; returns the checkpoints that halved the step."""
+    """Runs Algorithm 1 of Croce & Hein; returns the checkpoints that halved the step."""
 
     def inside(u):
         return u * min(1.0, rho / (u.norm().item() + TINY))
@@ -191,13 +194,13 @@ def auto_pgd(surface: Waves, rho: float, steps: int, checkpoints: list[int]) -> 
     return halvings
 
 
-# rho = 4: halved also for lack of a better point; rho = 2.8: not twice for that reason
+# at rho = 4, the step is also halved if no better point was found; at rho = 2.8, not twice in a row
 @pytest.mark.parametrize("rho", [0.2, 2.0, 2.8, 4.0])
 def test_worst_case_search_equals_auto_pgd(rho):
     found, expected = Waves(), Waves()
     rise = worst_case(found, rho, 20)
     halvings = auto_pgd(expected, rho, 20, [5, 9, 12, 14, 16, 18, 19, 20])
-    # large steps between maxima: rounding grows to 1e-9 at rho = 4
+    # large steps between maxima amplify rounding errors, to 1e-9 at rho = 4
     torch.testing.assert_close(found.seen, expected.seen, rtol=0, atol=1e-6)
     assert 0 < len(halvings) < 8
     assert rise == max(found.gradient([u])[0] for u in found.seen[:21]) - found.loss
@@ -205,7 +208,7 @@ def test_worst_case_search_equals_auto_pgd(rho):
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_worst_case_is_at_least_one_step(adaptive):
+def test_worst_case_is_at_least_one_step_sharpness(adaptive):
     model, radii = network(), (0.05, 0.5)
     step = Sharpness(radii=radii, adaptive=adaptive)(model, Toy())
     worst = Sharpness(radii=radii, adaptive=adaptive, method="worst", steps=8)(model, Toy())
@@ -213,7 +216,7 @@ def test_worst_case_is_at_least_one_step(adaptive):
 
 
 def test_one_step_sharpness_equals_finite_differences_for_small_radii():
-    """L(w + rho g / ||g||) - L(w) -> rho ||g||, with the norm from finite differences."""
+    """L(w + rho g / ||g||) - L(w) tends to rho ||g||; finite differences give the norm."""
     model, task, rho, h = network().eval(), Toy(), 1e-5, 1e-6
 
     def loss():
@@ -234,8 +237,8 @@ def test_one_step_sharpness_equals_finite_differences_for_small_radii():
     assert found == pytest.approx(rho * math.sqrt(squares), rel=1e-3)
 
 
-def test_rescaling_two_linear_layers_changes_only_plain_sharpness():
-    """(s W1, s b1), (W2 / s) is the same function; only plain sharpness and norm change."""
+def test_rescaling_two_linear_layers_changes_only_plain_sharpness_and_norm():
+    """Layers (s W1, s b1) and (W2 / s, b2) compute the same function for any s > 0."""
     scaled, original = network(), network()
     with torch.no_grad():
         for tensor in (scaled[0].weight, scaled[0].bias):
@@ -256,7 +259,7 @@ def test_chunks_do_not_change_the_result():
     assert whole["_0.1"] == pytest.approx(parts["_0.1"], rel=1e-10)
 
 
-def test_a_subset_is_fixed_and_without_repeats():
+def test_a_subset_is_fixed_and_has_no_repeats():
     index = fixed_subset(1000, 100, seed=3)
     assert torch.equal(index, fixed_subset(1000, 100, seed=3))
     assert not torch.equal(index, fixed_subset(1000, 100, seed=4))
@@ -266,12 +269,12 @@ def test_a_subset_is_fixed_and_without_repeats():
 
 
 def test_groups_have_separate_searches_and_are_averaged():
-    """The rise of a group equals the rise of a task with only its examples."""
+    """The sharpness of a group equals the sharpness of a task with only its examples."""
     model, grouped = network(), Sharpness(radii=(0.05, 0.1), examples=30, group=12, seed=3)
     parts = grouped.groups(60)
     assert [len(part) for part in parts] == [12, 12, 6]
     assert torch.cat(list(parts)).sort().values.equal(fixed_subset(60, 30, 3))
-    assert not torch.cat(list(parts)).equal(fixed_subset(60, 30, 3))  # not in the data's order
+    assert not torch.cat(list(parts)).equal(fixed_subset(60, 30, 3))  # groups are shuffled
     one, other = (replace(grouped, examples=None, seed=seed).groups(60)[0] for seed in (3, 4))
     assert not one.equal(other)
 
@@ -296,14 +299,14 @@ def test_the_gap_is_train_minus_test_accuracy_of_all_examples_in_eval_mode():
     assert found == {"": 100 * right / 60 - test, "_train": 100 * right / 60, "_test": test}
 
 
-def test_norm_counts_every_parameter():
+def test_norm_includes_every_parameter():
     model = network(norm=True).float()
     flat = nn.utils.parameters_to_vector(model.parameters()).double()
     assert ParameterNorm()(model, Toy())[""] == pytest.approx(flat.norm().item(), rel=1e-12)
 
 
 def test_variants_share_their_forward_passes():
-    """Measures on the same paths share their passes and give the same values as alone."""
+    """Measures on the same paths share passes and return the same values as when run separately."""
 
     class Counting(Toy):
         def field(self, model, batch):
@@ -323,7 +326,7 @@ def test_variants_share_their_forward_passes():
     assert [list(group) for group in groups] == [list(variants), *([name] for name in others)]
     task, model = Counting(), network()
     found = EffectiveDegree.together(list(variants.values()), model, task)
-    assert task.passes == [2, 20 * 16]  # two points to measure memory
+    assert task.passes == [2, 20 * 16]  # the pass of two points measures memory
     assert found == [measure(model, Toy()) for measure in variants.values()]
     assert replace(ED, memory_gib=1e-6)(model, task) == pytest.approx(found[0], rel=1e-9)
     assert max(task.passes) < 20
@@ -331,7 +334,7 @@ def test_variants_share_their_forward_passes():
 
 @pytest.mark.parametrize("name", ["ed", "ed_norm", "ed_pca", "ed_noise"])
 def test_effective_degree_uses_the_penalised_outputs(name):
-    """With two examples or noise inputs per path, chosen by the seed."""
+    """Each path has two examples or noise inputs of its own, chosen by the seed."""
 
     class Named(Toy):
         penalised = slice(0, 2)
@@ -356,7 +359,7 @@ def test_readings_must_share_their_nodes():
 @pytest.mark.parametrize("name", ALL)
 def test_a_measure_does_not_change_the_model(name):
     model = network(norm=True)
-    model[0].eval()  # a model may mix both modes
+    model[0].eval()  # modules may be in different modes
     nn.functional.cross_entropy(model(Toy().x), Toy().label).backward()
     state = {key: value.clone() for key, value in model.state_dict().items()}
     gradients = [weight.grad.clone() for weight in model.parameters()]
@@ -378,7 +381,7 @@ def test_the_model_is_restored_when_a_measure_fails():
 
         def loss(self, outputs, batch):
             self.calls += 1
-            if self.calls > 1:  # at the perturbed weights
+            if self.calls > 1:  # fails at the perturbed weights
                 raise RuntimeError("no more")
             return super().loss(outputs, batch)
 
@@ -390,7 +393,7 @@ def test_the_model_is_restored_when_a_measure_fails():
 
 
 def test_defaults_match_the_papers_protocol():
-    """400 paths, r = 200 fixed nodes and K = 40, in Python and on the command line."""
+    """Python and the command line default to 400 paths, r = 200 fixed nodes and K = 40."""
     paper = {"resolution": 200, "degree": 40, "sampler": ChebyshevNodes(), "damping": 1e-6}
     assert Representation(**paper, basis="chebyshev", weighting="raw") == PROTOCOL
     assert inspect.signature(estimate).parameters["pairs"].default == 400
@@ -403,14 +406,14 @@ def test_defaults_match_the_papers_protocol():
 
 @pytest.mark.parametrize("choice", sorted(path.stem for path in CONFIGS.glob("measures/*.yaml")))
 def test_every_setting_of_a_measure_has_a_key(choice):
-    """Hydra rejects overrides of keys that the config lacks."""
+    """Hydra rejects overrides of keys that are not in the config."""
     for name, leaf in compose_config([f"measures={choice}"]).measures.items():
         settings = {field.name for field in fields(get_class(leaf._target_))}
         assert set(leaf) - {"_target_"} == settings, name
 
 
 def test_a_resumed_run_finishes_its_measures(tmp_path, monkeypatch):
-    """Stopped between measures, after training: the same command computes the rest."""
+    """If a run stops between measures, the same command computes the remaining ones."""
 
     def stop(self, model, task):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -439,8 +442,8 @@ MEASURED = [
 ]
 
 
-def test_measures_land_in_the_summary_and_do_not_change_training(tmp_path):
-    """Measures must not change the random numbers of dropout and the regularizer."""
+def test_measures_are_in_the_summary_and_do_not_change_training(tmp_path):
+    """They must not change the random numbers of dropout and of the regularizer."""
     extra = ["regularizer=ed", "model.dropout=0.1", "task.epochs=2"]
     plain = small_run(tmp_path / "plain", *extra)
     summary = small_run(tmp_path / "measured", *extra, *MEASURED, "system.measure_every=1")
@@ -450,7 +453,8 @@ def test_measures_land_in_the_summary_and_do_not_change_training(tmp_path):
     done = json.loads((tmp_path / "measured" / "DONE").read_text())
     assert {f"measure/{key}" for key in expected} | set(plain["last"]) == set(done["last"])
     assert done["last"] == summary["last"]
-    assert done["last"]["measure/gap_test"] == done["last"]["eval/acc"]  # a CPU has one precision
+    # on a CPU, both use the same precision
+    assert done["last"]["measure/gap_test"] == done["last"]["eval/acc"]
     text = (tmp_path / "measured" / "metrics.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     assert [row["step"] for row in rows if "measure/ed" in row] == [10, 20]
@@ -460,7 +464,7 @@ def test_measures_land_in_the_summary_and_do_not_change_training(tmp_path):
 
 
 def test_a_finished_run_computes_only_missing_measures(tmp_path, capsys):
-    """The same command with other measures or settings starts from the checkpoint."""
+    """The same command with other measures or settings loads the checkpoint."""
     folder = tmp_path / "run"
     few = ["measures.ed.pairs=3", "measures.ed.resolution=50"]
     first = small_run(folder, "measures=[ed,norm]", *few)
@@ -482,7 +486,7 @@ def test_a_finished_run_computes_only_missing_measures(tmp_path, capsys):
 
 
 class Precision(Measure):
-    """Returns whether it runs in bf16."""
+    """A measure that returns whether it runs in bf16."""
 
     def __init__(self, evaluates: bool):
         self.evaluates = evaluates
@@ -492,7 +496,7 @@ class Precision(Measure):
 
 
 def test_only_evaluations_use_the_precision_of_the_run():
-    """In a bf16 run, rounding would raise ED."""
+    """Other measures run in full precision, because rounding to bf16 would increase ED."""
     step = SimpleNamespace(autocast=torch.autocast("cpu", torch.bfloat16))
     measures = {"weights": Precision(False), "evaluation": Precision(True)}
     found = _Session(None, None, step, None, measures).measure()
@@ -500,7 +504,7 @@ def test_only_evaluations_use_the_precision_of_the_run():
 
 
 class Plain(Measure):
-    """A custom measure without equality whose value is None."""
+    """A custom measure that does not define equality; one of its values is infinite."""
 
     def __call__(self, model, task):
         return {"": 1.0, "_wild": math.inf}
@@ -528,7 +532,7 @@ def test_a_finished_run_without_checkpoint_reports_missing_measures(tmp_path, ca
 
 
 def test_the_stored_config_lists_the_computed_measures(tmp_path):
-    """Also for a run that was stopped and resumed with other measures."""
+    """This includes runs that were stopped and resumed with other measures."""
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "measures=ed", "system.max_minutes=0")
     small_run(tmp_path / "run", "measures=norm")

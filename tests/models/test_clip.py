@@ -1,4 +1,4 @@
-"""Models of open_clip that are supported: CLIP with its own tokenizer."""
+"""Tests of which open_clip models are supported: plain CLIP with its own tokenizer."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ open_clip = pytest.importorskip("open_clip")
     ],
 )
 def test_other_open_clip_models_are_rejected(architecture, why):
-    """They would end in a TypeError, or in a zero-shot head with wrong tokens."""
+    """They would cause a TypeError or a zero-shot head with wrong tokens."""
     with pytest.raises(ValueError, match=rf"model.architecture=.*{why}"):
         build(architecture)
 

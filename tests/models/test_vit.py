@@ -1,4 +1,4 @@
-"""Options of the vision transformer, and weight decay by parameter."""
+"""Tests of the vision transformer's options and of which weights decay."""
 
 import math
 
@@ -19,7 +19,7 @@ def vit(**settings) -> ViT:
 
 
 def test_sincos_positions_equal_the_formula():
-    """Computed for each row, column and channel, as in big_vision."""
+    """The formula of big_vision, evaluated for each row, column and channel."""
     rows, columns, width, quarter = 3, 4, 16, 4
     expected = torch.zeros(rows * columns, width, dtype=torch.float64)
     for row in range(rows):
@@ -113,16 +113,16 @@ def test_activations_match_their_names():
     assert set(expected) == set(ACTIVATIONS)
     for name, values in expected.items():
         for block in vit(activation=name).blocks:
-            torch.testing.assert_close(block.mlp.act(x.clone()), values)  # some work in place
+            torch.testing.assert_close(block.mlp.act(x.clone()), values)  # some change x in place
 
 
 def test_vit_s16_has_the_published_size():
-    """timm's count: 22.05 M parameters with class token, learned positions and linear head."""
+    """timm's model has 22.05 M parameters with class token, learned positions and linear head."""
     cfg = compose_config(["task=imagenet", "model=vit_s16"])
     assert sum(p.numel() for p in instantiate(cfg.model).parameters()) == 22_050_664
 
 
-def test_only_matrices_decay():
+def test_weight_decay_applies_only_to_matrices():
     model = vit(pool="token")
     groups = AdamW(lr=0.1, weight_decay=0.5, decay="matrices").build(
         model.named_parameters(), torch.device("cpu")

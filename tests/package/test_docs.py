@@ -1,4 +1,4 @@
-"""The documentation site: it builds without warnings, and every code block on it runs."""
+"""Tests that the documentation site builds without warnings and that its code blocks run."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ LANGUAGES = {"bash", "python", "yaml", "text"}
 
 
 def code_of(page: Path) -> str:
-    """The Python blocks that are no files, in one program."""
+    """Joins a page's Python blocks into one program, except those that are files."""
     found = [b.text for b in blocks_of(page) if b.language == "python" and not b.title]
     return "\n".join(found)
 
@@ -36,13 +36,13 @@ def test_python_blocks_run(page, tmp_path):
     assert run.returncode == 0, run.stderr
 
 
-def test_every_block_is_of_a_language_that_is_run():
+def test_every_block_has_a_known_language():
     for page in PAGES:
         assert {block.language for block in blocks_of(page)} <= LANGUAGES, page
 
 
 def test_the_parts_of_the_extension_page_work_together(tmp_path):
-    """In a folder that looks like a clone, with the files that the page lists."""
+    """Runs the page's commands in a folder like a clone, with the files from the page."""
     page = ROOT / "docs" / "pages" / "extend.md"
     clone = tmp_path / "clone"
     clone.mkdir()
@@ -58,11 +58,11 @@ def test_the_parts_of_the_extension_page_work_together(tmp_path):
     for command in commands:
         run = run_small(command, tmp_path / "runs", cwd=clone, env={"PYTHONPATH": str(clone)})
         assert run.returncode == 0, run.stderr
-    assert "Plain" in run.stdout  # the table
+    assert "Plain" in run.stdout  # a row of the table
 
 
 class Links(HTMLParser):
-    """What a page loads and where it leads, and the anchors that it has."""
+    """Collects the links, loaded files and anchors of a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -88,10 +88,10 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
-def test_pages_load_nothing_from_elsewhere_and_all_links_lead_somewhere(site):
+def test_pages_load_only_local_files_and_have_no_broken_links(site):
     pages = {path: Links(path.read_text()) for path in site.rglob("*.html")}
     for path, links in pages.items():
-        if path.name == "404.html":  # its links begin at the site's root
+        if path.name == "404.html":  # its links are relative to the site's root
             continue
         for tag, target in links.targets:
             parts = urlsplit(target)

@@ -1,4 +1,4 @@
-"""Every config of configs/experiment composes, passes the checks and names its missing data."""
+"""Tests that every config in configs/experiment composes, passes checks and reports errors."""
 
 import sys
 
@@ -17,14 +17,9 @@ from ed.engine.settings import check_settings
 from ed.runtime.runs import identity
 
 NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
-CHOSEN = {"clip_soup": ["model.index=1"]}  # mandatory settings
-NAMED = (
-    "task.name",
-    "task.game",
-    "task.frames",
-    "task.epochs",
-    "task.crop",
-)  # stated even where they equal the default
+CHOSEN = {"clip_soup": ["model.index=1"]}  # settings without a default
+# may be stated even if they equal the default
+NAMED = ("task.name", "task.game", "task.frames", "task.epochs", "task.crop")
 
 
 def settings(config: dict, prefix: str = "") -> dict:
@@ -58,7 +53,7 @@ def test_an_experiment_has_a_title_and_only_changed_settings(name):
     before = compose_config([*parents, *choices])
     for key, value in settings(raw).items():
         assert key in NAMED or OmegaConf.select(before, key) != value, (
-            f"{key} has this value without {name}"
+            f"{key} already has this value without {name}"
         )
 
 
@@ -73,7 +68,8 @@ def test_the_command_line_and_debug_override_an_experiment():
     )
     assert (cfg.optimizer.lr, cfg.model.width, cfg.task.epochs) == (1, 64, 1)
     nodes = compose_config(["experiment=cifar10_vit_tiny", "regularizer=ed_performance"]).sampler
-    assert nodes == compose_config(["sampler=chebyshev"]).sampler  # as without an experiment
+    # the same as without an experiment
+    assert nodes == compose_config(["sampler=chebyshev"]).sampler
 
 
 def test_an_unknown_experiment_lists_the_choices(monkeypatch):
@@ -97,7 +93,7 @@ def test_an_unknown_key_suggests_keys_of_the_experiment():
 @pytest.mark.parametrize(
     "name", ["cifar10_vit_tiny", "imagenet_vit_s16", "clip_b32", "mnist_cifar"]
 )
-def test_missing_data_raises_one_line(name, tmp_path):
+def test_missing_data_raises_a_one_line_error(name, tmp_path):
     shifts = ["task.shifts=null"] if name == "clip_b32" else []
     cfg = compose_config([f"experiment={name}", f"task.data={tmp_path / 'nowhere'}", *shifts])
     with pytest.raises((ValueError, FileNotFoundError), match=r"task\.data") as error:

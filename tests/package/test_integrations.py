@@ -1,4 +1,4 @@
-"""Callbacks and trainer with the real packages, and all examples."""
+"""Tests of callbacks and trainer with the real packages, and of all examples."""
 
 import math
 import re

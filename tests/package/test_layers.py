@@ -1,4 +1,4 @@
-"""Import direction between layers, and lazy imports of heavy packages."""
+"""Tests of the import direction between layers and of lazy imports of heavy packages."""
 
 import ast
 import subprocess
@@ -53,7 +53,7 @@ def test_core_imports_only_torch():
     standard = set(sys.stdlib_module_names)
     for path in (ROOT / "ed" / "core").glob("*.py"):
         roots = {name.split(".")[0] for name in imported_modules(path)} - standard
-        optional = {"tqdm", "matplotlib"}  # progress bar and plots, imported on use
+        optional = {"tqdm", "matplotlib"}  # for progress bars and plots, imported when used
         assert roots <= {"torch", "ed"} | optional, path
 
 
@@ -81,7 +81,7 @@ def test_light_modules_load_neither_torch_nor_hydra():
 
 
 def test_type_checkers_see_every_public_name():
-    """Type checkers cannot follow names that are resolved on first use."""
+    """Type checkers do not see lazy imports, so each name is also imported statically."""
     tree = ast.parse((ROOT / "ed" / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     static = {alias.asname: node.module for node in block.body for alias in node.names}

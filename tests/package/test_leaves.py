@@ -1,4 +1,4 @@
-"""Config leaves have the keys and the defaults of their class."""
+"""Tests that config leaves have the keys and defaults of their class."""
 
 import inspect
 from pathlib import Path
@@ -9,17 +9,17 @@ from hydra.utils import get_object
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GROUPS = ("task", "model", "regularizer", "sampler", "optimizer", "measures")
-# leaves that change the defaults of their class, or name a subclass
+# leaves that differ from the defaults of their class, or whose class has none
 CHANGED = {
     "model/clip_b32", "model/clip_small", "model/clip_small_pretrain", "model/clip_soup",
     "task/clip_finetune", "task/clip_standin", "task/clip_standin_pretrain", "task/image_folder",
     "task/imagenet", "task/mnist_cifar", "task/text_classification",
-    "model/timm", "model/transformers",  # their names are mandatory
+    "model/timm", "model/transformers",  # `name` is mandatory
 }  # fmt: skip
 
 
 def leaves() -> dict[str, dict]:
-    """Leaves with a `_target_`, by group/choice."""
+    """Returns all config leaves with a `_target_`, by group/choice."""
     found = {}
     for group in GROUPS:
         for path in sorted((CONFIGS / group).glob("*.yaml")):
@@ -30,14 +30,14 @@ def leaves() -> dict[str, dict]:
 
 
 def plain(value):
-    """Makes lists equal to tuples, and 1/3 equal to its decimals."""
+    """Converts a value so that lists equal tuples and 1/3 equals its decimals."""
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
 
 
 def all_parameters(target) -> dict[str, inspect.Parameter]:
-    """Parameters of a constructor, and of its parents if it passes settings on to them."""
+    """Returns a constructor's parameters, including those it passes on to its parents."""
     if not isinstance(target, type):
         return dict(inspect.signature(target).parameters)
     found = {}

@@ -1,4 +1,4 @@
-"""The wheel: contents, requirements, and use in a fresh environment."""
+"""Tests of the wheel: contents, requirements, and use in a new environment."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SCRIPTS = ("train", "measure", "launch", "table", "report")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy, as builds write into the source tree."""
+    """Builds the wheel from a copy, because a build writes into the source tree."""
     folder = tmp_path_factory.mktemp("wheel")
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory):
 
 
 def new_environment(folder: Path, wheel: Path) -> Path:
-    """Creates a virtual environment with only the wheel; returns its site-packages."""
+    """Creates a virtual environment with only the wheel; returns its site-packages folder."""
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     target = ["--prefix", folder / "venv", "--ignore-installed"]
@@ -52,16 +52,16 @@ def new_environment(folder: Path, wheel: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def fresh(wheel, tmp_path_factory):
-    """A new environment with the wheel; all other packages are linked, not downloaded."""
+    """Creates an environment with the wheel and, through a .pth file, all other packages."""
     folder = tmp_path_factory.mktemp("fresh")
-    # editable installs use .pth files, which are not read from a folder added like this
+    # excludes editable installs, because .pth files in the added folder are not read
     (new_environment(folder, wheel) / "others.pth").write_text(sysconfig.get_path("purelib"))
     return folder
 
 
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory):
-    """A new environment with the wheel, and links to torch and its requirements."""
+    """Creates an environment with only the wheel, torch and torch's requirements."""
     folder = tmp_path_factory.mktemp("bare")
     packages = new_environment(folder, wheel)
     for name in required("torch"):
@@ -74,7 +74,7 @@ def bare(wheel, tmp_path_factory):
 
 
 def required(name: str) -> set[str]:
-    """Names of a package and all its requirements."""
+    """Returns the names of a package and of all its requirements."""
     found, waiting = set(), [name]
     while waiting:
         name = waiting.pop()
@@ -89,7 +89,7 @@ def required(name: str) -> set[str]:
 
 
 def run_in(fresh: Path, *words: str) -> subprocess.CompletedProcess:
-    """Runs Python there; console scripts as files, as their first line names another Python."""
+    """Runs the environment's Python in its folder and returns the output and exit code."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "ED_CACHE": str(fresh / "cache")}
     command = [fresh / "venv" / "bin" / "python", *words]
@@ -129,6 +129,7 @@ def test_the_readme_example_needs_only_torch(bare):
     assert run_in(bare, "-c", code).stdout.strip() == str([None] * len(others))
 
 
+# runs console scripts as files, because their first line points to another Python
 IN_TURN = """
 import json, runpy, sys
 for command, *words in json.loads(sys.argv[1]):
@@ -141,7 +142,7 @@ for command, *words in json.loads(sys.argv[1]):
 
 
 def test_commands_work_from_any_folder(fresh):
-    """In one process: starting it takes longer than they do. Those that import most come last."""
+    """One process runs all commands to save time; those with the most imports come last."""
     commands = [[name, "--help"] for name in ("report", "table", "measure")]
     commands += [["launch", "table1", "--where", "print"]]
     commands += [["train", "debug=tiny", "task.batch_size=500", "model.depth=1", "model.width=32"]]

@@ -1,4 +1,4 @@
-"""The README: short, its links and numbers right, its code and commands run."""
+"""Tests that the README is short, its links and numbers are right, and its code runs."""
 
 import re
 
@@ -11,14 +11,14 @@ README = ROOT / "README.md"
 TEXT = README.read_text()
 BLOCKS = blocks_of(README)
 PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
-# those of pages that make files of their own run there, in test_docs.py
+# test_docs.py runs the commands of pages that create files
 SOURCES = [README, ROOT / "CONTRIBUTING.md"]
 SOURCES += [*(page for page in PAGES if not any(b.title for b in blocks_of(page)))]
 LINES = [line for source in SOURCES for line in commands_of(source)]
 COMMANDS = {re.sub(r"^srun .*?(?=\.venv/)", "", line): line for line in LINES}.values()
 
 
-def test_the_first_block_is_the_two_commands():
+def test_the_first_block_has_the_two_make_commands():
     assert list(commands_of(README))[:2] == ["make demo", "make test"]
     assert BLOCKS[0].language == "bash"
 
@@ -29,7 +29,7 @@ def test_the_library_example_runs(tmp_path):
     run = run_command([str(tmp_path / "example.py")])
     assert run.returncode == 0, run.stderr
     assert run.stdout
-    assert run.stdout.strip() in code  # the printed estimate is the one in the comment
+    assert run.stdout.strip() in code  # the comment shows the printed estimate
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -42,7 +42,7 @@ def test_relative_links_exist():
         assert (ROOT / target).exists(), target
 
 
-def test_it_is_short():
+def test_the_readme_is_short():
     assert len(TEXT.split()) <= 700
     prose = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
     for paragraph in prose.split("\n\n"):

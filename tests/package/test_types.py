@@ -1,4 +1,4 @@
-"""Types of the public API: signatures, results, and wrong arguments."""
+"""Tests of the public API's types: signatures, results and wrong arguments."""
 
 import importlib.util
 import subprocess
@@ -28,6 +28,6 @@ def test_the_core_is_clean():
 
 @needs_mypy
 def test_types_resolve_and_wrong_arguments_are_errors():
-    """Expected errors carry an ignore, and mypy reports unused ones."""
+    """Expected errors have a `type: ignore`; mypy reports each one that is not needed."""
     run = mypy(FOLDER / "uses_api.py")
     assert run.returncode == 0, run.stdout + run.stderr

@@ -1,4 +1,4 @@
-"""The Jacobian penalty: estimate, gradient, compilation, and attention."""
+"""Tests of the Jacobian penalty: estimate, gradient, compilation, attention."""
 
 import functools
 import math
@@ -52,7 +52,7 @@ def test_jacobian_estimate_is_unbiased(projections):
     J = torch.func.jacrev(model)(point)
     M, C = J @ J.T, CLASSES
     exact = J.square().sum() / 2
-    # E[(v'Mv)^2] = (2 tr M^2 + (tr M)^2) / (C (C + 2)) on the sphere gives the estimator's variance
+    # the variance follows from E[(v'Mv)^2] = (2 tr M^2 + (tr M)^2) / (C (C + 2)) on the sphere
     second = (2 * (M @ M).trace() + M.trace() ** 2) / (C * (C + 2))
     variance = C**2 / 4 * (second - M.trace() ** 2 / C**2)
     error = 5 * (variance / (count * projections)).sqrt()  # 5 sigma: fails by chance once in 1e6
@@ -60,8 +60,8 @@ def test_jacobian_estimate_is_unbiased(projections):
     assert abs(estimate - exact) < error
 
 
-def test_jacobian_estimate_keeps_the_precisions_of_the_forward_pass():
-    """Autocast does not change it, and squares of bf16 gradients are float32."""
+def test_jacobian_estimate_does_not_depend_on_autocast():
+    """Gradients keep the precision of the forward pass and are squared in float32."""
     model, x = two_layers().float(), torch.randn(4, 5, requires_grad=True)
     outputs, penalty = model(x), Jacobian(1.0, projections=1)
     expected = penalty.estimate(outputs, x, state().generator)
@@ -77,7 +77,7 @@ def test_jacobian_estimate_keeps_the_precisions_of_the_forward_pass():
 
 
 def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
-    """R has a gradient with respect to all weights, including those before the features."""
+    """The penalty has a gradient for all weights, including those before the features."""
     model, x = two_layers(), torch.randn(4, 5, dtype=torch.float64)
     before, after = model[:2], model[2:]
 
@@ -101,8 +101,8 @@ def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
 
 @pytest.mark.parametrize("space", ["input", "block1"])
 def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
-    """Loss, penalty and gradients, traced and differentiated ahead of time, as on a GPU."""
-    compiler = functools.partial(torch.compile, backend="aot_eager")  # no code generation
+    """Compares loss, penalty and gradients, using ahead-of-time autograd as on a GPU."""
+    compiler = functools.partial(torch.compile, backend="aot_eager")  # without code generation
     monkeypatch.setattr(torch, "compile", compiler)
     model, batch, found = vit(), first_batch(), []
     for compiled in (False, True):
@@ -118,8 +118,8 @@ def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_compiled_jacobian_finds_its_width_without_a_draw(monkeypatch):
-    """A resumed run repeats this, and it must not change the dropout masks."""
+def test_compiled_jacobian_finds_its_width_without_random_numbers(monkeypatch):
+    """A resumed run finds the width again, which must not change the dropout masks."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES), nn.Tanh())
     model.double()
@@ -139,7 +139,7 @@ def test_jacobian_of_batch_norm_is_not_compiled():
 
 
 def test_jacobian_attention_suits_tensor_cores():
-    """In bf16, with 5 tokens padded to 8; torch's precision setting is restored."""
+    """Products are in bf16, and 5 tokens are padded to 8; torch's setting is restored."""
     allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
     q = torch.randn(2, 3, 5, 8, dtype=torch.bfloat16, requires_grad=True)
     seen = []
@@ -156,8 +156,8 @@ def test_jacobian_attention_suits_tensor_cores():
 
 
 @pytest.mark.parametrize("mask", ["none", "bool", "float", "rows", "columns", "one head's"])
-def test_aligned_attention_is_attention(mask):
-    """Outputs and gradients are the same, with 13 queries and 10 keys."""
+def test_aligned_attention_equals_attention(mask):
+    """Outputs and gradients are the same for 13 queries and 10 keys."""
     torch.manual_seed(0)
     made = [torch.randn(2, 3, count, 8, dtype=torch.float64) for count in (13, 10, 10)]
     inputs = [x.requires_grad_() for x in made]
@@ -187,7 +187,7 @@ def test_aligned_attention_does_not_pad_causal_attention():
 
 
 def test_jacobian_differentiates_attention_twice():
-    """Through a ViT: the gradient of the objective matches central differences."""
+    """For a ViT, the gradient of the objective matches central differences."""
     model, batch, penalty = vit(), first_batch(), Jacobian(1.0, projections=1)
     field = Field.of(model, batch["x"])
 
@@ -205,5 +205,5 @@ def test_jacobian_differentiates_attention_twice():
         with torch.no_grad():
             weight.sub_(direction, alpha=sign * h)
     slope = (values[0] - values[1]) / (2 * h)
-    # h^2 truncation and rounding / h both give about 1e-9
+    # truncation (h^2) and rounding (eps / h) both contribute about 1e-9
     torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-7)

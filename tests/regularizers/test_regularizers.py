@@ -1,4 +1,4 @@
-"""SAM, ASAM, mixup and the ED penalty against their defining identities."""
+"""Tests of SAM, ASAM, mixup and the ED penalty against their definitions."""
 
 import copy
 import functools
@@ -42,15 +42,15 @@ from tests.helpers.toy import (
     "method", [Sam(0.0), Asam(0.0, eta=0.01, scope="weights"), Asam(0.0, eta=0.0, scope="all")]
 )
 @pytest.mark.parametrize("recipe", [SGD, AdamW])
-def test_zero_radius_is_the_plain_step(method, recipe):
+def test_zero_radius_gives_the_plain_step(method, recipe):
     recipe = recipe(lr=0.01, weight_decay=0.1)
     plain = run(training(Regularizer(), vit(), recipe=recipe), 0, 3)
     aware = run(training(method, vit(), recipe=recipe), 0, 3)
-    assert_same_weights(aware.model, plain.model)  # bitwise, as w + 0 is w
+    assert_same_weights(aware.model, plain.model)  # bitwise, because w + 0 = w
 
 
 class Quadratic(nn.Module):
-    """L = theta' A theta / 2 with theta = (weight, bias), so the gradient is A theta."""
+    """A model with loss theta' A theta / 2 and gradient A theta, where theta = (weight, bias)."""
 
     A = torch.tensor([[3.0, 1.0, 0.5], [1.0, 2.0, -0.4], [0.5, -0.4, 1.5]], dtype=torch.float64)
 
@@ -92,9 +92,9 @@ def test_step_on_a_quadratic_equals_the_formula(method, scale):
         return {}
 
     method.step(optimizer, closure)
-    # processes perturb weights on their own and update them together
+    # gradients are synchronised only in the second pass, statistics updated only in the first
     assert passes == [(False, True), (True, False)]
-    # a dozen float64 operations on numbers near 1; TINY is negligible against a norm near 3
+    # rounding of a dozen float64 operations on numbers near 1
     torch.testing.assert_close(model.theta().detach(), expected, rtol=0, atol=1e-12)
 
 
@@ -107,28 +107,29 @@ def test_clipping_does_not_change_the_ascent(method):
         free = method.ascent(named)
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         clipped = method.ascent(named)
-    torch.testing.assert_close(clipped, free, rtol=1e-9, atol=0)  # TINY / 0.01, the norm
+    # TINY is 1e-10 of the clipped norm
+    torch.testing.assert_close(clipped, free, rtol=1e-9, atol=0)
 
 
 def test_perturbed_weights_are_restored_exactly():
     model = vit()
     before = copy.deepcopy(model)
-    still = SGD(lr=1e-300, weight_decay=0.0)  # too small to move a float64 weight
+    still = SGD(lr=1e-300, weight_decay=0.0)  # too small to change a nonzero weight
     run(training(Sam(0.7), model, recipe=still), 0, 1)
     for (name, now), then in zip(model.named_parameters(), before.parameters(), strict=True):
-        # zero-initialised weights move by 1e-300; `w + e - e` would be off by 1e-17
+        # zero weights change by 1e-300; `w + e - e` would have an error of 1e-17
         torch.testing.assert_close(now, then, rtol=0, atol=1e-200, msg=name)
 
 
-def test_second_pass_sees_the_perturbed_weights_under_autocast():
-    """Autocast caches bf16 copies of the weights; they must not outlive the first pass."""
+def test_second_pass_uses_the_perturbed_weights_under_autocast():
+    """Autocast caches bf16 copies of the weights, which the second pass must not reuse."""
     gradients = []
     for radius in (0.0, 1.0):
         step = training(Sam(radius), vit(torch.float32), bf16=True)
         run(step, 0, 1, torch.float32)
         gradients.append(step.model.head.weight.grad)
     change = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
-    assert change > 0.1  # bf16 rounds at 0.004, and unperturbed weights would give 0
+    assert change > 0.1  # unperturbed weights would give 0; bf16 rounds at 0.004
 
 
 def test_sam_updates_batch_norm_statistics_once_at_the_unperturbed_weights():
@@ -142,7 +143,7 @@ def test_sam_updates_batch_norm_statistics_once_at_the_unperturbed_weights():
 
 
 def test_asam_uses_parameter_names_in_training():
-    """The two scopes differ only in the perturbation of biases and tokens."""
+    """With scope="weights", biases and tokens are not scaled."""
     seen = {}
 
     class Spy(Asam):
@@ -200,7 +201,7 @@ def test_mixup_needs_labels():
 
 
 def test_mixup_needs_two_examples_in_every_part_of_a_batch():
-    """Mixing an example with itself would have no effect."""
+    """A single example could only be mixed with itself."""
     Mixup(1.0, per_example=False).check(Toy(), parts=BATCH // 2)
     with pytest.raises(ValueError, match=rf"task\.batch_size={BATCH}"):
         Mixup(1.0, per_example=False).check(Toy(), parts=BATCH)
@@ -209,8 +210,8 @@ def test_mixup_needs_two_examples_in_every_part_of_a_batch():
 # --- effective degree
 
 
-@pytest.mark.parametrize(("endpoints", "moves"), [("noise", False), ("batch", True)])
-def test_noise_paths_do_not_depend_on_the_batch(endpoints, moves):
+@pytest.mark.parametrize(("endpoints", "depends"), [("noise", False), ("batch", True)])
+def test_noise_paths_do_not_depend_on_the_batch(endpoints, depends):
     method = instantiate(config("ed"), endpoints=endpoints)
     model, batch = vit(), first_batch()
 
@@ -219,18 +220,18 @@ def test_noise_paths_do_not_depend_on_the_batch(endpoints, moves):
 
     one, other = penalty(batch["x"]), penalty(5 - 3 * batch["x"])
     # batch and paths share a forward pass, so only rounding may differ
-    assert bool((one - other).abs() > 1e-12 * one) == moves
+    assert bool((one - other).abs() > 1e-12 * one) == depends
 
     x = batch["x"].clone().requires_grad_()
     total, _ = method.objective(Toy(), Field.of(model, x), batch, state())
     plain, _ = Toy().loss(model(x), batch)
-    (pull,) = torch.autograd.grad(total - plain, x)
-    assert bool(pull.abs().max() > 1e-12) == moves  # gradients here are about 1e-2
+    (gradient,) = torch.autograd.grad(total - plain, x)
+    assert bool(gradient.abs().max() > 1e-12) == depends  # nonzero gradients are about 1e-2
 
 
 @pytest.mark.parametrize(("space", "same"), [("embedding", True), ("block1", False)])
 def test_paths_between_embeddings_equal_paths_between_images(space, same):
-    """The embedding is affine, so it maps straight paths to straight paths; a block does not."""
+    """The embedding is affine, so it keeps paths straight; a block does not."""
     model, batch, method = vit(), first_batch(), instantiate(config("ed"))
     features = model.to_space(batch["x"], space)
     inner = Field.of(functools.partial(model.from_space, space=space), features)
@@ -240,11 +241,11 @@ def test_paths_between_embeddings_equal_paths_between_images(space, same):
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         found.append([loss.detach(), *gradients])
     gaps = [float((one - other).abs().max()) for one, other in zip(*found, strict=True)]
-    assert (max(gaps) < 1e-10) == same  # float64 rounding, of gradients up to 1
+    assert (max(gaps) < 1e-10) == same  # float64 rounding of gradients up to 1
 
 
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.25, 0.5), (1.0, 1.0)])
-def test_lambda_rises_over_its_ramp(progress, share):
+def test_penalty_weight_increases_over_its_ramp(progress, share):
     method = instantiate(config("ed"), weight=3.0, ramp=0.5, ramp_shape="cosine")
     batch, when = first_batch(), StepState(torch.tensor(progress), torch.Generator().manual_seed(0))
     total, report = method.objective(Toy(), Field.of(vit(), batch["x"]), batch, when)
@@ -303,6 +304,6 @@ def test_sampler_on_the_command_line_overrides_the_regularizer(leaf):
         (lambda: SGD(lr=0.1, weight_decay=0, momentum=0, nesterov=True), r"optimizer.nesterov"),
     ],
 )
-def test_impossible_settings_name_their_key(make, message):
+def test_impossible_settings_raise_with_their_key(make, message):
     with pytest.raises(ValueError, match=message):
         make()

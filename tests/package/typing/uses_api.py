@@ -1,4 +1,4 @@
-"""Checked by mypy, never run: what a type checker must know about the API."""
+"""Uses of the API with known types and errors; checked by mypy, never run."""
 
 from typing import assert_type
 
