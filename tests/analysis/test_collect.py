@@ -68,7 +68,7 @@ def test_a_run_resumed_elsewhere_lists_all_machines(table, tmp_path):
         ('{"step": 2}', "line 2: step 2"),
     ],
 )
-def test_an_invalid_line_is_named(tmp_path, line, complaint):
+def test_an_invalid_line_is_reported(tmp_path, line, complaint):
     path = tmp_path / METRICS
     path.write_text(f'{{"step": 5}}\n{line}\n{{"step": 10}}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl") as error:
@@ -183,7 +183,7 @@ def test_a_changed_default_makes_another_run(table, tmp_path):
         ("meta.json", "[]"),
     ],
 )
-def test_a_damaged_file_is_named_in_one_line(table, tmp_path, name, text):
+def test_a_damaged_file_is_reported_in_one_line(table, tmp_path, name, text):
     run = expand(table, root=tmp_path)[0]
     fabricate(run)
     (run.folder / name).write_text(text)
@@ -209,7 +209,7 @@ def test_a_summary_without_the_tables_metrics_is_rejected(table, tmp_path, last,
         collect_run(run, table)
 
 
-def test_two_runs_of_the_same_cell_raise_and_are_named(table, tmp_path):
+def test_two_runs_of_the_same_cell_raise_and_are_reported(table, tmp_path):
     for root, accuracy in (("a", 80.0), ("b", 81.0)):
         fabricate(expand(table, root=tmp_path / root)[0], accuracy)
     with pytest.raises(CollectError, match="mini/baseline/seed0") as error:

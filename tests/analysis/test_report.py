@@ -367,7 +367,7 @@ def test_a_figure_stands_with_its_experiment_and_other_images_at_the_end(folder)
         ("small/runs.csv", "a,b\n", r"runs\.csv, line 1"),
     ],
 )
-def test_broken_files_are_named(folder, name, content, message):
+def test_broken_files_are_reported(folder, name, content, message):
     (folder / "results" / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         build_page(folder)

@@ -118,7 +118,7 @@ def test_wandbs_config_is_not_a_run(runs, capsys):
     assert sorted(counts(capsys, runs)) == ["1", "1 of 2", "3"]
 
 
-def test_a_seed_that_occurs_twice_is_named(runs, capsys):
+def test_a_seed_that_occurs_twice_is_reported(runs, capsys):
     shutil.copytree(runs / "none/seed1", runs / "none/seed1_backup")
     shutil.copytree(runs / "ed", runs / "ed_backup")
     shutil.copytree(runs / "ed/seed0", runs / "old")
@@ -149,14 +149,14 @@ def test_mistakes_name_their_argument(runs, capsys, arguments, message):
     assert message.replace("RUNS", str(runs)) in capsys.readouterr().err
 
 
-def test_a_damaged_record_is_named(runs, capsys):
+def test_a_damaged_record_is_reported(runs, capsys):
     (runs / "ed" / "seed0" / "DONE").write_text("{")
     assert main([str(runs)]) == 1
     assert "seed0/DONE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["seed: [", "", "weight: 3"])
-def test_a_damaged_config_is_named(runs, capsys, text):
+def test_a_damaged_config_is_reported(runs, capsys, text):
     (runs / "ed" / "seed0" / "config.yaml").write_text(text)
     assert main([str(runs)]) == 1
     assert "seed0/config.yaml" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def run(finished, tmp_path):
 
 @pytest.mark.parametrize("content", WRONG)
 @pytest.mark.parametrize("name", ["DONE", "config.yaml"])
-def test_damaged_file_is_named(name, content, run, capsys):
+def test_damaged_file_is_reported(name, content, run, capsys):
     (run / name).write_bytes(WRONG[content])
     with pytest.raises(ValueError, match=f"{name}|another config") as error:
         small_run(run, base=SMALL_GROKKING)
@@ -90,7 +90,7 @@ def test_only_checkpoint_is_not_overwritten_if_foreign(run, tmp_path):
     assert (run / "last.pt").read_bytes() == before
 
 
-def test_run_folder_removed_during_training_is_named(tmp_path):
+def test_run_folder_removed_during_training_is_reported(tmp_path):
     with pytest.raises(SaveError, match="removed is gone"):
         save_checkpoint(tmp_path / "removed", {"step": 1})
 
@@ -194,7 +194,7 @@ def test_labels_that_are_not_integers_are_rejected(labels, shown, tmp_path, monk
         load_images(folder, "train", classes=2, size=(2, 2))
 
 
-def test_missing_and_oversized_images_are_named(tmp_path, monkeypatch):
+def test_missing_and_oversized_images_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "null", [png(), None], [0, 1])
     with pytest.raises(ValueError, match=r"task\.data=.*image 1"):

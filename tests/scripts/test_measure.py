@@ -361,7 +361,7 @@ def test_an_unwritable_figure_is_rejected_at_once(out, message, tmp_path, capsys
 
 
 @pytest.mark.parametrize("keep", [8, 1000], ids=["no image", "cut off"])
-def test_a_broken_image_is_named(images, tmp_path, keep):
+def test_a_broken_image_is_reported(images, tmp_path, keep):
     whole = (images / "0.png").read_bytes()
     (images / "broken.png").write_bytes(whole[:keep])
     arguments = ["--timm", "test_vit", "--random-weights", "--data", str(images), *QUICK]

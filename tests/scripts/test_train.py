@@ -107,7 +107,7 @@ def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
         (["task=pnn", "model=pnn", "debug=tiny"], "^error: task.data: .*debug=tiny"),
     ],
 )
-def test_a_setting_without_a_parameter_is_named(overrides, message, tmp_path):
+def test_a_setting_without_a_parameter_is_reported(overrides, message, tmp_path):
     result = train(*overrides, f"system.runs={tmp_path}")
     assert result.returncode == 1
     assert re.search(message, result.stderr), result.stderr
@@ -149,7 +149,7 @@ def test_a_key_of_swept_choices_needs_a_sweep(tmp_path):
 
 @pytest.mark.parametrize("choices", ["ed,none", "choice(ed, none)"])
 @pytest.mark.parametrize("value", ["3", "1,2", "choice(1,2)"])
-def test_a_swept_choice_without_the_key_is_named(choices, value, monkeypatch):
+def test_a_swept_choice_without_the_key_is_reported(choices, value, monkeypatch):
     overrides = [f"regularizer={choices}", f"regularizer.weight={value}"]
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
     found = composition(ConfigCompositionException(), overrides)
@@ -162,7 +162,7 @@ def test_a_swept_choice_may_inherit_the_key():
     assert "'regularizer.anchored=choice(false)'" in found
 
 
-def test_an_unknown_swept_choice_is_named(monkeypatch):
+def test_an_unknown_swept_choice_is_reported(monkeypatch):
     """Hydra reads the choices of a sweep after the keys, so it complains about a key first."""
     overrides = ["regularizer=edd,ed", "regularizer.weight=3"]
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
@@ -170,13 +170,13 @@ def test_an_unknown_swept_choice_is_named(monkeypatch):
     assert found.startswith("regularizer=edd: ")
 
 
-def test_a_mistyped_launcher_is_named_with_its_group():
+def test_a_mistyped_launcher_is_reported_with_its_group():
     with pytest.raises(MissingConfigException) as error:
         compose_config(["hydra/launcher=slrum"])
     assert composition(error.value, []).startswith("hydra/launcher=slrum: ")
 
 
-def test_your_own_config_that_overrides_an_unknown_group_is_named(tmp_path, monkeypatch):
+def test_your_own_config_that_overrides_an_unknown_group_is_reported(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     leaf = "defaults: [ed, override /sampeler: uniform, _self_]\n"
     (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
@@ -497,7 +497,7 @@ def test_evaluate_rejects_what_train_does(override, capsys):
     assert printed.count("\n") == 1
 
 
-def test_a_file_instead_of_a_folder_is_named_with_its_key(tmp_path):
+def test_a_file_instead_of_a_folder_is_reported_with_its_key(tmp_path):
     """In train.py and its sweeps."""
     file = tmp_path / "file"
     file.touch()
@@ -511,7 +511,7 @@ def test_a_file_instead_of_a_folder_is_named_with_its_key(tmp_path):
     assert re.fullmatch(f"error: {file}.*system.runs.*\n", result.stderr)
 
 
-def test_an_unwritable_run_folder_is_named_with_its_key(tmp_path, monkeypatch, capsys):
+def test_an_unwritable_run_folder_is_reported_with_its_key(tmp_path, monkeypatch, capsys):
     def refuse(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -685,7 +685,7 @@ def test_a_run_older_than_a_setting_opens_with_its_default(tmp_path):
     assert load_run(tmp_path, "cpu").task.space == "input"
 
 
-def test_a_missing_setting_without_a_default_is_named(capsys):
+def test_a_missing_setting_without_a_default_is_reported(capsys):
     leaf = {"_target_": "ed.models.clip.Towers", "architecture": "ViT-B-32"}
     with pytest.raises(InstantiationException) as error:
         instantiate(OmegaConf.create({"model": leaf}).model)
@@ -727,7 +727,7 @@ def test_tensorboard_has_every_value(tmp_path):
     assert found == [(row["step"], pytest.approx(row["train/loss"])) for row in rows]
 
 
-def test_a_missing_logger_package_is_named(tmp_path, monkeypatch):
+def test_a_missing_logger_package_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"^logger=tensorboard: "):
         small_run(tmp_path, "logger=tensorboard")
