@@ -79,11 +79,11 @@ def test_an_invalid_line_is_reported(tmp_path, line, complaint):
     assert complaint in str(error.value)
 
 
-def test_only_a_last_line_without_newline_counts_as_truncated(tmp_path):
+def test_an_incomplete_last_line_is_ignored(tmp_path):
     path = tmp_path / METRICS
     path.write_text('{"step": 5}\n{"step": 1')
     assert read_metrics(tmp_path) == [{"step": 5}]
-    path.write_text('{"step": 5}\n{"step": 5}')  # complete except for the newline
+    path.write_text('{"step": 5}\n{"step": 5}')  # only the newline is missing
     assert read_metrics(tmp_path) == [{"step": 5}, {"step": 5}]
     path.write_text('{"step": 5}\n{"step": 1\n')
     with pytest.raises(ValueError, match="line 2"):
@@ -129,7 +129,7 @@ def test_settings_that_do_not_affect_results_may_differ(table, tmp_path):
     assert collect_run(other, table).status == "done"
 
 
-def test_seeds_measured_differently_are_reported(table, tmp_path):
+def test_seeds_with_different_measure_settings_are_reported(table, tmp_path):
     """Only measures shown in the table count, and memory limits are ignored."""
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run, pairs, bound in zip(runs, (400, 2), (1, 4), strict=True):
@@ -144,7 +144,7 @@ def test_seeds_measured_differently_are_reported(table, tmp_path):
     assert seed_differences(rows, measured) == [expected]
 
 
-def test_seeds_trained_differently_are_reported(table, tmp_path):
+def test_seeds_with_different_training_settings_are_reported(table, tmp_path):
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run in runs:
         fabricate(run)
@@ -220,7 +220,7 @@ def test_two_different_runs_of_the_same_cell_raise(table, tmp_path):
     assert all(str(tmp_path / root / "mini/baseline/seed0") in str(error.value) for root in "ab")
 
 
-def test_merging_prefers_finished_runs_then_more_steps():
+def test_merging_prefers_finished_runs_then_the_later_source():
     def row(status, steps=None, **more):
         return Row("t", "c", 0, status=status, steps=steps, **more)
 

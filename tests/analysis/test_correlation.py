@@ -294,7 +294,7 @@ def test_the_figure_does_not_depend_on_the_order_of_rows(table, values):
     assert files == figure_files(table, rows[::-1])
 
 
-def test_a_table_may_borrow_a_whole_grid(table, tmp_path):
+def test_a_table_may_reuse_the_grid_of_another_table(table, tmp_path):
     cells = {"again": {"same_as": "pool/pool", "paper": None}}
     borrower = write_pool(tmp_path, "borrower", cells=cells, fixed=[])
     assert expand(borrower) == expand(table)

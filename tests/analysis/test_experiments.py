@@ -54,7 +54,7 @@ def test_config_of_a_run_equals_the_composed_config():
 
 
 @pytest.mark.parametrize("run", all_cells(), ids=lambda run: f"{run.table}/{run.cell}")
-def test_cell_composes_and_passes_check(run):
+def test_every_cell_composes_and_passes_all_checks(run):
     cfg = config_of(run)
     for key, text in dict(override.split("=", 1) for override in run.overrides).items():
         if key not in GROUPS:

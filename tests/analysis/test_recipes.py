@@ -72,7 +72,7 @@ def test_errors_in_an_experiment_name_the_table_and_the_experiment(tmp_path, tex
     assert "\n" not in str(error.value)
 
 
-def test_a_launch_cannot_change_the_experiment(table):
+def test_the_experiment_cannot_be_changed_at_launch(table):
     with pytest.raises(SpecError, match="--set experiment=glue"):
         expand(table, sets=["experiment=glue"])
 

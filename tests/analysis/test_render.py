@@ -84,7 +84,7 @@ def test_several_metrics_start_with_an_overview(tmp_path):
             "paper": {"eval/acc": {"mean": 80.0}, "eval/ood": {"mean": None}},
         },
         "ed": {"overrides": ["regularizer=ed"], "paper": None},
-        "sam": {"overrides": ["regularizer=sam"], "paper": {"mean": 70.0}},  # value of the first metric
+        "sam": {"overrides": ["regularizer=sam"], "paper": {"mean": 70.0}},  # the first metric
     }
     metrics = {"eval/acc": "accuracy", "eval/ood": "shifted"}
     how = {"metric": None, "tuning": None, "cells": cells}
@@ -98,7 +98,7 @@ def test_several_metrics_start_with_an_overview(tmp_path):
     assert "| plain | 79.50 ± 0.71 [80.00] | 8.50 ± 0.00 |\n| ed | - | - |" in grid
     assert table.cells["sam"].paper == {"eval/acc": Paper(70.0)}
     assert "| plain, accuracy | 80.00 | 79.50 ± 0.71 (2) |" in line_by_line
-    assert "Number by number" not in to_markdown(table, [])  # no numbers yet
+    assert "Number by number" not in to_markdown(table, [])  # there are no numbers yet
 
 
 @pytest.mark.parametrize(

@@ -460,7 +460,7 @@ def test_committed_samples_are_small_and_complete():
     torch.testing.assert_close(values.sum(-1), torch.ones(shape[:-1]), atol=1e-5, rtol=0)
 
 
-def test_samples_are_the_outputs_on_the_paths(tmp_path):
+def test_samples_equal_the_outputs_on_paths(tmp_path):
     from ed.engine.main import load_run
     from scripts.explorer_samples import samples, to_text
     from tests.helpers.small import small_run
@@ -479,7 +479,7 @@ def test_samples_are_the_outputs_on_the_paths(tmp_path):
     torch.testing.assert_close(measured, expected.detach(), atol=1e-4, rtol=0)
 
 
-# --- in a browser
+# --- behaviour in a browser
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def test_settings_of_measures_are_deviations_if_the_table_shows_them(table, tmp_
     assert expand(pool, sets=sets)[0].deviations == tuple(sets)
 
 
-def test_a_cell_may_borrow_runs_of_another_table(tmp_path):
+def test_a_cell_may_reuse_runs_of_another_table(tmp_path):
     write_table(tmp_path)
     cells = {"same": {"same_as": "mini/ed", "paper": None}}
     borrower = write_table(tmp_path, "other", cells=cells, tuning={}, fixed=["task=glue"])
@@ -85,7 +85,7 @@ def test_a_cell_may_borrow_runs_of_another_table(tmp_path):
     assert "task=cifar10" in run.overrides
 
 
-def test_a_cell_may_borrow_a_whole_grid_of_another_table(tmp_path):
+def test_a_cell_may_reuse_the_grid_of_another_table(tmp_path):
     pool = {"overrides": [], "grid": {"optimizer.lr": [1, 2]}, "paper": None}
     write_table(tmp_path, cells={"pool": pool}, tuning={})
     cells = {"same": {"same_as": "mini/pool", "paper": None}}

@@ -71,10 +71,10 @@ def test_writing_again_does_not_change_the_file(tmp_path):
     path = tmp_path / CURVES
     write_curves(path, {("a", 0): record()})
     first = path.read_bytes()
-    write_curves(path, read_curves(path))  # same file
+    write_curves(path, read_curves(path))  # overwrites the same file
     assert path.read_bytes() == first
     path.rename(tmp_path / "other")
-    write_curves(path, read_curves(tmp_path / "other"))  # new file
+    write_curves(path, read_curves(tmp_path / "other"))  # writes a new file
     assert path.read_bytes() == first
     write_curves(path, {("a", 0): record(ROWS[:2])})
     assert path.read_bytes() != first
@@ -82,7 +82,7 @@ def test_writing_again_does_not_change_the_file(tmp_path):
     assert not path.exists()
 
 
-def test_a_damaged_file_and_a_missing_package_raise_one_line(tmp_path, monkeypatch):
+def test_damaged_files_and_missing_packages_raise_one_line_errors(tmp_path, monkeypatch):
     path = tmp_path / CURVES
     write_curves(path, {("a", 0): record()})
     path.write_bytes(path.read_bytes()[:-9])
@@ -127,7 +127,7 @@ def test_a_running_run_is_committed_as_stopped(tmp_path):
     assert [row.status for row in committed(table)] == [Status.STOPPED]
 
 
-def test_curves_of_borrowed_runs_are_stored_with_their_own_table(tmp_path):
+def test_curves_of_reused_runs_are_stored_with_their_own_table(tmp_path):
     home = write_table(tmp_path)
     fabricate(expand(home, cells=["ed"], root=tmp_path / "runs")[0], 85.0)
     cells = {"same": {"same_as": "mini/ed", "paper": None}}

@@ -114,7 +114,7 @@ def test_a_wandb_config_is_not_a_run(runs, capsys):
     own = runs / "ed/seed0/wandb/offline-run-1/files"
     own.mkdir(parents=True)
     (own / "config.yaml").write_text("wandb_version: 1\n")
-    (runs / "none").rename(runs / "wandb")  # a folder of runs may have this name
+    (runs / "none").rename(runs / "wandb")  # a run folder may also be called wandb
     assert sorted(counts(capsys, runs)) == ["1", "1 of 2", "3"]
 
 

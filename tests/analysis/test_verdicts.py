@@ -49,7 +49,8 @@ def experiment(name: str, values: dict[str, list[float]], metric: str = "eval/ac
     ("ours", "paper", "verdict"),
     [
         (single(89.0), Paper(90.0, 0.6), Verdict.REPRODUCED),  # within two standard deviations
-        (Ours(89.0, 0.1, 3), Paper(90.0, 0.6), Verdict.CONTRADICTED),  # 1 > 2 sqrt(0.37 / 3)
+        # the difference 1 exceeds 2 sqrt(0.37 / 3)
+        (Ours(89.0, 0.1, 3), Paper(90.0, 0.6), Verdict.CONTRADICTED),
         (Ours(89.5, 0.1, 3), Paper(90.0, 0.6), Verdict.REPRODUCED),
         (single(109.0), Paper(100.0), Verdict.REPRODUCED),  # without a std, within 10 %
         (single(111.0), Paper(100.0), Verdict.CONTRADICTED),
@@ -175,7 +176,7 @@ def test_pairs_differ_only_in_ed():
     assert [(a.ours.mean, b.ours.mean) for a, b in pairs(glue)] == [(60.0, 61.0)]
 
 
-def test_a_gain_has_an_interval_if_both_sides_have_seeds():
+def test_a_gain_has_an_interval_if_both_sides_have_several_seeds():
     apart, half = gain(Ours(83.0, 0.2, 3), Ours(86.0, 0.2, 3))
     assert apart == 3.0
     # with equal stds, there are 4 degrees of freedom; the 97.5 % quantile is 2.776

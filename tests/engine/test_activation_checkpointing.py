@@ -66,7 +66,7 @@ class PathsWithoutDropout(Toy):
         return Field.of(model, batch["x"], aside=partial(evaluating, model))
 
 
-def test_recomputation_restores_the_modes():
+def test_recomputation_uses_the_original_modes():
     gradients = []
     for recompute in (False, True):
         model = vit()

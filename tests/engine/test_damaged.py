@@ -57,7 +57,7 @@ def test_damaged_file_is_reported(name, content, run, capsys):
 
 
 @pytest.mark.parametrize("content", WRONG)
-def test_damaged_meta_only_warns(content, run, capsys):
+def test_damaged_meta_json_only_warns(content, run, capsys):
     (run / "DONE").unlink()
     (run / "meta.json").write_bytes(WRONG[content])
     small_run(run, base=SMALL_GROKKING)

@@ -51,7 +51,8 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 # short runs with dropout (which uses the global random stream) or with measures during training
 FEW_STEPS = {
-    name: [*SMALL, f"regularizer={name}", "model.dropout=0.1", "task.batch_size=400"]  # 5 steps
+    # gives 5 steps
+    name: [*SMALL, f"regularizer={name}", "model.dropout=0.1", "task.batch_size=400"]
     for name in REGULARIZERS
 }
 FEW_STEPS["ed_without_anchors"] = [*FEW_STEPS["ed"], "regularizer.anchored=false"]
@@ -141,7 +142,7 @@ METHODS |= {"ed": ["regularizer=ed"]}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_kill_9_loses_only_the_steps_after_the_last_checkpoint(method, tmp_path):
+def test_sigkill_loses_only_the_steps_after_the_last_checkpoint(method, tmp_path):
     folder = tmp_path / "killed"
     extra = ["task.batch_size=400", "task.epochs=2", *METHODS[method]]
     words = ["train.py", *SMALL, f"system.run_dir={folder}", *extra, "system.save_seconds=0"]
@@ -245,7 +246,7 @@ def test_checkpoints_are_plain_torch_files(tmp_path):
         assert torch.equal(opened["weights"], state["weights"])
 
 
-def test_run_opens_with_torch_safetensors_and_load_run(tmp_path):
+def test_run_can_be_loaded_with_torch_safetensors_and_load_run(tmp_path):
     small_run(tmp_path)
     trained = ed.load_run(tmp_path, "cpu")
     assert not trained.model.training
@@ -263,7 +264,7 @@ def test_run_opens_with_torch_safetensors_and_load_run(tmp_path):
     assert not hasattr(shared.task, "train")
 
 
-def test_checkpoints_execute_no_foreign_code(tmp_path):
+def test_loading_checkpoints_executes_no_code(tmp_path):
     class Evil:
         def __reduce__(self):
             return os.system, ("touch should_not_exist",)
@@ -302,7 +303,7 @@ def test_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.pt"]
 
 
-def test_folder_with_another_config_is_rejected_unchanged(tmp_path):
+def test_folder_with_a_different_config_is_rejected(tmp_path):
     small_run(tmp_path / "run")
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
     with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there, 0\.001 here"):
@@ -317,7 +318,7 @@ def test_folder_with_another_config_is_rejected_unchanged(tmp_path):
         small_run(tmp_path / "run", "optimizer.lr=0.001")  # the checkpoint also stores the config
 
 
-def test_incidental_settings_may_change_between_sessions(tmp_path):
+def test_settings_that_do_not_affect_results_may_change(tmp_path):
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "system.max_minutes=0")
     others = ["system.log_every=4", "logger.project=another"]
@@ -459,7 +460,7 @@ def test_changed_files_since_the_commit(tmp_path, monkeypatch):
 
 def test_every_session_records_changed_files(tmp_path, monkeypatch):
     with contextlib.closing(RunFolder(tmp_path, small_config(tmp_path))) as folder:
-        for changed in ([], ["code.py"], None):  # None: unknown
+        for changed in ([], ["code.py"], None):  # None if unknown
             monkeypatch.setattr("ed.engine.run.changed_files", lambda changed=changed: changed)
             folder.open_session("cpu", 10)
     sessions = json.loads((tmp_path / "meta.json").read_text())["sessions"]

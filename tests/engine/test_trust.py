@@ -47,7 +47,7 @@ def copy(finished, tmp_path):
 
 @pytest.mark.parametrize("key", ["task", "model"])
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
-def test_no_entry_point_builds_foreign_targets(entry, key, copy, tmp_path, capsys):
+def test_no_entry_point_builds_untrusted_targets(entry, key, copy, tmp_path, capsys):
     marker = tmp_path / "marker"
     plant(copy, key, hostile_leaves(tmp_path, marker)["numpy"])
     with pytest.raises(UntrustedConfig, match=rf"config\.yaml: {key}\._target_=") as error:
@@ -58,7 +58,7 @@ def test_no_entry_point_builds_foreign_targets(entry, key, copy, tmp_path, capsy
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_every_way_to_name_foreign_code_is_rejected(how, copy, tmp_path):
+def test_every_kind_of_untrusted_target_is_rejected(how, copy, tmp_path):
     marker = tmp_path / "marker"
     plant(copy, "model", hostile_leaves(tmp_path, marker)[how])
     with pytest.raises(ValueError, match=r"config\.yaml"):
@@ -74,7 +74,7 @@ def test_trust_allows_any_target(copy, tmp_path):
     assert marker.exists()
 
 
-def test_resuming_builds_no_foreign_measure(copy, tmp_path):
+def test_resuming_builds_no_untrusted_measure(copy, tmp_path):
     marker = tmp_path / "marker"
     plant(copy, "measures.norm", hostile_leaves(tmp_path, marker)["numpy"])
     settings = ["measures=[norm]", "system.device=cpu"]

@@ -103,7 +103,7 @@ def test_kills_and_signals_at_random_moments(references, tmp_path):
     campaign("kill or signal", work, tmp_path)
 
 
-def test_full_disks_at_random_sizes(references, begun, tmp_path):
+def test_disks_that_fill_up_at_random_sizes(references, begun, tmp_path):
     draw, work = chance("full"), {}
     for index in range(40 if FULL else 4):
         setup, _ = references[list(begun)[index % len(begun)]]
@@ -133,7 +133,7 @@ FILES = ("last.pt", "previous.pt", "metrics.jsonl", "meta.json", "config.yaml")
 
 
 @pytest.mark.parametrize("kind", ["bit flip", "truncation"])
-def test_damage_to_every_file(kind, references, begun, tmp_path):
+def test_damaged_files(kind, references, begun, tmp_path):
     draw, work = chance(kind), {}
     make = flipped if kind == "bit flip" else truncated
     sources = list(begun.items()) if FULL else [draw.choice(list(begun.items()))]

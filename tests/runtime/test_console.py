@@ -103,7 +103,7 @@ def test_evaluation_rows_mark_the_best_so_far(console, higher_is_better, best, m
         view.show(step, {"eval/loss": 1.0, "eval/acc": value})
     header, *rows = console.export_text().splitlines()
     assert header.split() == ["step", "accuracy", "loss"]
-    assert len({len(row) for row in rows}) == 1  # aligned
+    assert len({len(row) for row in rows}) == 1  # rows are aligned
     assert [int(row.split()[1]) for row in rows if row.startswith("★")] == marked
 
 
@@ -225,7 +225,7 @@ def read_all(descriptor: int, into: list[bytes]) -> None:
         pass
 
 
-def test_a_run_in_a_terminal_shows_header_rows_and_panel(tmp_path):
+def test_a_run_in_a_terminal_shows_a_header_rows_and_a_panel(tmp_path):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, WIDTH, 0, 0))
     small = ["debug=tiny", "task.batch_size=500", "model.depth=1", "model.width=32"]

@@ -118,7 +118,7 @@ def test_signal_to_one_process_stops_all_after_the_same_step(seen):
         assert rank["stopped"] == "Interrupted: stopped and saved at step 16 of 20"
 
 
-def test_killed_and_stopped_equals_uninterrupted(folder, seen):
+def test_killed_and_stopped_run_equals_uninterrupted_run(folder, seen):
     assert_same_run(folder / "whole", folder / "killed")
     sessions = json.loads((folder / "killed" / "meta.json").read_text())["sessions"]
     assert [session["processes"] for session in sessions] == [2, 2, 2]
@@ -133,7 +133,7 @@ def test_penalty_works_with_distributed_data_parallel(seen):
         torch.testing.assert_close(found, expected)
 
 
-def test_two_processes_equal_one_with_the_whole_batch(folder, seen, tmp_path):
+def test_two_processes_equal_one_with_the_full_batch(folder, seen, tmp_path):
     small_run(tmp_path / "one", *together.PLAIN)
     ours = weights(tmp_path / "one")
     for name, theirs in weights(folder / "plain").items():
@@ -164,7 +164,7 @@ def test_each_process_draws_its_own_dropout(seen):
     assert seen[0]["draw"] != seen[1]["draw"]
 
 
-def test_methods_differ(seen):
+def test_methods_give_different_weights(seen):
     assert len(set(seen[0]["fingerprints"].values())) == 2 * len(together.METHODS)
 
 
@@ -196,7 +196,7 @@ def test_all_stop_together_at_the_time_limit_and_on_divergence(seen):
     assert seen[0]["wild"] == seen[1]["wild"]
 
 
-def test_resuming_needs_the_same_number_of_processes(folder, seen):
+def test_resuming_requires_the_same_number_of_processes(folder, seen):
     with pytest.raises(ValueError, match=r"2 processes .*system\.run_dir"):
         small_run(folder / "late", *together.LONG)
 
@@ -268,7 +268,7 @@ def test_srun_variables_give_rank_and_address(monkeypatch):
     place = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu07"}
     assert distributed._srun() == place | {
         "MASTER_PORT": "29746"
-    }  # 20000 + (1234 x 16 + 2) % 10000
+    }  # the port is 20000 + (1234 x 16 + 2) % 10000
     monkeypatch.setenv("MASTER_PORT", "4444")
     assert distributed._srun() == place | {"MASTER_PORT": "4444"}
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS")

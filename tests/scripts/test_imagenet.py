@@ -37,7 +37,7 @@ def test_the_check_reports_empty_and_missing_folders(tmp_path, capsys):
     assert f"validation: {tmp_path}/val: no such folder" in found
 
 
-def test_a_complete_set_passes_the_check(tmp_path):
+def test_a_complete_data_set_passes_the_check(tmp_path):
     check = script("check_imagenet")
     root = fill(tmp_path, ["n1", "n2"], count=3)
     for images, problems in ((6, []), (8, ["-2 images"])):

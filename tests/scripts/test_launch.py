@@ -51,7 +51,7 @@ def train_undisturbed(runs) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to find processes")
-def test_killed_launcher_and_runs_resume(tmp_path, capsys, monkeypatch):
+def test_a_killed_launcher_and_its_runs_can_be_resumed(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a fixed order of summation
     path, root = write_table(tmp_path, seeds=[0]), tmp_path / "runs"
     table = load_table(path)

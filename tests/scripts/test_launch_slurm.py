@@ -111,7 +111,7 @@ def test_an_unknown_partition_is_rejected_before_anything_is_written(tmp_path, c
 
 
 @pytest.mark.parametrize("gres", ["gpu:4", "gpu:h100:4"])
-def test_each_gpu_gets_a_process(tmp_path, capsys, monkeypatch, gres):
+def test_one_process_is_started_per_gpu(tmp_path, capsys, monkeypatch, gres):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name, answer in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "")):
         fake(tmp_path, name, f"echo {answer}")
@@ -144,7 +144,7 @@ def test_each_gpu_gets_a_process(tmp_path, capsys, monkeypatch, gres):
         "--cpus 8",
     ],
 )
-def test_slurm_options_are_rejected_elsewhere(setting, where, capsys):
+def test_slurm_options_require_slurm(setting, where, capsys):
     with pytest.raises(SystemExit) as ended:
         launch.main(["table1", *where, *setting.split()])
     assert ended.value.code == 2

@@ -193,7 +193,7 @@ def test_the_figure_shows_measured_paths(tmp_path, images, monkeypatch):
     ((_, (portrait,)), how) = drawn[0]
     own = portrait.estimate.representation.degrees(portrait.coefficients)
     torch.testing.assert_close(own, portrait.estimate.values[: len(own)])
-    left, right = portrait.estimate.ends.T[0].flip(0).tolist()  # x2 is on the left
+    left, right = portrait.estimate.ends.T[0].flip(0).tolist()  # x2 is drawn on the left
     assert [title for _, title in how["ends"]][:2] == [f"image {left}", f"image {right}"]
     for more in (["--components", "2"], ["--raw-outputs"]):
         measure.main([*named, *QUICK, *more, "--out", str(tmp_path / "a.png")])
@@ -239,7 +239,7 @@ def test_measure_a_transformers_classifier(tmp_path, images, capsys):
     assert "its own weights" in capsys.readouterr().out
     other = ["--random-weights", "--classes", "4"]
     measure.main(["--transformers", str(tmp_path / "model"), *other, *shared])
-    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
+    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # the mean of four probabilities
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_weights_with_a_different_number_of_classes_need_an_option(tmp_path, ima
     with pytest.raises(ValueError, match="--classes N"):
         measure.main(words)
     measure.main([*words, "--classes", "4"])
-    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
+    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # the mean of four probabilities
 
 
 def test_a_closed_pipe_is_not_an_error(tmp_path, images):

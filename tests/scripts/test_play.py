@@ -72,7 +72,7 @@ def test_sampled_actions_follow_the_probabilities(monkeypatch):
     assert results != play_fake(monkeypatch, episodes=600, greedy=False, seed=1)[0]
 
 
-def test_mean_and_standard_error_and_table():
+def test_results_have_mean_standard_error_and_table():
     results = [script.Result(3, 1.0, 10), script.Result(3, 3.0, 20), script.Result(9, 8.0, 30)]
     # mean 4, sample variance 13, standard error sqrt(13 / 3)
     assert "return 4 +- 2.08 (mean and standard error of 3 episodes on 2 levels" in script.describe(
@@ -107,7 +107,7 @@ def make_episode(length: int) -> Episode:
 
 
 @pytest.mark.parametrize("length", [1, 5, 25])
-def test_images_of_short_and_long_episodes(length, monkeypatch):
+def test_image_sizes_of_short_and_long_episodes(length, monkeypatch):
     monkeypatch.setattr("ed.figures.episode.MOST_FRAMES", 10)
     episode = make_episode(length)
     moving = Image.open(io.BytesIO(gif(episode)))

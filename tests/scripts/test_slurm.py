@@ -181,7 +181,7 @@ def launched_here(*arguments: str) -> Iterator[subprocess.Popen]:
             process.terminate()  # no effect if it has ended
 
 
-def test_an_unknown_partition_raises_one_line_and_writes_nothing(cluster, tmp_path):
+def test_an_unknown_partition_prints_one_line_and_writes_nothing(cluster, tmp_path):
     arguments = ["--runs", str(tmp_path / "runs"), "--where", "slurm", "--partition", "nope"]
     result = launch(write_table(tmp_path), *arguments)
     assert result.returncode == 1

@@ -109,7 +109,7 @@ def test_metrics_from_two_sources_are_merged():
             assert (merged.last, merged.best, merged.record) == (more.last, 2.0, known[0])
 
 
-def test_reduced_runs_are_found_by_their_recorded_deviations(table, tmp_path, capsys):
+def test_reduced_runs_are_found_through_deviations_json(table, tmp_path, capsys):
     run = expand(table, sets=["task.epochs=2"], root=tmp_path / "runs")[0]
     fabricate(run, 60.0)
     (run.folder.parents[1] / "deviations.json").write_text('["task.epochs=2"]')
@@ -364,7 +364,7 @@ def test_reduced_runs_are_drawn_separately(drawn, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such.module:draw", "little_figure:paint"])
-def test_a_missing_figure_raises_one_line(drawn, tmp_path, name, capsys):
+def test_a_missing_figure_function_is_a_one_line_error(drawn, tmp_path, name, capsys):
     for run in expand(drawn, cells=["ed"], root=tmp_path / "runs"):
         fabricate(run)
     text = drawn.path.read_text().replace("little_figure:draw", name)

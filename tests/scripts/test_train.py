@@ -129,7 +129,8 @@ def test_unused_samplers_are_detected(overrides, unused):
 
 
 def test_an_unused_sampler_prints_a_warning(tmp_path):
-    words = ["regularizer=sam", "sampler=uniform", "system.device=tpu"]  # fails before training
+    # this device raises before training
+    words = ["regularizer=sam", "sampler=uniform", "system.device=tpu"]
     lines = train(*words, f"system.runs={tmp_path}").stderr.splitlines()
     assert [line.partition("=")[0] for line in lines] == [
         "warning: sampler",
@@ -331,7 +332,7 @@ def make(weight: float): pass
         ("{_target_: own_kinds.make, weight: '???'}", None),  # another check reports missing values
     ],
 )
-def test_types_come_from_the_nearest_constructor(leaf, message, tmp_path, monkeypatch):
+def test_types_come_from_the_most_derived_constructor(leaf, message, tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
     (tmp_path / "own_kinds.py").write_text(OWN_CONSTRUCTORS)
@@ -363,7 +364,7 @@ def test_the_error_on_a_missing_module_suggests_pythonpath(tmp_path):
         load_run(tmp_path, trust=True)
 
 
-def test_an_unrelated_broken_file_does_not_hide_the_mistake(tmp_path, monkeypatch):
+def test_an_unrelated_broken_file_does_not_hide_the_error(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "torn.yaml").write_text("weight: [")
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
@@ -669,7 +670,7 @@ def test_wandb_logs_every_row_and_resumes(tmp_path, monkeypatch):
     assert [how["resume"] for how in started] == ["allow"]  # "never" would fail when a run resumes
 
 
-def test_a_requested_stop_is_reported_once_and_is_not_an_error(tmp_path):
+def test_a_requested_stop_is_reported_once_without_an_error(tmp_path):
     result = train(*SMALL, f"system.run_dir={tmp_path / 'run'}", "system.max_minutes=1e-9")
     assert result.returncode == 75
     stopped = [line for line in (result.stdout + result.stderr).splitlines() if "stopped" in line]

@@ -130,7 +130,7 @@ def test_outputs_at_path_ends_equal_outputs_on_sentences(data, checkpoint):
     task, model = make_task(data, checkpoint), make_model(checkpoint)
     batch = task.train.batch(torch.arange(8), None)
     field = task.field(model, batch)
-    assert len(set(task.train.lengths[:8].tolist())) > 2  # sentences of different lengths
+    assert len(set(task.train.lengths[:8].tolist())) > 2  # sentences have different lengths
     torch.manual_seed(1)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     ordinary = load(checkpoint, num_labels=2).double().eval()

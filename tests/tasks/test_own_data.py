@@ -226,7 +226,7 @@ def test_a_folder_of_texts_has_its_own_splits(bert, tmp_path):
     assert task.load("validation")[1] == [0, 1] * 3  # 0 is bad, 1 is good
 
 
-def test_splits_are_found_by_their_usual_names():
+def test_splits_are_found_by_their_common_names():
     assert evaluation_split(["train", "test", "validation"], None, "d") == "validation"
     assert evaluation_split(["train", "test"], None, "d") == "test"
     assert evaluation_split(["train"], None, "d") is None
@@ -281,7 +281,7 @@ def test_error_on_a_mistyped_network_suggests_the_nearest():
 
 
 @pytest.mark.parametrize("build", [timm_model, transformers_model])
-def test_unreachable_weights_raise_one_line(build, monkeypatch):
+def test_unreachable_weights_raise_one_line_errors(build, monkeypatch):
     monkeypatch.setattr("ed.runtime.hub.unanswered", lambda _: "the hub does not answer")
     name = "resnet18.a1_in1k" if build is timm_model else "nobody/nothing"
     with pytest.raises(ValueError, match=rf"^model\.name={re.escape(name)}: .*") as error:

@@ -26,7 +26,7 @@ def test_maps_4_to_6_are_twice_maps_1_to_3(number):
     assert x.abs().max() <= 2
 
 
-def test_the_maps_equal_the_papers():
+def test_the_maps_equal_the_maps_of_the_paper():
     x = torch.tensor([[2.0, 3.0, 5.0]])
     expected = {1: [7, 6, 3], 2: [6, 15, 10], 3: [30, 300, 105]}
     assert {number: target_map(number, x)[0].tolist() for number in expected} == expected

@@ -163,7 +163,7 @@ def test_a_run_does_not_resume_without_its_engine(no_procgen):
         task.load_state_dict({"engine": "procgen 0.10.7"})
 
 
-def test_a_missing_engine_raises_one_line(no_procgen, capsys):
+def test_a_missing_engine_is_a_one_line_error(no_procgen, capsys):
     from ed.engine.errors import explain
 
     with pytest.raises(EngineError) as error:
@@ -316,7 +316,7 @@ def test_short_runs_of_the_real_game_are_reproducible(tmp_path):
 
 
 @needs_envpool
-def test_kill_9_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
+def test_sigkill_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
     overrides = [*SMALL, "model.channels=[]", "task.threads=1", f"system.run_dir={tmp_path}"]
     words = ["train.py", *overrides, "task.frames=640", "system.save_seconds=0"]
     assert finish(start_command(words, prepare=die_at_row(13))) == -signal.SIGKILL

@@ -55,7 +55,7 @@ def test_a_model_applies_its_head_to_normalised_features(tmp_path):
     assert len(list(model.parameters())) == len(counted)  # the text tower is not loaded
 
 
-def test_missing_truncated_or_foreign_files_raise_one_line(tmp_path):
+def test_missing_truncated_and_incompatible_files_raise_one_line_errors(tmp_path):
     def member(index=3, classes=10):
         return soup_member(str(tmp_path), index=index, architecture=ARCHITECTURE, classes=classes)
 
