@@ -23,7 +23,7 @@ from tests.helpers.tables import fabricate
 def test_rows_have_the_status_of_their_runs(table, tmp_path):
     runs = expand(table, root=tmp_path)
     fabricate(runs[0])
-    # an earlier failure, later finished by hand
+    # from an earlier attempt
     (runs[0].folder / "FAILED").write_text("exit 1: error: before that\n")
     # the last line was cut off by a kill
     tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'

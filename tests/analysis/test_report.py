@@ -340,7 +340,7 @@ def test_a_pool_shows_the_correlation_of_every_variant(tmp_path):
     for variants in table.correlation.measures.values():
         assert all(table.metrics[metric] in text for metric in variants)
     assert text.count("27 of 27") == 11
-    finding, found = 2, 10 + 1  # ED and the next best; 10 variants and the training accuracy
+    finding, found = 2, 10 + 1  # two measures in the finding; 10 variants and the accuracy
     assert text.count("+1.00 to +1.00") == finding + found
     assert text.count("-1.00 to -1.00") == 1
 
@@ -607,7 +607,8 @@ def test_figures_have_the_background_of_their_card(window, tmp_path, theme, tone
         window.screenshot(tmp_path / "page.png")
     finally:
         window.click("#theme input[value=auto]")
-        window.script("scrollTo({top: 0, behavior: 'instant'})")  # for the next test
+        # resets the view for the next test
+        window.script("scrollTo({top: 0, behavior: 'instant'})")
     outer, inner, top, height = map(round, place)
     pixels = np.asarray(Image.open(tmp_path / "page.png").convert("RGB"))
     card, image = pixels[top + height // 2, outer + 5], pixels[top + 3, inner + 3]

@@ -94,7 +94,7 @@ def counts(capsys, *folders: Path) -> list[str]:
 
 
 def test_a_run_reached_by_several_paths_counts_once(runs, capsys, monkeypatch):
-    (runs / "ed/back").symlink_to(runs)  # a cycle
+    (runs / "ed/back").symlink_to(runs)  # creates a cycle
     monkeypatch.chdir(runs)
     assert counts(capsys, runs) == ["1 of 2", "3", "1"]
     same = [runs / "none/seed0", runs, Path("none"), runs / "ed/../none"]

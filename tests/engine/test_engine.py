@@ -274,7 +274,7 @@ def test_path_points_do_not_affect_batch_norm_statistics():
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_step_gives_the_same_losses(backend, monkeypatch):
-    """Inductor is slow to test because it takes half a minute and needs a C++ compiler."""
+    """Inductor takes half a minute and needs a C++ compiler, so its case is slow."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     eager, compiled = (make_step("model.depth=1", compile_model=c) for c in (False, True))
     for number, batch in zip(range(2), eager.task.batches(eager.model, 0), strict=False):

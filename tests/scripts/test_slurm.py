@@ -28,8 +28,8 @@ STEPS = 40
 TRAINING = [o for o in SPEC["fixed"] if not o.startswith(("task.batch_size", "system.save"))]
 TRAINING += ["task.batch_size=50"]
 
-# auth/none and linuxproc avoid munge, cgroups and root. A requeued task waits for one second more
-# than cred_expire. KillWait and GraceTime are the time a run has to save.
+# With auth/none and linuxproc, SLURM needs neither munge, cgroups nor root. A requeued task waits
+# one second longer than cred_expire. KillWait and GraceTime are the time a run has to save.
 CONFIG = """
 ClusterName=ci
 SlurmctldHost={host}(127.0.0.1)

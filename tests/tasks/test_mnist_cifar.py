@@ -41,7 +41,7 @@ def sources(tmp_path_factory) -> Iterator[dict[str, str]]:
     """Writes objects of brightness 100 + i and digits of brightness 1 + i, to identify each."""
     root = tmp_path_factory.mktemp("sets")
     for split, digits in (("train", 40), ("test", 30)):
-        labels = np.arange(100) % 10  # 10 of each class
+        labels = np.arange(100) % 10  # 10 images of each class
         objects = np.broadcast_to((100 + np.arange(100))[:, None, None, None], (100, 32, 32, 3))
         write_set(root / "cifar", split, "img", objects.astype(np.uint8), labels)
         # the test set has fewer zeros (3) than automobiles (10), as in the real data
