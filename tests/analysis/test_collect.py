@@ -1,4 +1,4 @@
-"""From run folders to rows, on fabricated folders."""
+"""Collecting rows from generated run folders."""
 
 import dataclasses
 import json
@@ -20,11 +20,13 @@ from ed.runtime.runs import METRICS, Status, read_metrics
 from tests.helpers.tables import fabricate
 
 
-def test_rows_distinguish_done_stopped_failed_diverged_and_pending_runs(table, tmp_path):
+def test_rows_have_the_status_of_their_runs(table, tmp_path):
     runs = expand(table, root=tmp_path)
     fabricate(runs[0])
-    (runs[0].folder / "FAILED").write_text("exit 1: error: before that\n")  # finished by hand
-    tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'  # truncated by a kill
+    # from an earlier attempt
+    (runs[0].folder / "FAILED").write_text("exit 1: error: before that\n")
+    # the last line was cut off by a kill
+    tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'
     fabricate(runs[1], done=False, tail=tail)
     for run, error in ((runs[2], "too bad"), (runs[3], "diverged: train/loss = nan")):
         fabricate(run, done=False)
@@ -33,21 +35,22 @@ def test_rows_distinguish_done_stopped_failed_diverged_and_pending_runs(table, t
     assert (done.status, done.last, done.best) == ("done", {"eval/acc": 80.0}, 81.0)
     assert (done.steps, done.seconds, done.device, done.torch) == (20, 3.5, "cpu", "2.0")
     assert (done.commit, done.dirty) == ("abcdef0123", False)
-    session = {"device": "cpu", "commit": "abcdef0123", "dirty": None}  # a copy without history
+    # copied without its git history
+    session = {"device": "cpu", "commit": "abcdef0123", "dirty": None}
     (runs[0].folder / "meta.json").write_text(json.dumps({"sessions": [session]}))
     copied = collect_run(runs[0], table)
-    assert (copied.dirty, copied.total_steps) == (None, 20)  # from its summary
+    assert (copied.dirty, copied.total_steps) == (None, 20)  # steps come from the summary
     assert copied.torch == ""
     (runs[0].folder / "meta.json").unlink()
-    assert collect_run(runs[0], table).dirty is None  # unknown
+    assert collect_run(runs[0], table).dirty is None
     assert (stopped.status, stopped.steps, stopped.total_steps) == ("stopped", 12, 20)
-    assert stopped.last == {"eval/acc": 80.0}  # a results file could not be read with a nan in it
+    assert stopped.last == {"eval/acc": 80.0}  # NaN is skipped; results files cannot store it
     assert (failed.status, failed.error) == ("failed", "exit 1: error: too bad")
     assert diverged.status == Status.DIVERGED
     assert pending.status == "pending"
 
 
-def test_a_run_resumed_elsewhere_lists_all_machines(table, tmp_path):
+def test_a_run_on_several_machines_lists_all_of_them(table, tmp_path):
     run = expand(table, root=tmp_path)[0]
     fabricate(run, done=False)
     first = {"device": "cpu", "commit": "a", "dirty": True, "steps": 15, "versions": {"torch": "2"}}
@@ -68,7 +71,7 @@ def test_a_run_resumed_elsewhere_lists_all_machines(table, tmp_path):
         ('{"step": 2}', "line 2: step 2"),
     ],
 )
-def test_an_invalid_line_is_named(tmp_path, line, complaint):
+def test_an_invalid_line_is_reported(tmp_path, line, complaint):
     path = tmp_path / METRICS
     path.write_text(f'{{"step": 5}}\n{line}\n{{"step": 10}}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl") as error:
@@ -76,18 +79,18 @@ def test_an_invalid_line_is_named(tmp_path, line, complaint):
     assert complaint in str(error.value)
 
 
-def test_only_a_last_line_without_newline_counts_as_truncated(tmp_path):
+def test_an_incomplete_last_line_is_ignored(tmp_path):
     path = tmp_path / METRICS
     path.write_text('{"step": 5}\n{"step": 1')
     assert read_metrics(tmp_path) == [{"step": 5}]
-    path.write_text('{"step": 5}\n{"step": 5}')  # complete except for the newline
+    path.write_text('{"step": 5}\n{"step": 5}')  # only the newline is missing
     assert read_metrics(tmp_path) == [{"step": 5}, {"step": 5}]
     path.write_text('{"step": 5}\n{"step": 1\n')
     with pytest.raises(ValueError, match="line 2"):
         read_metrics(tmp_path)
 
 
-def test_a_folder_with_another_run_is_rejected(table, tmp_path):
+def test_a_folder_with_a_different_run_is_rejected(table, tmp_path):
     run = expand(table, cells=["ed"], root=tmp_path)[0]
     fabricate(run)
     config = yaml.safe_load((run.folder / "config.yaml").read_text())
@@ -109,7 +112,7 @@ def test_a_folder_with_another_run_is_rejected(table, tmp_path):
         collect_run(run, table)
 
 
-def test_another_choice_of_the_same_class_is_another_run(table, tmp_path):
+def test_a_different_config_choice_is_a_different_run(table, tmp_path):
     run = expand(table, cells=["ed"], root=tmp_path)[0]
     fabricate(run)
     meta = {"sessions": [{"command": "train.py task=cifar10_mini task.epochs=300 regularizer=ed"}]}
@@ -118,7 +121,7 @@ def test_another_choice_of_the_same_class_is_another_run(table, tmp_path):
         collect_run(run, table)
 
 
-def test_incidental_settings_do_not_make_another_run(table, tmp_path):
+def test_settings_that_do_not_affect_results_may_differ(table, tmp_path):
     sets = ["system.save_seconds=30", "logger.mode=offline", "measures.ed.pairs=2"]
     run, other = (expand(table, cells=["ed"], sets=s, root=tmp_path)[0] for s in ([], sets))
     fabricate(run)
@@ -126,8 +129,8 @@ def test_incidental_settings_do_not_make_another_run(table, tmp_path):
     assert collect_run(other, table).status == "done"
 
 
-def test_seeds_measured_differently_are_reported(table, tmp_path):
-    """Only if the table shows the measure; memory limits change nothing."""
+def test_seeds_with_different_measure_settings_are_reported(table, tmp_path):
+    """Only measures shown in the table count, and memory limits are ignored."""
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run, pairs, bound in zip(runs, (400, 2), (1, 4), strict=True):
         fabricate(run)
@@ -141,7 +144,7 @@ def test_seeds_measured_differently_are_reported(table, tmp_path):
     assert seed_differences(rows, measured) == [expected]
 
 
-def test_seeds_trained_differently_are_reported(table, tmp_path):
+def test_seeds_with_different_training_settings_are_reported(table, tmp_path):
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run in runs:
         fabricate(run)
@@ -162,7 +165,7 @@ def test_seeds_trained_differently_are_reported(table, tmp_path):
     assert differences() == [expected]
 
 
-def test_a_changed_default_makes_another_run(table, tmp_path):
+def test_a_changed_default_is_a_different_run(table, tmp_path):
     run = expand(table, cells=["ed"], root=tmp_path)[0]
     fabricate(run)
     path = run.folder / "config.yaml"
@@ -183,7 +186,7 @@ def test_a_changed_default_makes_another_run(table, tmp_path):
         ("meta.json", "[]"),
     ],
 )
-def test_a_damaged_file_is_named_in_one_line(table, tmp_path, name, text):
+def test_a_damaged_file_is_reported_in_one_line(table, tmp_path, name, text):
     run = expand(table, root=tmp_path)[0]
     fabricate(run)
     (run.folder / name).write_text(text)
@@ -209,7 +212,7 @@ def test_a_summary_without_the_tables_metrics_is_rejected(table, tmp_path, last,
         collect_run(run, table)
 
 
-def test_two_runs_of_the_same_cell_raise_and_are_named(table, tmp_path):
+def test_two_different_runs_of_the_same_cell_raise(table, tmp_path):
     for root, accuracy in (("a", 80.0), ("b", 81.0)):
         fabricate(expand(table, root=tmp_path / root)[0], accuracy)
     with pytest.raises(CollectError, match="mini/baseline/seed0") as error:
@@ -217,7 +220,7 @@ def test_two_runs_of_the_same_cell_raise_and_are_named(table, tmp_path):
     assert all(str(tmp_path / root / "mini/baseline/seed0") in str(error.value) for root in "ab")
 
 
-def test_merging_prefers_done_then_the_later_source():
+def test_merging_prefers_finished_runs_then_the_later_source():
     def row(status, steps=None, **more):
         return Row("t", "c", 0, status=status, steps=steps, **more)
 

@@ -1,4 +1,4 @@
-"""Correlations over a pool of cells, compared with numpy and slow loops, and their files."""
+"""Correlations over a pool of cells, compared with numpy and slow references."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +61,7 @@ def table(tmp_path) -> Table:
 
 
 def rows_of(table: Table, values: dict[str, np.ndarray]) -> list[Row]:
-    """Two seeds of every cell, symmetric about the given mean."""
+    """Returns two seeds of every cell, symmetric about the given mean."""
     return [
         Row(
             *cell.home,
@@ -86,7 +86,7 @@ def values() -> dict[str, np.ndarray]:
     }
 
 
-def test_r_is_pearsons_of_the_means_over_seeds(table, values):
+def test_r_is_the_pearson_correlation_of_means_over_seeds(table, values):
     found = {c.metric: c for c in correlations(table, rows_of(table, values))}
     for metric in ("measure/a", "measure/b", "measure/c"):
         expected = np.corrcoef(values[metric], values["measure/gap"])[0, 1]
@@ -94,20 +94,20 @@ def test_r_is_pearsons_of_the_means_over_seeds(table, values):
         np.testing.assert_allclose(found[metric].x, values[metric], atol=1e-12)
     line = np.arange(5.0)
     assert pearson(line, 3 - 2 * line) == pytest.approx(-1)
-    assert np.isnan(pearson(line, np.full(5, 0.1)))  # whose mean is not 0.1, by rounding
+    assert np.isnan(pearson(line, np.full(5, 0.1)))  # constant up to rounding
     many = np.random.default_rng(2).normal(size=(2, 50, 9))
     np.testing.assert_allclose(pearson(*many), pearsonr(*many, axis=-1).statistic, atol=1e-12)
 
 
-def test_the_variant_with_the_largest_absolute_r_is_selected_and_all_are_listed(table, values):
+def test_the_variant_with_the_largest_absolute_r_is_selected(table, values):
     found = correlations(table, rows_of(table, values))
     assert [(c.measure, c.metric) for c in found] == [
         ("Pair", "measure/a"),
         ("Pair", "measure/b"),
         ("Single", "measure/c"),
     ]
-    assert [c.selected for c in found] == [False, True, True]  # b: r is near -1
-    assert [c.largest for c in found] == [True, False, True]  # the sign counts
+    assert [c.selected for c in found] == [False, True, True]  # r of b is near -1
+    assert [c.largest for c in found] == [True, False, True]  # here, the sign matters
     assert found[1].whole.r < -0.99
 
 
@@ -124,8 +124,8 @@ def test_the_interval_equals_a_reference_bootstrap(table, values):
     assert (again.whole.low, again.whole.high) == (found.whole.low, found.whole.high)
 
 
-def test_the_interval_agrees_with_fishers_for_many_normal_points():
-    """z = artanh r has a standard error of 1 / sqrt(n - 3)."""
+def test_the_interval_agrees_with_fishers_for_normal_data():
+    """Fisher's z = artanh r has a standard error of 1 / sqrt(n - 3)."""
     draw_points, count = np.random.default_rng(5), 400
     x = draw_points.normal(size=count)
     y = 0.6 * x + 0.8 * draw_points.normal(size=count)
@@ -136,18 +136,18 @@ def test_the_interval_agrees_with_fishers_for_many_normal_points():
 
 
 def controlled(folder: Path, **changes) -> Table:
-    """The pool with a training accuracy."""
+    """Writes a pool whose study controls for the training accuracy."""
     metrics = METRICS | {"measure/gap_train": "train accuracy"}
     study = STUDY | {"train": "measure/gap_train"}
     return write_pool(folder, metrics=metrics, correlation=study, **changes)
 
 
 def residuals(values, given):
-    """Residuals of a least-squares line on `given`."""
+    """Returns the residuals of a linear regression on `given`."""
     return values - np.polyval(np.polyfit(given, values, 1), given)
 
 
-def test_the_partial_correlation_equals_that_of_residuals(tmp_path, values):
+def test_the_partial_correlation_is_the_correlation_of_residuals(tmp_path, values):
     accuracy = 90 + np.random.default_rng(3).uniform(0, 8, size=8)
     table = controlled(tmp_path)
     found = correlations(table, rows_of(table, values | {"measure/gap_train": accuracy}))
@@ -159,13 +159,13 @@ def test_the_partial_correlation_equals_that_of_residuals(tmp_path, values):
         for draw_points in _resamples(8)[:200]:
             sides = [side[draw_points] for side in (one.x, one.y, accuracy)]
             left = [residuals(side, sides[2]) for side in sides[:2]]
-            if len(set(draw_points)) > 3:  # fewer leave nothing to correlate, up to rounding
+            if len(set(draw_points)) > 3:  # with fewer points, residuals are only rounding errors
                 seen.append((pearson(*left), partial(*sides)))
         np.testing.assert_allclose(*zip(*seen, strict=True), atol=1e-6)
         assert one.partial.low <= one.partial.high
 
 
-def test_a_measure_that_only_follows_the_training_accuracy_has_no_partial_correlation():
+def test_partial_correlation_removes_the_training_accuracy():
     draw_points = np.random.default_rng(7)
     given = draw_points.normal(size=2000)
     x, y = (given + 0.5 * draw_points.normal(size=2000) for _ in range(2))
@@ -175,8 +175,8 @@ def test_a_measure_that_only_follows_the_training_accuracy_has_no_partial_correl
     assert np.isnan(partial(x, y, np.ones(2000)))
 
 
-def test_fitted_networks_are_correlated_separately(tmp_path, values):
-    """Two under-fitted networks change the sign of r."""
+def test_correlation_of_fitted_networks_is_separate(tmp_path, values):
+    """Here, two underfitted networks change the sign of r."""
     table = controlled(tmp_path)
     accuracy = np.array([60.0, 98.0, 99.4, 99.5, 99.6, 99.7, 99.8, 99.9])
     measure = -values["measure/gap"].copy()
@@ -203,10 +203,10 @@ def test_too_few_fitted_networks_have_no_correlation(tmp_path, values):
     assert not bare.underfitted.any()
 
 
-def test_incomplete_cells_are_not_points(table, values):
+def test_incomplete_cells_are_excluded(table, values):
     rows = rows_of(table, values)
     rows = rows[1:]  # the first cell lacks a seed
-    del rows[2].last["measure/a"]  # not finite, so missing
+    del rows[2].last["measure/a"]  # non-finite values are missing
     del rows[-1].last["measure/gap"]
     first, second, _ = correlations(table, rows)
     assert len(first.cells) == 5
@@ -214,7 +214,7 @@ def test_incomplete_cells_are_not_points(table, values):
     few = correlations(table, rows[:7])
     assert [c.whole.r for c in few] == [None, None, None]
     assert not any(c.selected for c in few)
-    least = correlations(table, rows[:9])[1]  # some resamples have a single point
+    least = correlations(table, rows[:9])[1]  # some resamples repeat a single point
     assert least.whole.low < least.whole.r < least.whole.high < 0
 
 
@@ -227,10 +227,11 @@ def test_the_line_is_least_squares_with_a_bootstrap_band(monkeypatch):
     np.testing.assert_allclose(line, np.polyval(np.polyfit(x, y, 1), at), atol=1e-12)
     lines = [np.polyval(np.polyfit(x[draw], y[draw], 1), at) for draw in _resamples(30)]
     np.testing.assert_allclose([low, high], np.quantile(lines, (0.025, 0.975), axis=0), atol=1e-9)
-    assert np.isfinite(line_and_band(x[:4], y[:4], at)).all()  # even if a resample has no line
+    # even if a resample repeats a single point
+    assert np.isfinite(line_and_band(x[:4], y[:4], at)).all()
 
 
-def test_markdown_lists_every_variant_and_the_points(table, values):
+def test_markdown_lists_all_variants_and_points(table, values):
     text = to_markdown(table, rows_of(table, values))
     assert "## Correlation with the gap" in text
     assert "| Pair | second | -1.00 | -1.00 to -1.00 | 8 of 8 | selected |" in text
@@ -262,7 +263,7 @@ def test_markdown_lists_failed_runs(table, values):
     assert [text.count(f"| {n} of 2 |") for n in (1, 2)] == [2, 6]
 
 
-def test_the_figure_has_a_panel_for_each_measure_with_r_and_line(table, values):
+def test_the_figure_has_a_panel_for_each_measure(table, values):
     figure = draw(table, rows_of(table, values))
     assert [axis.get_title().split("\n")[0] for axis in figure.axes] == ["Pair", "Single"]
     assert [axis.get_xlabel() for axis in figure.axes] == ["second", "third"]
@@ -293,17 +294,17 @@ def test_the_figure_does_not_depend_on_the_order_of_rows(table, values):
     assert files == figure_files(table, rows[::-1])
 
 
-def test_a_table_may_borrow_a_whole_grid(table, tmp_path):
+def test_a_table_may_reuse_the_grid_of_another_table(table, tmp_path):
     cells = {"again": {"same_as": "pool/pool", "paper": None}}
     borrower = write_pool(tmp_path, "borrower", cells=cells, fixed=[])
     assert expand(borrower) == expand(table)
     assert list(borrower.cells)[:2] == ["again-0.1-0", "again-0.1-1"]
 
 
-def test_the_random_pixel_figure_reads_the_runs_of_the_pool():
+def test_the_random_pixel_figure_uses_the_runs_of_the_pool():
     pixels, pool = (load_table(f"correlation_{name}") for name in ("random_pixels", "resnet18"))
     assert expand(pixels) == expand(pool)
-    assert set(pixels.metrics) <= set(pool.metrics)  # otherwise its CSV file would lack them
+    assert set(pixels.metrics) <= set(pool.metrics)  # otherwise the CSV file would lack them
 
 
 @pytest.mark.parametrize(
@@ -316,6 +317,6 @@ def test_the_random_pixel_figure_reads_the_runs_of_the_pool():
         (STUDY | {"train": "accuracy"}, "correlation: accuracy; "),
     ],
 )
-def test_errors_in_a_study_name_the_place(tmp_path, study, complaint):
+def test_errors_in_a_study_name_the_key(tmp_path, study, complaint):
     with pytest.raises(SpecError, match=complaint):
         write_pool(tmp_path, correlation=study)

@@ -1,4 +1,4 @@
-"""Every cell of every experiment file composes, builds, and passes the checks."""
+"""Every cell of every experiment file composes and passes all checks."""
 
 import functools
 import re
@@ -21,7 +21,7 @@ from scripts.table import all_names
 
 
 def all_cells() -> list[Run]:
-    """One run per cell, with the first seed; borrowed cells are tested in their own table."""
+    """Returns the first seed of every cell; cells shared between tables occur once."""
     tables = [load_table(name) for name in all_names()]
     runs = [run for table in tables for run in expand(table, seeds=table.seeds[:1])]
     return list({run.folder: run for run in runs}.values())
@@ -31,9 +31,9 @@ composed = functools.cache(lambda *choices: compose_config(list(choices)))
 
 
 def config_of(run: Run) -> DictConfig:
-    """As Hydra composes it, but only once per choice of parts: most cells differ in values alone.
+    """Returns the config of a run, composing each combination of config groups only once.
 
-    An unknown key or a value that Hydra cannot parse is an error here, too.
+    Unknown keys and invalid values raise, as they do in Hydra.
     """
     overrides = OverridesParser.create().parse_overrides(list(run.arguments))
     values = {item.key_or_group: item.value() for item in overrides if "." in item.key_or_group}
@@ -44,7 +44,7 @@ def config_of(run: Run) -> DictConfig:
     return cfg
 
 
-def test_a_config_with_values_set_is_the_composed_one():
+def test_config_of_a_run_equals_the_composed_config():
     run = next(run for run in all_cells() if run.table == "correlation_clip")
     assert any("." in argument.split("=")[0] for argument in run.arguments)
     assert config_of(run) == compose_config(list(run.arguments))
@@ -54,12 +54,12 @@ def test_a_config_with_values_set_is_the_composed_one():
 
 
 @pytest.mark.parametrize("run", all_cells(), ids=lambda run: f"{run.table}/{run.cell}")
-def test_cell_composes_and_passes_check(run):
+def test_every_cell_composes_and_passes_all_checks(run):
     cfg = config_of(run)
     for key, text in dict(override.split("=", 1) for override in run.overrides).items():
         if key not in GROUPS:
-            assert nested(cfg, key) == parse_value(text), f"{key} is not what the cell says"
-    if "sampler" in cfg.regularizer:  # a regularizer that brings its own nodes must not hide these
+            assert nested(cfg, key) == parse_value(text), f"{key} differs from the cell"
+    if "sampler" in cfg.regularizer:  # must not be overridden by the regularizer's default
         assert cfg.regularizer.sampler == cfg.sampler
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     instantiate(cfg.optimizer)
@@ -67,7 +67,7 @@ def test_cell_composes_and_passes_check(run):
     check(cfg, task, regularizer, build_measures(cfg).values())
 
 
-def test_every_file_states_command_and_cost():
+def test_every_header_has_command_and_cost():
     for name in all_names():
         path = load_table(name).path
         header = re.match(r"(#.*\n)+", path.read_text())
@@ -77,7 +77,7 @@ def test_every_file_states_command_and_cost():
         assert max(map(len, path.read_text().splitlines())) <= 100
 
 
-def test_headers_count_their_runs():
+def test_headers_have_the_right_number_of_runs():
     for name in all_names():
         table = load_table(name)
         count = int(re.search(r"# (\d+) runs", table.path.read_text()).group(1))
@@ -101,7 +101,7 @@ def test_headers_count_their_runs():
         ("procgen", "Procgen update", "ED, 4096 + 8192", 36_600, "with ED {hours:.2f} h"),
     ],
 )
-def test_headers_follow_from_the_benchmark(name, network, row, steps, stated):
+def test_times_in_headers_agree_with_the_benchmark(name, network, row, steps, stated):
     path = load_table(name).path
     section = (
         (path.parent / "results" / "speed" / "benchmark.md").read_text().split(f"## {network}")[1]
@@ -113,5 +113,5 @@ def test_headers_follow_from_the_benchmark(name, network, row, steps, stated):
 
 
 @pytest.mark.parametrize("name", [name for name in all_names() if load_table(name).figure])
-def test_figures_can_be_found(name):
+def test_figure_functions_exist(name):
     assert callable(drawing(load_table(name)))

@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
 
 def own_configs(folder, **files: str) -> list[str]:
-    """Overrides that add a folder of experiments."""
+    """Writes experiment configs; returns the override that adds their folder."""
     (folder / "experiment").mkdir()
     for name, text in files.items():
         (folder / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
@@ -26,7 +26,7 @@ def test_an_expanded_experiment_composes_to_the_same_config(name):
     assert compose_config(list(overrides)) == compose_config([f"experiment={name}"])
 
 
-def test_other_overrides_win_over_an_experiment():
+def test_overrides_take_precedence_over_an_experiment():
     overrides = ["task.frames=7", "experiment=procgen", "experiment=procgen_fruitbot"]
     found = expanded(overrides)
     assert not any(text.startswith("experiment=") for text in found)
@@ -35,7 +35,7 @@ def test_other_overrides_win_over_an_experiment():
     assert compose_config(list(found)) == compose_config(overrides)
 
 
-def test_a_table_builds_on_an_experiment(tmp_path):
+def test_a_table_may_use_an_experiment(tmp_path):
     fixed = ["experiment=cifar10_vit_tiny", "task.epochs=100"]
     (run, *_) = expand(write_table(tmp_path, fixed=fixed), cells=["ed"])
     assert {"task=cifar10", "optimizer.lr=0.005", "task.epochs=100"} <= set(run.overrides)
@@ -64,7 +64,7 @@ def test_your_own_experiment_is_found_on_the_search_path(tmp_path):
         ("- a list", "mine.yaml"),
     ],
 )
-def test_mistakes_in_an_experiment_name_table_and_experiment(tmp_path, text, message):
+def test_errors_in_an_experiment_name_the_table_and_the_experiment(tmp_path, text, message):
     fixed = [*own_configs(tmp_path, mine=text), "experiment=mine"]
     with pytest.raises(SpecError, match=r"mini\.yaml") as error:
         write_table(tmp_path, fixed=fixed)
@@ -72,13 +72,13 @@ def test_mistakes_in_an_experiment_name_table_and_experiment(tmp_path, text, mes
     assert "\n" not in str(error.value)
 
 
-def test_a_launch_cannot_change_the_experiment(table):
+def test_the_experiment_cannot_be_changed_at_launch(table):
     with pytest.raises(SpecError, match="--set experiment=glue"):
         expand(table, sets=["experiment=glue"])
 
 
 @pytest.mark.parametrize("choice", ["ed", "ed_fast", "ed_performance", "none", "sam", "asam"])
-def test_a_part_of_a_config_is_known_by_its_file(choice):
+def test_choice_of_finds_the_config_file(choice):
     config = OmegaConf.to_container(compose_config([f"regularizer={choice}"]), resolve=True)
     assert choice_of("regularizer", config["regularizer"]) == choice
     assert choice_of("regularizer", {"_target_": "mine.Own", "weight": 7.0}) is None

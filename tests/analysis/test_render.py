@@ -1,4 +1,4 @@
-"""From rows to tables: means, verdicts, Markdown, LaTeX."""
+"""Rendering tables: means, verdicts, Markdown and LaTeX."""
 
 import math
 from dataclasses import replace
@@ -26,12 +26,12 @@ def test_mean_and_std_agree_with_numpy():
     assert summarise([]) == Ours(None, None, 0)
 
 
-def test_verdict_uses_two_standard_errors_and_needs_the_papers_std():
+def test_verdict_requires_a_std_and_uses_two_standard_errors():
     both = tolerance(Ours(0.0, 3.0, 9), Paper(0.0, 2.0), 4)
     assert both == pytest.approx(2 * np.sqrt(9 / 9 + 4 / 4))
     assert tolerance(Ours(0.0, None, 1), Paper(0.0, 2.0), 4) == 4.0
     done = {"paper_count": 4, "done": 9, "planned": 9}
-    for side in (1, -1):  # far better differs, and so does far worse
+    for side in (1, -1):  # much better and much worse both differ
         near, far = (Paper(10.0 + side * both * part, 2.0) for part in (0.999, 1.001))
         assert verdict(Ours(10.0, 3.0, 9), near, **done) == "match"
         assert verdict(Ours(10.0, 3.0, 9), far, **done) == "differs"
@@ -45,7 +45,7 @@ def test_verdict_uses_two_standard_errors_and_needs_the_papers_std():
     assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done | {"done": 2}) == "pending 2 of 9"
 
 
-def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
+def test_markdown_shows_numbers_verdicts_and_footnotes(table):
     text = to_markdown(table, full_rows(table))
     assert r"| baseline | 80.00 ± 1.00 | 79.80 ± 0.42 (2) | -0.20 | match | [^1] |" in text
     assert r"| ed | 90.00 | 85.05 ± 0.07 (2) | -4.95 | no std: -6 % |  |" in text
@@ -54,10 +54,10 @@ def test_markdown_shows_both_numbers_difference_verdict_and_footnotes(table):
     assert "8 runs in 4.00 hours" in text
     latex = to_latex(table, full_rows(table))
     assert r"baseline & $80.00 \pm 1.00$ & $79.80 \pm 0.42$ & 2 & match \\" in latex
-    assert r"& 2 & no std: -6 \% \\" in latex  # a bare % would swallow the end of the line
+    assert r"& 2 & no std: -6 \% \\" in latex  # an unescaped % would start a comment
 
 
-def test_the_footer_counts_runs_whose_code_is_unknown(table):
+def test_the_footer_counts_runs_with_unknown_code_state(table):
     about = {"device": "cpu", "torch": "2.0", "commit": "abcdef0123", "dirty": False}
     rows = [replace(row, **about) for row in full_rows(table)]
     assert "commit abcdef01. Values" in to_markdown(table, rows)
@@ -67,11 +67,11 @@ def test_the_footer_counts_runs_whose_code_is_unknown(table):
     text = to_markdown(table, rows)
     assert "commit abcdef01, unknown." in text
     assert "not recorded for 2 runs." in text
-    rows[1] = replace(rows[1], dirty=True)  # known to differ from an unknown commit
+    rows[1] = replace(rows[1], dirty=True)  # modified code counts as recorded
     assert "not recorded for 1 run." in to_markdown(table, rows)
 
 
-def test_numbers_have_the_decimals_of_their_file(tmp_path):
+def test_the_table_sets_the_number_of_decimals(tmp_path):
     table = write_table(tmp_path, digits=1)
     text = to_markdown(table, full_rows(table))
     assert "| baseline | 80.0 ± 1.0 | 79.8 ± 0.4 (2) | -0.2 |" in text
@@ -84,7 +84,7 @@ def test_several_metrics_start_with_an_overview(tmp_path):
             "paper": {"eval/acc": {"mean": 80.0}, "eval/ood": {"mean": None}},
         },
         "ed": {"overrides": ["regularizer=ed"], "paper": None},
-        "sam": {"overrides": ["regularizer=sam"], "paper": {"mean": 70.0}},  # of the first metric
+        "sam": {"overrides": ["regularizer=sam"], "paper": {"mean": 70.0}},  # the first metric
     }
     metrics = {"eval/acc": "accuracy", "eval/ood": "shifted"}
     how = {"metric": None, "tuning": None, "cells": cells}
@@ -98,7 +98,7 @@ def test_several_metrics_start_with_an_overview(tmp_path):
     assert "| plain | 79.50 ± 0.71 [80.00] | 8.50 ± 0.00 |\n| ed | - | - |" in grid
     assert table.cells["sam"].paper == {"eval/acc": Paper(70.0)}
     assert "| plain, accuracy | 80.00 | 79.50 ± 0.71 (2) |" in line_by_line
-    assert "Number by number" not in to_markdown(table, [])  # no numbers yet
+    assert "Number by number" not in to_markdown(table, [])  # there are no numbers yet
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_several_metrics_start_with_an_overview(tmp_path):
         (-0.0996, 0.2, "-0.100 ± 0.200"),
         (0.6712, 0.0031, "0.671 ± 0.003"),
         (1.34, 0.0051, "1.34 ± 0.01"),
-        (84.74, 1.4e-14, "84.74 ± 0.00"),  # three equal numbers, whose mean is one bit off
+        (84.74, 1.4e-14, "84.74 ± 0.00"),  # three equal numbers with a rounded mean
         (3.04e-8, 1.2e-8, "3.0e-08 ± 1.2e-08"),
         (math.nan, math.nan, "nan ± nan"),
     ],
@@ -122,7 +122,7 @@ def test_small_numbers_get_more_decimals(mean, std, shown):
     assert mean_and_std(mean, std, 2) == shown
 
 
-def test_a_difference_has_the_papers_decimals():
+def test_differences_have_the_decimals_of_the_paper():
     assert signed(-3.061, Paper(87.8), 2) == "-3.06"
     assert signed(0.0021, Paper(0.012), 2) == "+0.002"
     assert signed(-0.0021, Paper(1.34), 2) == "+0.00"
@@ -133,7 +133,7 @@ def test_latex_uses_scientific_notation(table):
     assert r"$8.0 \cdot 10^{-9} \pm 4.2 \cdot 10^{-11}$" in to_latex(table, rows)
 
 
-def test_the_best_by_a_loss_is_the_lowest(tmp_path):
+def test_the_best_loss_is_the_lowest(tmp_path):
     rho = SPEC["tuning"]["rho"] | {"lower_is_better": True}
     table = write_table(tmp_path, metric="eval/loss", tuning={"rho": rho})
     rows = [replace(row, last={"eval/loss": row.last["eval/acc"]}) for row in full_rows(table)]
@@ -142,9 +142,10 @@ def test_the_best_by_a_loss_is_the_lowest(tmp_path):
     assert line.remarks == ["rho-0.1: the best of 2 of 2 grid points, by the lowest eval/loss"]
 
 
-def test_a_grid_is_pending_until_all_its_points_are_done(table):
+def test_a_grid_is_pending_until_all_points_are_done(table):
     *rows, last = full_rows(table)
-    for under_way in ([], [replace(last, status=Status.STOPPED)]):  # whatever its values so far
+    # intermediate values do not count
+    for under_way in ([], [replace(last, status=Status.STOPPED)]):
         line = table_lines(table, [*rows, *under_way])[-1]
         assert line.verdict == "pending 3 of 4"
         assert line.ours.mean == 2.0
@@ -176,13 +177,13 @@ def test_reduced_runs_are_shown_separately_without_a_verdict(table):
     )
 
 
-def test_a_table_in_other_settings_has_no_verdicts(tmp_path):
+def test_a_table_with_different_settings_has_no_verdicts(tmp_path):
     table = write_table(tmp_path, comparable=False)
     judged = {line.label: line.verdict for line in table_lines(table, full_rows(table))}
     assert judged == {"baseline": "reference only", "ed": "reference only", "sam": "not in paper"}
 
 
-def test_the_same_rows_in_any_order_give_the_same_text(table):
+def test_the_text_does_not_depend_on_the_order_of_rows(table):
     rows = full_rows(table)
     assert to_csv(table, rows) == to_csv(table, rows[::-1])
     assert to_markdown(table, rows) == to_markdown(table, rows[::-1])

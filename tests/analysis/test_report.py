@@ -1,4 +1,4 @@
-"""The report page: complete, self-contained, small, deterministic, and correct in a browser."""
+"""The report page: content, size, reproducibility and behaviour in a browser."""
 
 import json
 import os
@@ -60,7 +60,7 @@ tuning:
 
 
 class Page(HTMLParser):
-    """Every element's attributes, the text inside each id, and whether the tags nest."""
+    """Parses a page: attributes of elements and text by id; asserts that tags are nested."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -75,7 +75,7 @@ class Page(HTMLParser):
         self.elements.append((name, attributes))
         identifier = attributes.get("id")
         if identifier is not None:
-            assert identifier not in self.texts, f"id {identifier} twice"
+            assert identifier not in self.texts, f"duplicate id {identifier}"
             self.texts[identifier] = ""
         if name not in VOID:
             self.stack.append((name, identifier))
@@ -106,7 +106,7 @@ def page(text) -> Page:
 
 
 @pytest.mark.parametrize("name", table_names())
-def test_every_experiment_is_there_with_every_cell(page, name):
+def test_the_page_has_every_cell_of_every_experiment(page, name):
     table = load_table(name)
     shown = page.texts[f"experiment-{name}"]
     assert table.title in shown
@@ -120,7 +120,7 @@ def test_every_experiment_is_there_with_every_cell(page, name):
 
 
 @pytest.mark.parametrize("name", table_names())
-def test_every_row_of_every_csv_file_is_there(page, name):
+def test_the_page_has_every_row_of_every_csv_file(page, name):
     table = load_table(name)
     for row in read_results(results_folder(table) / CSV, table):
         shown = re.split(r"[\s,]+", page.texts[f"{row.table}--{row.cell}"])
@@ -135,7 +135,7 @@ def test_every_row_of_every_csv_file_is_there(page, name):
 
 def test_links_within_the_page_have_targets(page, folder):
     check_links(page)
-    check_links(Page(build_page(folder)))  # neither explorer nor benchmark
+    check_links(Page(build_page(folder)))  # has no explorer and no benchmark
 
 
 def check_links(page: Page) -> None:
@@ -144,7 +144,7 @@ def check_links(page: Page) -> None:
     assert set(targets) <= set(page.texts)
 
 
-def test_nothing_is_loaded_from_outside(text, page):
+def test_the_page_loads_no_external_resources(text, page):
     assert all(value.startswith("data:") for _, value in page.values("src"))
     loaded = [value for name, value in page.values("href") if name != "a"]
     assert all(value.startswith("data:") for value in loaded)
@@ -161,7 +161,7 @@ def test_the_page_is_small_enough_for_a_phone(text):
     assert len(text.encode()) <= 3_000_000
 
 
-def test_sections_follow_the_paper_and_open_with_a_finding(page):
+def test_sections_follow_the_paper_and_start_with_a_finding(page):
     order = [name.removeprefix("experiment-") for name in page.texts if "experiment-" in name]
     begun = [name for name in order if name in ("grokking", "table1", "procgen_short", "pnn")]
     assert begun == ["grokking", "table1", "procgen_short", "pnn"]
@@ -170,7 +170,7 @@ def test_sections_follow_the_paper_and_open_with_a_finding(page):
     assert len(findings) == len(sections)
 
 
-def test_tables_without_runs_are_one_folded_list(page):
+def test_tables_without_runs_are_in_one_collapsed_list(page):
     waiting = page.texts["waiting"]
     for name in table_names():
         table = load_table(name)
@@ -182,7 +182,7 @@ def test_tables_without_runs_are_one_folded_list(page):
     assert not any("open" in a for a in folded)
 
 
-def test_images_have_alternatives_and_load_late(page):
+def test_images_have_alt_texts_and_load_lazily(page):
     images = [a for name, a in page.elements if name == "img"]
     assert images
     assert all(len(a["alt"]) > 3 and a["loading"] == "lazy" for a in images)
@@ -193,7 +193,7 @@ def test_benchmark_is_rendered_as_tables(page):
     assert "| ---" not in page.texts["document-benchmark"]
 
 
-def test_the_command_makes_the_same_page_every_time_and_needs_no_torch(tmp_path):
+def test_the_page_is_reproducible_and_needs_no_torch(tmp_path):
     code = "import runpy, sys\ntry: runpy.run_path('scripts/report.py', run_name='__main__')\n"
     code += "except SystemExit as end: sys.exit(end.code or 'torch' in sys.modules)"
     pages = []
@@ -212,7 +212,7 @@ def test_the_command_makes_the_same_page_every_time_and_needs_no_torch(tmp_path)
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """One experiment with a recorded run and a failed one."""
+    """Writes an experiment with a finished run and a failed one."""
     (tmp_path / "small.yaml").write_text(SPEC)
     results = tmp_path / "results" / "small"
     results.mkdir(parents=True)
@@ -238,7 +238,7 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def test_a_record_gives_curves_settings_and_versions(folder):
+def test_the_page_shows_curves_settings_and_versions(folder):
     page = Page(build_page(folder))
     shown = page.texts["small--plain"]
     assert "data: <b>" in shown
@@ -253,7 +253,7 @@ def test_a_record_gives_curves_settings_and_versions(folder):
 
 def test_an_unknown_code_state_is_shown_as_unknown(folder):
     table = folder / "results" / "small" / CSV
-    table.with_name(CURVES).unlink()  # the CSV file alone
+    table.with_name(CURVES).unlink()  # leaves only the CSV file
     assert "unknown" not in Page(build_page(folder)).texts["provenance"]
     table.write_text(table.read_text().replace("0123456789ab,no,", "0123456789ab,,"))
     page = Page(build_page(folder))
@@ -263,7 +263,7 @@ def test_an_unknown_code_state_is_shown_as_unknown(folder):
     assert "commit unknown" in Page(build_page(folder)).texts["provenance"]
 
 
-def test_failed_runs_are_there(folder):
+def test_failed_runs_are_shown(folder):
     assert "failed" in Page(build_page(folder)).texts["small--plain"]
 
 
@@ -276,7 +276,7 @@ def test_probes_come_after_the_tables(folder):
     assert list(page.texts).index("experiment-small") < list(page.texts).index("experiment-aside")
 
 
-def test_a_run_that_another_table_collected_stands_with_its_cell(folder):
+def test_a_run_collected_by_another_table_is_shown_with_its_cell(folder):
     (folder / "other.yaml").write_text(
         "title: Other\nplace: Nowhere\nmetric: eval/acc\nseeds: [0, 1]\nfixed: [task=toy]\n"
         "cells: {borrowed: {same_as: small/plain, paper: null}}\n"
@@ -290,7 +290,7 @@ def test_a_run_that_another_table_collected_stands_with_its_cell(folder):
     assert "fedcba98" in page.texts["provenance"].split()
 
 
-def test_commands_of_an_experiment_stand_apart_from_its_prose(folder):
+def test_header_comments_are_split_into_commands_and_text(folder):
     path = folder / "small.yaml"
     header = (
         "# export PLACE=/a\n# python scripts/launch.py small \\\n#   --jobs 2\n"
@@ -321,7 +321,7 @@ def test_hand_written_notes_are_shown(folder):
     assert HOSTILE not in text
 
 
-def test_a_pool_shows_every_variant_with_its_r(tmp_path):
+def test_a_pool_shows_the_correlation_of_every_variant(tmp_path):
     path = Path(shutil.copy(ROOT / "experiments" / "correlation_vit.yaml", tmp_path))
     table = load_table(str(path))
     rows = [
@@ -340,12 +340,12 @@ def test_a_pool_shows_every_variant_with_its_r(tmp_path):
     for variants in table.correlation.measures.values():
         assert all(table.metrics[metric] in text for metric in variants)
     assert text.count("27 of 27") == 11
-    finding, found = 2, 10 + 1  # ED and the next best; the training accuracy alone
+    finding, found = 2, 10 + 1  # two measures in the finding; 10 variants and the accuracy
     assert text.count("+1.00 to +1.00") == finding + found
     assert text.count("-1.00 to -1.00") == 1
 
 
-def test_a_figure_stands_with_its_experiment_and_other_images_at_the_end(folder):
+def test_figures_are_shown_with_their_experiment_and_other_images_last(folder):
     Image.new("RGB", (3000, 30)).save(folder / "results" / "small" / "figure.png")
     (folder / "results" / "other.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     text = build_page(folder)
@@ -367,13 +367,13 @@ def test_a_figure_stands_with_its_experiment_and_other_images_at_the_end(folder)
         ("small/runs.csv", "a,b\n", r"runs\.csv, line 1"),
     ],
 )
-def test_broken_files_are_named(folder, name, content, message):
+def test_broken_files_are_reported(folder, name, content, message):
     (folder / "results" / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         build_page(folder)
 
 
-def test_a_folder_without_experiments_leaves_the_page_as_it_is(tmp_path):
+def test_a_folder_without_experiments_does_not_overwrite_the_page(tmp_path):
     page = tmp_path / "index.html"
     page.write_text("full")
     words = [sys.executable, "scripts/report.py", "--experiments", str(tmp_path)]
@@ -383,7 +383,7 @@ def test_a_folder_without_experiments_leaves_the_page_as_it_is(tmp_path):
     assert page.read_text() == "full"
 
 
-def test_a_broken_file_ends_the_command_with_one_line(folder):
+def test_a_broken_file_is_a_one_line_error(folder):
     (folder / "results" / "small" / CSV).write_text("a,b\n")
     words = [sys.executable, "scripts/report.py", "--experiments", str(folder)]
     words += ["--out", str(folder / "page.html")]
@@ -394,10 +394,10 @@ def test_a_broken_file_ends_the_command_with_one_line(folder):
     assert not (folder / "page.html").exists()
 
 
-# --- pieces
+# --- parts of the page
 
 
-def test_a_scale_needs_two_numbers_to_compare():
+def test_a_scale_needs_two_numbers():
     assert extent([(1.0, 0.5), (None, None)]) is None
     assert marks({"ours": (1.0, 0.5)}, None) == []
     scale = extent([(1.0, 0.5), (3.0, None)])
@@ -406,13 +406,13 @@ def test_a_scale_needs_two_numbers_to_compare():
     assert 0 < both[0].low < both[0].x < both[0].high < both[1].x < 100
 
 
-def test_what_lies_below_a_scale_is_drawn_at_its_edge():
+def test_values_below_the_scale_are_drawn_at_its_edge():
     (mark,) = marks({"ours": (69.0, 4.0)}, (78.0, 88.0))
     assert mark.beyond
     assert mark.x == mark.low == mark.high == 0
 
 
-def test_empty_columns_are_left_out_and_numbers_go_to_the_right():
+def test_empty_columns_are_omitted_and_numbers_right_aligned():
     rows = [["a", "86.53 ± 0.43", "", "x"], ["b", "-", "", Field(href="c")]]
     shown = grid(["first", "number", "empty", "last"], rows)
     assert [tuple(column) for column in shown.columns] == [
@@ -421,7 +421,7 @@ def test_empty_columns_are_left_out_and_numbers_go_to_the_right():
     assert [len(row) for row in shown.rows] == [3, 3]
 
 
-def test_markdown_of_result_files():
+def test_markdown_is_converted_and_escaped():
     text = markdown(
         f"# A\n\nb `c` **d** [e](f.md) [g](https://h.org)\n\n| i | j |\n| --- | --- |\n"
         f"| k | 1,234 |\n\n{HOSTILE}"
@@ -431,7 +431,7 @@ def test_markdown_of_result_files():
     assert HOSTILE not in text
 
 
-def test_long_notes_are_cut_between_sentences():
+def test_long_notes_are_split_between_sentences():
     sentences = [f"Sentence {i} has {'many ' * 10}words." for i in range(9)]
     found = list(items([" ".join(sentences), "Short."]))
     assert " ".join(found[:-1]) == " ".join(sentences)
@@ -439,7 +439,7 @@ def test_long_notes_are_cut_between_sentences():
     assert max(len(item.split()) for item in found) <= MOST_WORDS
 
 
-def test_curves_keep_finite_points_and_the_last():
+def test_curves_keep_the_first_and_last_finite_points():
     history = [{"step": step, "loss": 1 / step} for step in range(1, 1000)]
     history += [{"step": 1000, "loss": float("nan")}, {"step": 1001, "other": 1.0}]
     points = thinned(history, "loss")
@@ -451,7 +451,7 @@ def test_curves_keep_finite_points_and_the_last():
 # --- samples of the explorer
 
 
-def test_committed_samples_are_small_and_whole():
+def test_committed_samples_are_small_and_complete():
     assert SAMPLES.stat().st_size < 300 * 1024
     samples = json.loads(SAMPLES.read_text())
     values = torch.tensor([path["values"] for path in samples["paths"]])
@@ -460,7 +460,7 @@ def test_committed_samples_are_small_and_whole():
     torch.testing.assert_close(values.sum(-1), torch.ones(shape[:-1]), atol=1e-5, rtol=0)
 
 
-def test_samples_are_the_outputs_on_the_paths(tmp_path):
+def test_samples_equal_the_outputs_on_paths(tmp_path):
     from ed.engine.main import load_run
     from scripts.explorer_samples import samples, to_text
     from tests.helpers.small import small_run
@@ -472,14 +472,14 @@ def test_samples_are_the_outputs_on_the_paths(tmp_path):
     result = {"summary": summary, "estimate": estimate, "task": task, "model": model}
     content = json.loads(to_text(samples({"none": result}, ((3, 17), (8, 40)))))
     assert content["models"][0]["label"] == "plain training"
-    first, last = task.test.pixels[8], task.test.pixels[40]  # alpha = 1, alpha = 0
+    first, last = task.test.pixels[8], task.test.pixels[40]  # at alpha = 1 and alpha = 0
     near_last = task.normalise(last + content["nodes"][0] * (first.float() - last))
     expected = model(near_last[None]).softmax(-1)[0]
     measured = torch.tensor(content["paths"][1]["values"][0][0])
     torch.testing.assert_close(measured, expected.detach(), atol=1e-4, rtol=0)
 
 
-# --- in a browser
+# --- behaviour in a browser
 
 
 @pytest.fixture(scope="module")
@@ -492,17 +492,17 @@ def window(tmp_path_factory):
         opened.resize(1280, 1000)
         opened.open(folder / "index.html")
         yield opened
-        assert opened.console() == []  # of all tests together
+        assert opened.console() == []  # no test logged an error
 
 
 def shown_numbers(window, name: str = "raw") -> list[float]:
-    """The numbers in the two panels, as printed."""
+    """Returns the numbers shown in the two panels."""
     script = "return [...document.querySelectorAll(arguments[0])].map(e => Number(e.textContent))"
     return window.script(script, f".panel dd[data-name={name}]")
 
 
 def expected_degrees(samples: dict, path: int, degree: int, basis: str) -> torch.Tensor:
-    """ED and ED_norm of each model by ed.fit: (models, 2)."""
+    """Returns ED and ED_norm of each model, computed with ed.fit: (models, 2)."""
     values = torch.tensor(samples["paths"][path]["values"], dtype=torch.float64)
     nodes = torch.tensor(samples["nodes"], dtype=torch.float64)
     coefficients = ed.fit(
@@ -520,8 +520,8 @@ def test_page_opens_without_console_errors(window):
 
 
 @pytest.mark.browser
-def test_page_notices_what_goes_wrong(window):
-    """The check above sees errors, and the page may not load anything."""
+def test_external_requests_are_blocked_and_logged(window):
+    """Shows that the previous test would detect errors."""
     window.script("const image = new Image(); image.src = 'http://127.0.0.1:9/x.png'")
     end = time.monotonic() + 10
     messages = []
@@ -531,7 +531,7 @@ def test_page_notices_what_goes_wrong(window):
 
 
 def unfold(window, opened: bool) -> None:
-    """Opens or closes every fold of the page's body."""
+    """Expands or collapses all details of the page."""
     script = "document.querySelectorAll('main details').forEach(f => { f.open = arguments[0]; })"
     window.script(script, opened)
 
@@ -545,12 +545,12 @@ def column(window, place: int) -> list[str]:
 
 
 @pytest.mark.browser
-def test_a_click_or_a_key_sorts_a_table(window):
+def test_tables_can_be_sorted_by_mouse_and_keyboard(window):
     before = column(window, 1)
     head = "#experiment-table1 > .wide thead th:nth-child(2)"
     window.click(f"{head} button")
     assert column(window, 1) == sorted(before, key=lambda text: float(text.split()[0]))
-    window.keys(f"{head} button", "\ue007")  # Enter
+    window.keys(f"{head} button", "\ue007")  # the Enter key
     means = [float(text.split()[0]) for text in column(window, 1)]
     assert means == sorted(means, reverse=True)
     sort = f"return document.querySelector('{head}').getAttribute('aria-sort')"
@@ -560,7 +560,7 @@ def test_a_click_or_a_key_sorts_a_table(window):
 
 
 @pytest.mark.browser
-def test_empty_fields_sort_last_in_both_directions(window):
+def test_empty_cells_sort_last_in_both_directions(window):
     head = "#experiment-table1 > .wide thead th:nth-child(3) button"
     for _ in range(2):
         window.click(head)
@@ -594,8 +594,8 @@ def test_the_theme_follows_the_system_until_it_is_switched(window):
 
 @pytest.mark.browser
 @pytest.mark.parametrize(("theme", "tone"), [("light", (255, 255)), ("dark", (200, 240))])
-def test_figures_lie_on_a_card_whose_tone_they_take(window, tmp_path, theme, tone):
-    """Light enough for dark ink, but not white in the dark theme."""
+def test_figures_have_the_background_of_their_card(window, tmp_path, theme, tone):
+    """The background is light enough for dark text, but not white in the dark theme."""
     window.click(f"#theme input[value={theme}]")
     try:
         place = window.script(
@@ -607,7 +607,8 @@ def test_figures_lie_on_a_card_whose_tone_they_take(window, tmp_path, theme, ton
         window.screenshot(tmp_path / "page.png")
     finally:
         window.click("#theme input[value=auto]")
-        window.script("scrollTo({top: 0, behavior: 'instant'})")  # as the next test expects it
+        # resets the view for the next test
+        window.script("scrollTo({top: 0, behavior: 'instant'})")
     outer, inner, top, height = map(round, place)
     pixels = np.asarray(Image.open(tmp_path / "page.png").convert("RGB"))
     card, image = pixels[top + height // 2, outer + 5], pixels[top + 3, inner + 3]
@@ -617,7 +618,7 @@ def test_figures_lie_on_a_card_whose_tone_they_take(window, tmp_path, theme, ton
 
 
 @pytest.mark.browser
-def test_a_cell_opens_its_runs(window):
+def test_clicking_a_cell_shows_its_runs(window):
     script = "return document.getElementById('table1--baseline').checkVisibility()"
     assert not window.script(script)
     window.click("#experiment-table1 > .wide tbody a[href='#table1--baseline']")
@@ -629,12 +630,12 @@ def test_a_cell_opens_its_runs(window):
 
 
 @pytest.mark.browser
-def test_the_slider_moves_ed_as_python_computes_it(window):
+def test_the_slider_shows_the_same_ed_as_python(window):
     samples = json.loads(SAMPLES.read_text())
     assert shown_numbers(window) == pytest.approx(
         expected_degrees(samples, 0, 3, "chebyshev")[:, 0].tolist(), abs=5.1e-5
     )
-    window.keys("#degree", "\ue014" * 6)  # the right arrow, as a person would
+    window.keys("#degree", "\ue014" * 6)  # press the right arrow key
     assert window.script("return document.getElementById('degree-shown').value") == "9"
     window.click("#basis input[value=legendre]")
     window.click(".pairs button:nth-child(3)")
@@ -665,8 +666,8 @@ def test_the_page_agrees_with_ed_fit_at_every_degree(window):
 
 
 @pytest.mark.browser
-def test_alpha_moves_the_blended_image_between_its_ends(window):
-    """At the ends the canvas shows the two images, in between their mean."""
+def test_the_alpha_slider_blends_two_images(window):
+    """The canvas shows the images at the ends and their mean in the middle."""
     script = """
         const slider = document.getElementById("alpha");
         const copy = Object.assign(document.createElement("canvas"), { width: 32, height: 32 });
@@ -680,14 +681,14 @@ def test_alpha_moves_the_blended_image_between_its_ends(window):
     """
     left, middle, right = np.array(window.script(script), dtype=float)
     assert np.abs(left - right).mean() > 10
-    # 8-bit blending: one level for the product, one for alpha, which canvases store in 8 bits
+    # canvases use 8 bits: one level of error for the product and one for alpha
     assert np.abs(middle - (left + right) / 2).max() <= 2
     label = "return document.getElementById('blend-label').textContent"
     assert window.script(label).startswith("0 % ")
 
 
 @pytest.mark.browser
-def test_the_animation_moves_the_degree_until_it_is_stopped(window):
+def test_the_animation_changes_the_degree_until_stopped(window):
     shown = "return document.getElementById('degree-shown').value"
     before = window.script(shown)
     window.click("#animate")
@@ -702,7 +703,7 @@ def test_the_animation_moves_the_degree_until_it_is_stopped(window):
 
 
 @pytest.mark.browser
-def test_no_curve_or_bar_leaves_the_axes(window):
+def test_curves_and_bars_stay_within_the_axes(window):
     samples = json.loads(SAMPLES.read_text())
     script = """
         const data = arguments[0];
@@ -726,7 +727,7 @@ def test_no_curve_or_bar_leaves_the_axes(window):
 @pytest.mark.parametrize(
     ("low", "high", "expected"), [(50, 85, [50, 60, 70, 80]), (0, 58500, [0, 20000, 40000])]
 )
-def test_axis_ticks_are_round(window, low, high, expected):
+def test_axis_ticks_are_round_numbers(window, low, high, expected):
     assert window.script("return ticks(...arguments)", low, high) == pytest.approx(expected)
 
 
@@ -742,7 +743,7 @@ def test_an_opened_cell_draws_its_curves_once(window):
 
 
 @pytest.mark.browser
-def test_the_contents_mark_the_section_in_view(window):
+def test_the_table_of_contents_highlights_the_visible_section(window):
     script = "return document.querySelector('.contents a[aria-current]').textContent"
     for target, expected in (("#explorer", "Explorer"), ("#waiting", "Not run yet")):
         window.script("document.querySelector(arguments[0]).scrollIntoView()", target)
@@ -754,7 +755,7 @@ def test_the_contents_mark_the_section_in_view(window):
 
 
 @pytest.mark.browser
-def test_details_are_folded_until_opened(window):
+def test_details_are_collapsed_until_opened(window):
     unfold(window, False)
     notes = "#experiment-table1 details.notes"
     script = f"return document.querySelector('{notes} ul').checkVisibility()"
@@ -764,8 +765,8 @@ def test_details_are_folded_until_opened(window):
 
 
 @pytest.mark.browser
-def test_the_keyboard_reaches_the_results_first(window):
-    """The first stop of the tab key skips the contents."""
+def test_a_skip_link_leads_to_the_results(window):
+    """The first link on the page skips the table of contents."""
     window.script("scrollTo(0, 0); document.activeElement.blur()")
     first = "return document.querySelector('a, button, input, summary, [tabindex]').className"
     assert window.script(first) == "skip"
@@ -774,7 +775,7 @@ def test_the_keyboard_reaches_the_results_first(window):
 
 
 @pytest.mark.browser
-def test_a_figure_opens_larger_and_closes(window):
+def test_a_figure_can_be_enlarged_and_closed(window):
     window.script("document.querySelector('#experiment-table1_100 .enlarge').click()")
     opened = "return document.getElementById('enlarged').open"
     assert window.script(opened)
@@ -828,7 +829,7 @@ def test_all_text_has_enough_contrast(window, theme):
 
 
 @pytest.mark.browser
-def test_a_phone_gets_stacked_tables_and_folded_contents(window):
+def test_phones_get_stacked_tables_and_collapsed_contents(window):
     window.resize(390, 844)
     try:
         window.script("scrollTo(0, 0)")
@@ -843,7 +844,7 @@ def test_a_phone_gets_stacked_tables_and_folded_contents(window):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 768, 1280])
-def test_the_page_itself_never_scrolls_sideways(window, width):
+def test_the_page_never_scrolls_horizontally(window, width):
     window.resize(width, 844)
     unfold(window, True)
     script = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -854,5 +855,5 @@ def test_the_page_itself_never_scrolls_sideways(window, width):
         window.resize(1280, 1000)
 
 
-def test_the_driver_is_looked_for_where_programs_are():
+def test_the_browser_and_its_driver_are_searched_on_the_path():
     assert (missing() is None) == all(map(shutil.which, ("chromium", "chromedriver")))

@@ -1,4 +1,4 @@
-"""The results store: files round-trip exactly."""
+"""The results store: everything written is read back exactly."""
 
 import fcntl
 import json
@@ -31,7 +31,7 @@ from tests.helpers.tables import fabricate, write_table
 ROWS = [
     {"step": 5, "train/loss": 0.1 + 0.2, "count": 3},
     {"step": 5, "eval/acc": 1 / 3},
-    {"step": 5, "eval/acc": math.inf},  # measured again
+    {"step": 5, "eval/acc": math.inf},  # a second value at the same step
     {"step": 9, "train/loss": math.nan},
 ]
 ABOUT = {"config": {"seed": 0, "lr": 1e-5, "name": "±"}, "meta": {"sessions": []}}
@@ -45,7 +45,7 @@ def long(rows) -> list[tuple]:
     return [(row["step"], key, repr(float(row[key]))) for row in rows for key in row]
 
 
-def test_every_logged_value_and_the_config_come_back_exactly(tmp_path):
+def test_logged_values_and_config_round_trip_exactly(tmp_path):
     path = tmp_path / CURVES
     done = {"last": {"eval/acc": 0.1}, "best": {}, "steps": 9, "seconds": 1.5}
     write_curves(path, {("a", 0): record(done=done), ("b-1", 12): record(failure="exit 1: no")})
@@ -59,7 +59,7 @@ def test_every_logged_value_and_the_config_come_back_exactly(tmp_path):
     assert (second[1].failure, second[1].status) == ("exit 1: no", Status.FAILED)
 
 
-def test_anyone_can_read_the_file_with_pyarrow(tmp_path):
+def test_the_file_is_readable_with_pyarrow(tmp_path):
     write_curves(tmp_path / CURVES, {("a", 0): record()})
     table = pq.read_table(tmp_path / CURVES)
     assert table.column_names == ["cell", "seed", "step", "metric", "value"]
@@ -71,10 +71,10 @@ def test_writing_again_does_not_change_the_file(tmp_path):
     path = tmp_path / CURVES
     write_curves(path, {("a", 0): record()})
     first = path.read_bytes()
-    write_curves(path, read_curves(path))  # the file is unchanged
+    write_curves(path, read_curves(path))  # overwrites the same file
     assert path.read_bytes() == first
     path.rename(tmp_path / "other")
-    write_curves(path, read_curves(tmp_path / "other"))  # the same bytes
+    write_curves(path, read_curves(tmp_path / "other"))  # writes a new file
     assert path.read_bytes() == first
     write_curves(path, {("a", 0): record(ROWS[:2])})
     assert path.read_bytes() != first
@@ -82,7 +82,7 @@ def test_writing_again_does_not_change_the_file(tmp_path):
     assert not path.exists()
 
 
-def test_a_damaged_file_and_a_missing_package_raise_one_line(tmp_path, monkeypatch):
+def test_damaged_files_and_missing_packages_raise_one_line_errors(tmp_path, monkeypatch):
     path = tmp_path / CURVES
     write_curves(path, {("a", 0): record()})
     path.write_bytes(path.read_bytes()[:-9])
@@ -94,7 +94,7 @@ def test_a_damaged_file_and_a_missing_package_raise_one_line(tmp_path, monkeypat
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_holds_all_runs_of_any_status(tmp_path):
+def test_results_contain_all_runs_that_have_started(tmp_path):
     table = write_table(tmp_path)
     runs = expand(table, root=tmp_path / "runs")
     fabricate(runs[0])
@@ -127,7 +127,7 @@ def test_a_running_run_is_committed_as_stopped(tmp_path):
     assert [row.status for row in committed(table)] == [Status.STOPPED]
 
 
-def test_runs_of_another_table_have_their_curves_there(tmp_path):
+def test_curves_of_reused_runs_are_stored_with_their_own_table(tmp_path):
     home = write_table(tmp_path)
     fabricate(expand(home, cells=["ed"], root=tmp_path / "runs")[0], 85.0)
     cells = {"same": {"same_as": "mini/ed", "paper": None}}
@@ -140,7 +140,7 @@ def test_runs_of_another_table_have_their_curves_there(tmp_path):
     assert row.history()[-1]["eval/acc"] == 85.0
 
 
-def test_hand_written_notes_are_part_of_the_readme(tmp_path):
+def test_the_readme_includes_hand_written_notes(tmp_path):
     table = write_table(tmp_path)
     fabricate(expand(table, root=tmp_path / "runs")[0])
     folder = results_folder(table)
@@ -156,13 +156,13 @@ def every_table() -> list[str]:
 
 
 @pytest.mark.parametrize("name", every_table())
-def test_every_committed_run_has_its_curves_and_no_deviations(name):
+def test_every_committed_run_has_curves_and_no_deviations(name):
     for row in committed(load_table(name)):
         assert not row.deviations
         assert row.history(), row.key
 
 
-def test_the_repository_holds_few_files_and_no_run_folders():
+def test_the_repository_has_few_result_files_and_no_run_folders():
     paths = [path for path in EXPERIMENTS.rglob("*") if path.is_file()]
     assert len(paths) <= 150
     assert not [path for path in paths if path.name == METRICS or "@" in path.name]

@@ -1,4 +1,4 @@
-"""scripts/runs.py: differing settings of a sweep, and results over seeds."""
+"""scripts/runs.py: settings that differ within a sweep, and results over seeds."""
 
 import csv
 import io
@@ -38,8 +38,8 @@ def runs(tmp_path) -> Path:
     return tmp_path
 
 
-def test_a_line_per_setting_with_what_differs(runs, capsys):
-    """The weight differs; the shared degree, seeds and devices are not listed."""
+def test_each_line_shows_the_settings_that_differ(runs, capsys):
+    """Seeds, devices and settings with one value are not listed."""
     assert main([str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [
@@ -57,8 +57,8 @@ def test_a_line_per_setting_with_what_differs(runs, capsys):
     assert lines[2].index("82") == lines[0].index("eval/acc")
 
 
-def test_no_mean_over_runs_that_were_measured_differently(runs, capsys):
-    for seed, accuracy in enumerate((80.0, 81.0)):  # write_run measures each seed with other pairs
+def test_runs_with_different_measure_settings_are_not_averaged(runs, capsys):
+    for seed, accuracy in enumerate((80.0, 81.0)):  # write_run varies the measure's pairs by seed
         last = {"eval/acc": accuracy, "measure/ed": 0.2}
         write_run(runs / f"more/seed{seed}", seed, ED | {"weight": 5.0}, last)
     assert main([str(runs / "more")]) == 0
@@ -66,8 +66,8 @@ def test_no_mean_over_runs_that_were_measured_differently(runs, capsys):
     assert line.split() == ["2", "80.5", "±", "0.71", "measured", "differently"]
 
 
-def test_runs_of_the_working_folder_are_the_default(runs, tmp_path, capsys, monkeypatch):
-    """train.py writes runs/adhoc in the working folder."""
+def test_the_default_is_the_working_folder(runs, tmp_path, capsys, monkeypatch):
+    """Lists the runs in runs/adhoc, where train.py writes them."""
     (tmp_path / "runs").mkdir()
     (runs / "none").rename(tmp_path / "runs/adhoc")
     monkeypatch.chdir(tmp_path)
@@ -86,22 +86,22 @@ def test_a_sampler_is_listed_under_its_regularizer(tmp_path, capsys):
 
 
 def counts(capsys, *folders: Path) -> list[str]:
-    """The column of runs."""
+    """Returns the "runs" column of the printed table."""
     assert main([*map(str, folders), "--metrics", "eval/acc"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     start, end = header.index("runs"), header.index("eval/acc")
     return [line[start:end].strip() for line in lines]
 
 
-def test_a_run_counts_once_however_it_is_reached(runs, capsys, monkeypatch):
-    (runs / "ed/back").symlink_to(runs)  # no endless walk
+def test_a_run_reached_by_several_paths_counts_once(runs, capsys, monkeypatch):
+    (runs / "ed/back").symlink_to(runs)  # creates a cycle
     monkeypatch.chdir(runs)
     assert counts(capsys, runs) == ["1 of 2", "3", "1"]
     same = [runs / "none/seed0", runs, Path("none"), runs / "ed/../none"]
     assert sorted(counts(capsys, *same)) == ["1", "1 of 2", "3"]
 
 
-def test_runs_behind_links_are_found(runs, tmp_path_factory, capsys):
+def test_runs_behind_symbolic_links_are_found(runs, tmp_path_factory, capsys):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (runs / "none").rename(elsewhere / "none")
     (runs / "ed/seed0").rename(elsewhere / "seed0")
@@ -110,15 +110,15 @@ def test_runs_behind_links_are_found(runs, tmp_path_factory, capsys):
     assert counts(capsys, runs) == ["1 of 2", "3", "1"]
 
 
-def test_wandbs_config_is_not_a_run(runs, capsys):
+def test_a_wandb_config_is_not_a_run(runs, capsys):
     own = runs / "ed/seed0/wandb/offline-run-1/files"
     own.mkdir(parents=True)
     (own / "config.yaml").write_text("wandb_version: 1\n")
-    (runs / "none").rename(runs / "wandb")  # a folder of runs may have this name
+    (runs / "none").rename(runs / "wandb")  # a run folder may also be called wandb
     assert sorted(counts(capsys, runs)) == ["1", "1 of 2", "3"]
 
 
-def test_a_seed_that_occurs_twice_is_named(runs, capsys):
+def test_a_seed_that_occurs_twice_is_reported(runs, capsys):
     shutil.copytree(runs / "none/seed1", runs / "none/seed1_backup")
     shutil.copytree(runs / "ed", runs / "ed_backup")
     shutil.copytree(runs / "ed/seed0", runs / "old")
@@ -129,7 +129,7 @@ def test_a_seed_that_occurs_twice_is_named(runs, capsys):
     ]
 
 
-def test_csv_has_every_finished_run_in_full(runs, capsys):
+def test_csv_lists_finished_runs_with_full_precision(runs, capsys):
     assert main([str(runs), "--csv", "--metrics", "eval/acc"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(row["seed"], row["eval/acc"]) for row in rows] == [
@@ -144,25 +144,25 @@ def test_csv_has_every_finished_run_in_full(runs, capsys):
         (["RUNS", "--metrics", "eval/ac"], "--metrics eval/ac"),
     ],
 )
-def test_mistakes_name_their_argument(runs, capsys, arguments, message):
+def test_errors_name_the_invalid_argument(runs, capsys, arguments, message):
     assert main([word.replace("RUNS", str(runs)) for word in arguments]) == 1
     assert message.replace("RUNS", str(runs)) in capsys.readouterr().err
 
 
-def test_a_damaged_record_is_named(runs, capsys):
+def test_a_damaged_record_is_reported(runs, capsys):
     (runs / "ed" / "seed0" / "DONE").write_text("{")
     assert main([str(runs)]) == 1
     assert "seed0/DONE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["seed: [", "", "weight: 3"])
-def test_a_damaged_config_is_named(runs, capsys, text):
+def test_a_damaged_config_is_reported(runs, capsys, text):
     (runs / "ed" / "seed0" / "config.yaml").write_text(text)
     assert main([str(runs)]) == 1
     assert "seed0/config.yaml" in capsys.readouterr().err
 
 
-def test_a_metric_that_some_runs_lack_shows_its_count(runs, capsys):
+def test_a_metric_missing_in_some_runs_shows_its_count(runs, capsys):
     last = {"eval/acc": 82.0, "measure/ed": 0.5}
     write_done(runs / "none/seed1", {"last": last, "best": {}, "steps": 5, "seconds": 1.0})
     main([str(runs)])

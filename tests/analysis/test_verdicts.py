@@ -1,4 +1,4 @@
-"""Verdicts on the paper's numbers, its claims, and the sentences generated from results."""
+"""Verdicts on the paper's numbers and claims, and findings generated from results."""
 
 import math
 from collections import Counter
@@ -32,7 +32,7 @@ def single(mean: float) -> Ours:
 
 
 def experiment(name: str, values: dict[str, list[float]], metric: str = "eval/acc") -> Experiment:
-    """A table of the repository with made-up results: cell -> one value per seed."""
+    """Returns an experiment with made-up results; `values` has one value per seed."""
     table = load_table(name)
     rows = [
         Row(*table.cells[cell].home, seed, status="done", last={metric: value})
@@ -42,20 +42,21 @@ def experiment(name: str, values: dict[str, list[float]], metric: str = "eval/ac
     return Experiment(table, rows)
 
 
-# --- one number
+# --- verdict on one number
 
 
 @pytest.mark.parametrize(
     ("ours", "paper", "verdict"),
     [
         (single(89.0), Paper(90.0, 0.6), Verdict.REPRODUCED),  # within two standard deviations
-        (Ours(89.0, 0.1, 3), Paper(90.0, 0.6), Verdict.CONTRADICTED),  # 1 > 2 sqrt(0.37 / 3)
+        # the difference 1 exceeds 2 sqrt(0.37 / 3)
+        (Ours(89.0, 0.1, 3), Paper(90.0, 0.6), Verdict.CONTRADICTED),
         (Ours(89.5, 0.1, 3), Paper(90.0, 0.6), Verdict.REPRODUCED),
-        (single(109.0), Paper(100.0), Verdict.REPRODUCED),  # no std: 10 %
+        (single(109.0), Paper(100.0), Verdict.REPRODUCED),  # without a std, within 10 %
         (single(111.0), Paper(100.0), Verdict.CONTRADICTED),
     ],
 )
-def test_a_number_is_reproduced_if_the_intervals_allow_it(ours, paper, verdict):
+def test_a_number_is_reproduced_if_it_lies_within_the_tolerance(ours, paper, verdict):
     assert judge(ours, paper, paper_count=3) == verdict
 
 
@@ -63,44 +64,44 @@ def test_a_number_is_reproduced_if_the_intervals_allow_it(ours, paper, verdict):
     ("reference", "verdict"), [(85.0, "direction only"), (89.5, "contradicted")]
 )
 def test_the_direction_is_judged_against_the_reference(reference, verdict):
-    """The paper rises from 87 to 90.18; ours reaches 89.23 from the reference."""
+    """The paper improves from 87 to 90.18; we improve from the reference to 89.23."""
     both = (single(reference), Paper(87.0, 1.0))
     assert judge(single(89.23), Paper(90.18, 0.14), paper_count=3, reference=both) == verdict
 
 
-# --- each number once
+# --- each number counts once
 
 
-def test_a_number_beside_last_and_best_epochs_counts_once():
-    """GLUE: nine numbers, each beside ours of the last and of the best epoch."""
+def test_a_number_compared_with_two_metrics_counts_once():
+    """GLUE compares each of nine numbers with the last and the best epoch."""
     glue = Experiment(load_table("glue"), [])
     assert len(glue.numbers) == 18
     assert [number.verdict for number in numbers([glue])] == [Verdict.NOT_RUNNABLE] * 9
 
 
 def test_a_number_in_several_tables_counts_once():
-    """90.18 ± 0.14 is in Table 1, the resolution and the basis table; all show the same runs."""
+    """90.18 ± 0.14 is in the tables table1, resolution and basis, which share these runs."""
     tables = [Experiment(load_table(name), []) for name in ("table1", "resolution", "basis")]
     found = numbers(tables)
     assert sum(number.paper == Paper(90.18, 0.14) for number in found) == 1
     assert {number.table.name for number in found} == {"table1", "basis"}
 
 
-def test_readings_of_one_row_count_once_and_the_one_with_runs_is_kept():
-    """Table 1's row without label anchoring has two readings; only the second has a run."""
+def test_two_interpretations_of_a_row_count_once():
+    """The interpretation with runs is used for the row without label anchoring."""
     runs = {"ed_without_anchors_performance": [90.1]}
     (number,) = [n for n in numbers([experiment("table1", runs)]) if n.paper == Paper(90.0, 0.6)]
     assert number.cell.name == "ed_without_anchors_performance"
     assert number.verdict == Verdict.REPRODUCED
 
 
-def test_equal_numbers_of_different_rows_count_separately():
+def test_equal_numbers_in_different_rows_count_separately():
     """The polynomial networks of tasks 3 and 6 have the same ED_norm."""
     found = numbers([Experiment(load_table("pnn"), [])])
     assert len(found) == 30
 
 
-def test_stand_ins_are_not_counted():
+def test_stand_in_experiments_are_not_counted():
     assert numbers([Experiment(load_table("glue_minilm"), [])]) == []
 
 
@@ -114,13 +115,13 @@ def test_counts_cover_every_number():
 # --- outline and claims
 
 
-def test_the_outline_names_every_experiment_once():
+def test_the_outline_lists_every_experiment_once():
     listed = [name for names in PARTS.values() for name in names]
     assert sorted(listed) == table_names()
     assert set(MISSING) <= set(listed)
 
 
-def test_claims_name_cells_and_metrics_that_exist():
+def test_claims_refer_to_existing_cells_and_metrics():
     for claim in CLAIMS:
         table = load_table(claim.table)
         assert {claim.reference, *claim.treated} - {None} <= set(table.cells)
@@ -128,7 +129,7 @@ def test_claims_name_cells_and_metrics_that_exist():
         assert claim.stand_in is None or not load_table(claim.stand_in).comparable
 
 
-def test_a_headline_compares_reference_and_treated_cell():
+def test_a_headline_compares_reference_and_treatment():
     runs = {"baseline": [87.0, 88.0, 87.5], "ed": [90.8, 90.9, 90.7]}
     rows = headline([experiment("table1", runs)])
     assert [row.claim for row in rows] == [c.text for c in CLAIMS if c.table == "table1"]
@@ -139,12 +140,12 @@ def test_a_headline_compares_reference_and_treated_cell():
     assert rows[1].verdict == Verdict.NOT_RUN
 
 
-def test_a_headline_with_a_loss_is_contradicted():
+def test_a_headline_without_an_improvement_is_contradicted():
     runs = {"baseline": [90.0, 90.1, 90.2], "ed": [80.0, 80.1, 80.2]}
     assert headline([experiment("table1", runs)])[0].verdict == Verdict.CONTRADICTED
 
 
-def test_headlines_say_what_cannot_run_here():
+def test_headlines_show_experiments_that_cannot_run():
     rows = headline([Experiment(load_table("imagenet_scratch"), [])])
     assert [row.verdict for row in rows] == [Verdict.NOT_RUNNABLE]
 
@@ -169,28 +170,28 @@ def test_gpu_hours_come_from_the_header_comment(tmp_path, comment, hours):
 # --- findings
 
 
-def test_pairs_differ_in_ed_alone():
+def test_pairs_differ_only_in_ed():
     runs = {"rte": [60.0], "rte_mixup": [59.0], "rte_ed": [61.0], "cola_ed": [50.0]}
     glue = experiment("glue", runs)
     assert [(a.ours.mean, b.ours.mean) for a, b in pairs(glue)] == [(60.0, 61.0)]
 
 
-def test_a_gain_has_an_interval_if_both_sides_have_seeds():
+def test_a_gain_has_an_interval_if_both_sides_have_several_seeds():
     apart, half = gain(Ours(83.0, 0.2, 3), Ours(86.0, 0.2, 3))
     assert apart == 3.0
-    # equal spreads: four degrees of freedom, whose 97.5 % quantile is 2.776
+    # with equal stds, there are 4 degrees of freedom; the 97.5 % quantile is 2.776
     assert half == pytest.approx(2.776 * 0.2 * math.sqrt(2 / 3), rel=1e-3)
     assert gain(single(83.0), Ours(86.0, 0.2, 3))[1] is None
 
 
-def test_findings_state_numbers_and_seeds():
+def test_findings_contain_numbers_and_seeds():
     text = finding(experiment("table1", {"baseline": [87.0], "ed": [86.5]}))
     for part in ("86.50", "87.00", f"{MINUS}0.50", "n = 1"):
         assert part in text
     assert finding(Experiment(load_table("table1"), [])) == ""
 
 
-def test_the_first_screen_takes_the_table_with_more_seeds():
+def test_the_top_finding_uses_the_table_with_more_seeds():
     short = experiment("table1_100", {"baseline": [83.0, 83.2, 83.4], "ed": [86.0, 86.2, 86.4]})
     full = experiment("table1", {"baseline": [87.0], "ed": [90.0]})
     found = top_findings([full, short])
@@ -198,7 +199,7 @@ def test_the_first_screen_takes_the_table_with_more_seeds():
     assert found[0].table.name == "table1_100"
 
 
-def test_minus_signs_are_not_hyphens():
+def test_hyphens_before_numbers_become_minus_signs():
     assert minus("r = -0.58 (-0.94 to -0.05), ViT-B/16, 1e-5") == (
         f"r = {MINUS}0.58 ({MINUS}0.94 to {MINUS}0.05), ViT-B/16, 1e-5"
     )

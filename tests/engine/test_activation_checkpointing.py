@@ -1,4 +1,4 @@
-"""Activation checkpointing: less memory, bitwise the same result."""
+"""Activation checkpointing saves memory without changing results, bit for bit."""
 
 import copy
 from functools import partial
@@ -34,17 +34,17 @@ def vit(dropout: float = 0.3) -> nn.Module:
 
 @pytest.mark.parametrize("make", [vit, convolution], ids=["dropout", "batch norm"])
 @pytest.mark.parametrize("name", ["none", "mixup", "sam", "asam", "ed"])
-def test_training_is_bitwise_the_same(name, make):
+def test_training_is_bitwise_identical(name, make):
     models = []
     for recompute in (False, True):
         model = make()
-        torch.manual_seed(1)  # dropout
+        torch.manual_seed(1)  # seeds dropout
         run(training(instantiate(config(name)), model, recompute=recompute), 0, 3)
         models.append(model)
     assert_same_weights(*models)
 
 
-def test_split_model_recomputes_too():
+def test_split_model_supports_recomputation():
     batch, outputs, gradients = first_batch(), [], []
     for recompute in (False, True):
         model = vit(dropout=0.0)
@@ -60,13 +60,13 @@ def test_split_model_recomputes_too():
 
 
 class PathsWithoutDropout(Toy):
-    """Paths run in eval mode, but are recomputed when the model is in training mode again."""
+    """A task whose paths run in eval mode, although backward runs in training mode."""
 
     def field(self, model, batch):
         return Field.of(model, batch["x"], aside=partial(evaluating, model))
 
 
-def test_recomputation_restores_the_modes():
+def test_recomputation_uses_the_original_modes():
     gradients = []
     for recompute in (False, True):
         model = vit()
@@ -80,7 +80,7 @@ def test_recomputation_restores_the_modes():
 
 
 def kept_bytes(model: nn.Module, x: torch.Tensor) -> int:
-    """Bytes that a forward pass stores for the backward pass."""
+    """Returns the number of bytes a forward pass stores for the backward pass."""
     sizes = {}
 
     def pack(tensor):
@@ -88,7 +88,7 @@ def kept_bytes(model: nn.Module, x: torch.Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = model(x)  # kept alive, so that no storage is reused
+        outputs = model(x)  # keep a reference so that its memory is not reused
     assert outputs.requires_grad
     return sum(sizes.values())
 
@@ -100,7 +100,7 @@ def test_less_memory_is_used():
     assert kept_bytes(small, x) < 0.2 * kept_bytes(plain, x)
 
 
-def test_model_keeps_its_names_and_outputs():
+def test_parameter_names_and_outputs_do_not_change():
     model = vit()
     names = list(model.state_dict())
     recompute_blocks(model)
@@ -124,7 +124,7 @@ def test_copy_uses_its_own_weights():
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_models_and_regularizers_that_cannot_recompute_raise():
+def test_unsupported_models_and_regularizers_raise():
     with pytest.raises(ValueError, match=r"system\.activation_checkpointing=true: Linear"):
         recompute_blocks(nn.Linear(2, 2))
     cfg = compose_config(["regularizer=jacobian", "system.activation_checkpointing=true"])

@@ -1,4 +1,4 @@
-"""Damaged files, impossible settings and bad data end in a one-line error."""
+"""Damaged files, invalid settings and bad data raise one-line errors."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def run(finished, tmp_path):
 
 @pytest.mark.parametrize("content", WRONG)
 @pytest.mark.parametrize("name", ["DONE", "config.yaml"])
-def test_damaged_file_is_named(name, content, run, capsys):
+def test_damaged_file_is_reported(name, content, run, capsys):
     (run / name).write_bytes(WRONG[content])
     with pytest.raises(ValueError, match=f"{name}|another config") as error:
         small_run(run, base=SMALL_GROKKING)
@@ -57,7 +57,7 @@ def test_damaged_file_is_named(name, content, run, capsys):
 
 
 @pytest.mark.parametrize("content", WRONG)
-def test_damaged_meta_only_warns(content, run, capsys):
+def test_damaged_meta_json_only_warns(content, run, capsys):
     (run / "DONE").unlink()
     (run / "meta.json").write_bytes(WRONG[content])
     small_run(run, base=SMALL_GROKKING)
@@ -68,7 +68,7 @@ def test_damaged_meta_only_warns(content, run, capsys):
 def test_foreign_checkpoint_falls_back_to_the_previous_one(run, tmp_path, capsys):
     whole = load_checkpoint(run, print)
     (run / "DONE").unlink()
-    save_checkpoint(run, {"weights": torch.zeros(3)})  # sealed, but not the state of a run
+    save_checkpoint(run, {"weights": torch.zeros(3)})  # a valid file, but not a run's state
     small_run(run, base=SMALL_GROKKING)
     assert "last.pt is not a checkpoint of this run" in capsys.readouterr().out
     small_run(tmp_path / "other", "model.width=16", base=SMALL_GROKKING)
@@ -79,7 +79,7 @@ def test_foreign_checkpoint_falls_back_to_the_previous_one(run, tmp_path, capsys
     assert "model.width is 16 there" in capsys.readouterr().out
 
 
-def test_sole_foreign_checkpoint_is_not_overwritten(run, tmp_path):
+def test_only_checkpoint_is_not_overwritten_if_foreign(run, tmp_path):
     small_run(tmp_path / "other", "model.width=16", base=SMALL_GROKKING)
     (run / "DONE").unlink()
     (run / "previous.pt").unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def test_sole_foreign_checkpoint_is_not_overwritten(run, tmp_path):
     assert (run / "last.pt").read_bytes() == before
 
 
-def test_folder_removed_during_the_run_is_named(tmp_path):
+def test_run_folder_removed_during_training_is_reported(tmp_path):
     with pytest.raises(SaveError, match="removed is gone"):
         save_checkpoint(tmp_path / "removed", {"step": 1})
 
@@ -121,7 +121,7 @@ def test_only_tested_devices_are_accepted(device):
         choose_device(device)
 
 
-def test_wandb_without_an_api_key_names_the_remedy(tmp_path, monkeypatch):
+def test_missing_wandb_api_key_error_suggests_offline_mode(tmp_path, monkeypatch):
     def init(**_):
         raise RuntimeError("api_key not configured (no-tty)")
 
@@ -153,7 +153,7 @@ def test_infinite_and_huge_numbers_are_rejected(setting):
         check_settings(cfg)
 
 
-def test_measures_are_checked_again_once_the_data_is_loaded(tmp_path, monkeypatch):
+def test_measures_are_checked_again_after_loading_data(tmp_path, monkeypatch):
     from ed.measures.norm import ParameterNorm
 
     def check(self, task):
@@ -187,25 +187,26 @@ def png(side=2):
     ("labels", "shown"),
     [([0, None], "None"), ([[0], [1]], r"\[0\]"), (["0", "1"], "'0'"), ([0.0, 1.7], "0.0")],
 )
-def test_labels_are_whole_numbers(labels, shown, tmp_path, monkeypatch):
+def test_labels_that_are_not_integers_are_rejected(labels, shown, tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "data", [png(), png()], labels)
     with pytest.raises(ValueError, match=rf"task\.data=.*{shown}"):
         load_images(folder, "train", classes=2, size=(2, 2))
 
 
-def test_missing_and_oversized_images_are_named(tmp_path, monkeypatch):
+def test_missing_and_oversized_images_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "null", [png(), None], [0, 1])
     with pytest.raises(ValueError, match=r"task\.data=.*image 1"):
         load_images(folder, "train", classes=2, size=(2, 2))
-    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)  # twice as many is a bomb
+    # Pillow rejects images of more than twice this size
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)
     folder = write_images(tmp_path / "bomb", [png(2), png(8)], [0, 1])
     with pytest.raises(ValueError, match=r"task\.data=.*image 1 .*bomb"):
         load_images(folder, "train", classes=2, size=(2, 2))
 
 
-def test_cache_of_another_shape_is_not_read(tmp_path, monkeypatch):
+def test_cached_images_of_a_different_size_are_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "data", [png(), png()], [0, 1])
     expected = load_images(folder, "train", classes=2, size=(2, 2))
@@ -217,12 +218,12 @@ def test_cache_of_another_shape_is_not_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["010", "0x10", "on", "no", "1e-5", "null", "[1,2]", "a b", "true"]
 )
-def test_overrides_are_parsed_as_hydra_does(text):
+def test_overrides_are_parsed_like_hydra_overrides(text):
     assert parse_value(text) == compose_config([f"+own={text}"]).own
 
 
 @pytest.mark.parametrize("value", ["nan", "-inf", "${seed}"])
-def test_values_that_break_a_table_are_rejected(value, tmp_path):
+def test_non_finite_and_interpolated_table_settings_are_rejected(value, tmp_path):
     own = write_table(tmp_path)
     with pytest.raises(SpecError, match=r"--set optimizer\.lr="):
         expand(own, sets=[f"optimizer.lr={value}"])
@@ -232,7 +233,7 @@ def test_values_that_break_a_table_are_rejected(value, tmp_path):
     "name", ["config.yaml", "DONE", "meta.json", "metrics.jsonl", "slurm.json"]
 )
 @pytest.mark.parametrize("content", WRONG)
-def test_damaged_folder_does_not_stop_the_others(name, content, tmp_path, capsys):
+def test_damaged_run_does_not_affect_other_runs(name, content, tmp_path, capsys):
     own = write_table(tmp_path)
     runs = expand(own, root=tmp_path / "runs")
     for number, each in enumerate(runs):
@@ -245,7 +246,7 @@ def test_damaged_folder_does_not_stop_the_others(name, content, tmp_path, capsys
     printed, error = capsys.readouterr()
     assert not error
     harmless = {"meta.json": "empty", "metrics.jsonl": "deep"}
-    if harmless.get(name) != content:  # nothing relevant missing, or a truncated last line
+    if harmless.get(name) != content:  # neither affects the run's status
         assert f"{len(runs)} runs: 1 damaged, {len(runs) - 1} done" in printed
         assert str(damaged) in printed
     assert table.main([str(own.path), "--runs", str(tmp_path / "runs")]) == 0
@@ -254,7 +255,7 @@ def test_damaged_folder_does_not_stop_the_others(name, content, tmp_path, capsys
 
 
 @pytest.mark.parametrize("content", [*WRONG.values(), b"[1, 2]"])
-def test_damaged_deviations_do_not_stop_a_table(content, tmp_path, capsys):
+def test_table_is_written_despite_damaged_deviations(content, tmp_path, capsys):
     own = write_table(tmp_path)
     for each in expand(own, root=tmp_path / "runs"):
         fabricate(each, 80.0)
@@ -291,7 +292,7 @@ time.sleep(60)
 """
 
 
-def test_deleted_lock_file_admits_no_second_process(tmp_path):
+def test_run_stays_locked_if_its_lock_file_is_deleted(tmp_path):
     root = str(launch.ROOT)
     code = HOLD.format(root=root, path=str(tmp_path / "run"))
     command = [sys.executable, "-c", code]

@@ -1,4 +1,4 @@
-"""Schedules, random streams, models and the parts of a training step."""
+"""Schedules, random streams, models and training steps."""
 
 import copy
 import functools
@@ -62,7 +62,7 @@ def test_optimizers_receive_their_settings():
 
 
 @pytest.mark.parametrize(("higher_is_better", "best"), [(True, 5.0), (False, 1.0)])
-def test_summary_has_the_last_values_and_the_best_one(higher_is_better, best, tmp_path):
+def test_summary_has_last_and_best_values(higher_is_better, best, tmp_path):
     metrics = Metrics(tmp_path, total=4, start=0)
     for step, value in enumerate((3.0, 5.0, 1.0, 2.0), start=1):
         metrics.log(step, {"train/loss": -value})
@@ -72,21 +72,21 @@ def test_summary_has_the_last_values_and_the_best_one(higher_is_better, best, tm
     assert summary == {"last": {"eval/mse": 2.0, "eval/loss": 4.0}, "best": {"eval/mse": best}}
 
 
-def test_pace_and_eta_count_the_steps_of_this_session(tmp_path, monkeypatch):
+def test_pace_and_eta_use_steps_of_the_current_session(tmp_path, monkeypatch):
     clock = iter((0.0, 20.0, 20.0))
     monkeypatch.setattr("ed.engine.metrics.time.monotonic", lambda: next(clock))
     metrics = Metrics(tmp_path, total=110, start=10)
     metrics.close()
     assert metrics.pace(20) == 2.0
-    assert metrics.eta(20) == "0:03:00"  # 90 steps to go
+    assert metrics.eta(20) == "0:03:00"  # 90 steps left
 
 
-def test_brief_counts_the_values_it_leaves_out():
+def test_brief_shows_the_number_of_omitted_values():
     assert brief({"a": 1, "b": 0.123456}) == "a 1  b 0.1235"
     assert brief(dict.fromkeys("abcdefghijklmn", 1)).endswith("l 1  and 2 more")
 
 
-def test_streams_differ_in_seed_name_and_counter():
+def test_streams_depend_on_seed_name_and_counter():
     seeds = {
         stream_seed(seed, name, counter)
         for seed in range(20)
@@ -97,8 +97,8 @@ def test_streams_differ_in_seed_name_and_counter():
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_batches_are_the_same_wherever_a_run_starts():
-    """Three batches of three from ten examples; each epoch has its own order."""
+def test_batches_do_not_depend_on_the_first_step():
+    """Each epoch has three batches of three out of ten examples, in a new order."""
 
     def indices(start):
         steps = shuffled_batches(10, 3, range(start, 9), seed=1, device="cpu")
@@ -117,7 +117,7 @@ def test_seed_determines_weights_batches_dropout_and_regularizer(tmp_path, monke
     seen = []
 
     def note(folder, task, model, step, measures):
-        drawn = torch.rand(()).item()  # from the dropout stream
+        drawn = torch.rand(()).item()  # uses the same stream as dropout
         batch = next(iter(task.batches(model, 0)))
         weights = sum(weight.sum().item() for weight in model.parameters())
         seen.append((weights, drawn, batch["x"].sum().item(), step.seed))
@@ -143,15 +143,15 @@ def test_models_have_their_published_sizes(name, parameters):
 
 @pytest.mark.parametrize("space", ["embedding", "block1"])
 @pytest.mark.parametrize("pool", ["token", "avg"])
-def test_split_vit_equals_the_whole(space, pool):
+def test_split_vit_equals_the_full_model(space, pool):
     model = instantiate(compose_config([f"model.pool={pool}"]).model).eval()
     before, after = split(model, space)
     x = torch.randn(3, 3, 32, 32)
     torch.testing.assert_close(after(before(x)), model(x))
 
 
-def test_field_of_an_inner_space_knows_its_module():
-    """Measures put it into eval mode; otherwise dropout would change their result."""
+def test_field_of_a_feature_space_has_a_module():
+    """Measures need the module to switch dropout off."""
     cfg = compose_config(["task.space=block1", "model.dropout=0.5"])
     task, model = instantiate(cfg.task), instantiate(cfg.model)
     field = task.field(model, {"x": torch.randn(2, 3, 32, 32)})
@@ -162,7 +162,7 @@ def test_field_of_an_inner_space_knows_its_module():
     torch.testing.assert_close(task.field(model, {"x": x})(), model(x))
 
 
-def test_only_models_with_inner_spaces_can_be_split():
+def test_models_without_feature_spaces_cannot_be_split():
     model = instantiate(compose_config(["model=resnet18"]).model)
     with pytest.raises(ValueError, match=r"task\.space=block1"):
         split(model, "block1")
@@ -179,15 +179,15 @@ def test_only_models_with_inner_spaces_can_be_split():
         (["task=grokking", "model=grokking", "model.length=9"], r"model\.length=4"),
     ],
 )
-def test_model_must_fit_its_task(overrides, named):
-    """A loss would broadcast one output over three, or ignore ten of twenty."""
+def test_model_shapes_must_match_the_task(overrides, named):
+    """Otherwise a loss might silently broadcast or ignore outputs."""
     cfg = compose_config(overrides)
     with pytest.raises(ValueError, match=named):
         instantiate(cfg.task).check_model(instantiate(cfg.model))
 
 
 def test_check_model_does_not_change_the_model():
-    """The check's input of zeros must not enter the batch-norm statistics."""
+    """The dummy input of zeros must not affect batch-norm statistics."""
     cfg = compose_config(["model=resnet18"])
     model, random = instantiate(cfg.model), torch.get_rng_state()
     before = copy.deepcopy(model.state_dict())
@@ -197,7 +197,7 @@ def test_check_model_does_not_change_the_model():
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_resnet18_keeps_the_resolution_of_small_images_and_torchs_initial_weights():
+def test_resnet18_has_no_early_downsampling_and_default_initialisation():
     torch.manual_seed(0)
     model = instantiate(compose_config(["model=resnet18"]).model)
     sizes = []
@@ -206,7 +206,7 @@ def test_resnet18_keeps_the_resolution_of_small_images_and_torchs_initial_weight
     model.eval()(torch.zeros(1, 3, 32, 32))
     assert sizes == [32, 32, 16, 8, 4]
     for part in model.modules():
-        if isinstance(part, torch.nn.Conv2d):  # uniform up to 1 / sqrt(fan-in)
+        if isinstance(part, torch.nn.Conv2d):  # uniform, bounded by 1 / sqrt(fan-in)
             bound = 1 / math.sqrt(part.weight[0].numel())
             assert 0.98 * bound < part.weight.abs().max() <= bound
 
@@ -219,7 +219,7 @@ def test_ramp_rises_from_zero_to_one(shape, middle):
     assert strengths == pytest.approx([0, middle, 1, 1])
 
 
-def test_no_ramp_is_full_strength_from_the_start():
+def test_without_a_ramp_weight_is_constant():
     regularizer = instantiate(compose_config(["regularizer=ed", "regularizer.ramp=0"]).regularizer)
     assert regularizer.strength(torch.tensor(0.0)).item() == 1
 
@@ -233,8 +233,8 @@ def make_step(*overrides: str, model=None, **how) -> TrainStep:
     return TrainStep(task, model, regularizer, recipe, device=torch.device("cpu"), seed=0, **how)
 
 
-def test_checkpoint_of_a_gpu_keeps_the_optimizer_options_of_a_cpu():
-    """On a GPU updates are fused and the learning rate is a tensor."""
+def test_gpu_checkpoint_loads_with_cpu_optimizer_options():
+    """On a GPU, the optimizer is fused and its learning rate is a tensor."""
     ours, theirs = (make_step("model.depth=1") for _ in range(2))
     batch = next(iter(theirs.task.batches(theirs.model, 0)))
     theirs(batch, 0)
@@ -250,19 +250,19 @@ def test_checkpoint_of_a_gpu_keeps_the_optimizer_options_of_a_cpu():
         assert torch.equal(mine, other)
 
 
-def test_make_step_passes_the_settings_on(monkeypatch):
+def test_make_step_forwards_settings(monkeypatch):
     monkeypatch.setattr(main, "TrainStep", lambda *_, **how: how)
     cfg = compose_config(
         ["seed=3", "accumulate=2", "precision=bf16", "system.activation_checkpointing=true"]
     )
     cpu = torch.device("cpu")
     how = main.make_step(cfg, instantiate(cfg.task), torch.nn.Linear(2, 2), None, None, cpu)
-    fast = dict.fromkeys(("bf16", "compile_model", "kernels", "capture"), False)  # only on a GPU
+    fast = dict.fromkeys(("bf16", "compile_model", "kernels", "capture"), False)  # GPU only
     assert how == {"device": cpu, "seed": 3, "accumulate": 2, "recompute": True, **fast}
 
 
-def test_path_points_do_not_enter_batch_norm_statistics():
-    """One ED step and one plain step see the same batch, so the statistics agree bitwise."""
+def test_path_points_do_not_affect_batch_norm_statistics():
+    """The statistics after an ED step and a plain step are bitwise identical."""
     statistics = {}
     for name in ("none", "ed"):
         step = make_step("model=resnet18", "task.batch_size=8", f"regularizer={name}")
@@ -273,8 +273,8 @@ def test_path_points_do_not_enter_batch_norm_statistics():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_optional_compile_gives_the_same_losses(backend, monkeypatch):
-    """Inductor needs a C++ compiler and half a minute; tests on a GPU use it, too."""
+def test_compiled_step_gives_the_same_losses(backend, monkeypatch):
+    """Inductor takes half a minute and needs a C++ compiler, so its case is slow."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     eager, compiled = (make_step("model.depth=1", compile_model=c) for c in (False, True))
     for number, batch in zip(range(2), eager.task.batches(eager.model, 0), strict=False):
@@ -299,8 +299,8 @@ def convolutional() -> torch.nn.Module:
     )
 
 
-def test_memory_format_changes_no_result():
-    """Also not midway, as when a run saved on a CPU resumes on a GPU."""
+def test_memory_format_does_not_change_results():
+    """The format may also change during a run, as when a CPU run resumes on a GPU."""
     settings = ["optimizer=sgd", "optimizer.lr=0.1"]
     plain, last, resumed = (make_step(*settings, model=convolutional()) for _ in range(3))
     last.model.to(memory_format=torch.channels_last)
@@ -314,7 +314,7 @@ def test_memory_format_changes_no_result():
         torch.testing.assert_close(step.model.state_dict(), plain.model.state_dict())
         for weight, state in step.optimizer.state.items():
             assert state["momentum_buffer"].stride() == weight.stride()
-        features = step.model[:3](batch["x"])  # of a contiguous batch
+        features = step.model[:3](batch["x"])  # the batch is contiguous
         assert features.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -325,19 +325,19 @@ def test_clipping_bounds_the_gradient():
     assert norm.item() == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_pairs_are_split_among_the_parts_of_a_batch():
+def test_pairs_are_divided_among_parts_of_a_batch():
     regularizer = instantiate(
         compose_config(["regularizer=ed", "regularizer.pairs=64"]).regularizer
     )
     assert regularizer._pairs(100, parts=1) == 64
     assert regularizer._pairs(50, parts=2) == 32
     regularizer.pairs = None
-    assert regularizer._pairs(50, parts=2) == 25  # half the examples of this part
+    assert regularizer._pairs(50, parts=2) == 25  # by default, half the examples in the part
     assert StepState(torch.tensor(0.0), torch.Generator()).parts == 1
 
 
-def test_config_stays_within_its_budget_of_keys():
-    """A newcomer can still read about seventy keys; think twice before adding one."""
+def test_config_has_few_keys():
+    """Newcomers can still read about seventy keys; think twice before adding one."""
     keys = [k for k in flat_keys(compose_config(["regularizer=ed"])) if "_target_" not in k]
     assert len(keys) <= 77, keys
 
@@ -372,7 +372,7 @@ def test_digest_depends_only_on_settings_that_change_the_result():
     assert known("regularizer=none", "sampler=uniform") == known("regularizer=none")
 
 
-def test_no_biases_no_second_parameter_group():
+def test_model_without_biases_has_one_parameter_group():
     model = torch.nn.Linear(8, 3, bias=False)
     recipe = AdamW(lr=0.1, weight_decay=0.1, decay="matrices")
     optimizer = recipe.build(model.named_parameters(), torch.device("cpu"))

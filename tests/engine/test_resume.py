@@ -1,4 +1,4 @@
-"""A run may be stopped at any moment; the same command resumes it bit for bit."""
+"""Runs may be stopped at any time; the same command resumes them bit for bit."""
 
 import contextlib
 import errno
@@ -49,15 +49,16 @@ def assert_same_run(first: Path, second: Path) -> None:
     assert rows_without_time(first) == rows_without_time(second)
 
 
-# short runs, with dropout (global random stream) or with measures during training
+# short runs with dropout (which uses the global random stream) or with measures during training
 FEW_STEPS = {
-    name: [*SMALL, f"regularizer={name}", "model.dropout=0.1", "task.batch_size=400"]  # 5 steps
+    # gives 5 steps
+    name: [*SMALL, f"regularizer={name}", "model.dropout=0.1", "task.batch_size=400"]
     for name in REGULARIZERS
 }
 FEW_STEPS["ed_without_anchors"] = [*FEW_STEPS["ed"], "regularizer.anchored=false"]
 FEW_STEPS["ed_every_3"] = [*FEW_STEPS["ed"], "regularizer.every=3", "system.log_every=2"]
 FEW_STEPS["grokking"] = [*SMALL_GROKKING, "measures=norm", "system.measure_every=2"]
-FEW_STEPS["grokking"] += ["system.log_every=3"]  # a row averages over several sessions
+FEW_STEPS["grokking"] += ["system.log_every=3"]  # each row averages over several sessions
 
 
 @pytest.mark.parametrize("kind", FEW_STEPS)
@@ -65,7 +66,7 @@ def test_interrupted_equals_uninterrupted(kind, tmp_path):
     base = FEW_STEPS[kind]
     whole = small_run(tmp_path / "whole", base=base)
     assert whole["steps"] == (10 if kind == "grokking" else 5)
-    for _ in range(whole["steps"] - 1):  # stops after every single step
+    for _ in range(whole["steps"] - 1):  # stop after every step
         with pytest.raises(Interrupted, match="step"):
             small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
     summary = small_run(tmp_path / "pieces", "system.max_minutes=0", base=base)
@@ -73,21 +74,21 @@ def test_interrupted_equals_uninterrupted(kind, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "pieces")
     steps = [r["step"] for r in rows_without_time(tmp_path / "pieces") if "train/loss" in r]
     rows = {"grokking": [3, 6, 9, 10], "ed_every_3": [2, 4, 5]}
-    assert steps == rows.get(kind, [1, 2, 3, 4, 5])  # nothing twice, nothing missing
+    assert steps == rows.get(kind, [1, 2, 3, 4, 5])  # no row is missing or repeated
 
 
 def test_regularizer_changes_neither_initial_weights_nor_batches(tmp_path):
-    """Comparisons are paired: with weight 0 the ED run equals the plain run."""
+    """With weight 0, an ED run equals a plain run, so comparisons are paired."""
     small_run(tmp_path / "none", "regularizer=none")
     small_run(tmp_path / "ed", "regularizer=ed", "regularizer.weight=0")
     ours, theirs = (rows_without_time(tmp_path / name) for name in ("none", "ed"))
     for plain, penalised in zip(ours, theirs, strict=True):
-        # a forward pass over batch and paths rounds differently
+        # rounding differs because one forward pass covers batch and paths
         for key in plain:
             assert penalised[key] == pytest.approx(plain[key], rel=1e-3), key
 
 
-def test_finished_run_is_not_run_again(tmp_path, capsys):
+def test_finished_run_is_not_repeated(tmp_path, capsys):
     first = small_run(tmp_path / "run")
     before = (tmp_path / "run" / "last.pt").stat().st_mtime_ns
     assert small_run(tmp_path / "run") == first
@@ -119,14 +120,14 @@ def test_run_killed_before_done_does_not_log_its_measures_twice(tmp_path):
     summary = small_run(tmp_path, "measures=norm")
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert "measure/norm" in rows[-1]
-    (tmp_path / "DONE").unlink()  # killed after the last row
+    (tmp_path / "DONE").unlink()  # as if killed after the last row
     assert small_run(tmp_path, "measures=norm")["last"] == summary["last"]
     assert read_rows(tmp_path / "metrics.jsonl") == rows
 
 
-def test_finished_run_may_drop_its_checkpoint(tmp_path):
+def test_finished_run_may_delete_its_checkpoint(tmp_path):
     """The run counts as finished and is not trained again."""
-    often = "system.save_seconds=0"  # creates previous.pt as well
+    often = "system.save_seconds=0"  # also creates previous.pt
     summary = small_run(tmp_path / "run", "system.keep_checkpoint=false", often)
     assert not [*(tmp_path / "run").glob("*.pt"), *(tmp_path / "run").glob("*.safetensors")]
     assert small_run(tmp_path / "run") == summary
@@ -141,13 +142,13 @@ METHODS |= {"ed": ["regularizer=ed"]}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_kill_9_loses_only_the_steps_after_the_last_checkpoint(method, tmp_path):
+def test_sigkill_loses_only_the_steps_after_the_last_checkpoint(method, tmp_path):
     folder = tmp_path / "killed"
-    extra = ["task.batch_size=400", "task.epochs=2", *METHODS[method]]  # in the first epoch
+    extra = ["task.batch_size=400", "task.epochs=2", *METHODS[method]]
     words = ["train.py", *SMALL, f"system.run_dir={folder}", *extra, "system.save_seconds=0"]
     assert finish(start_command(words, prepare=die_at_row(4))) == -signal.SIGKILL
     assert not (folder / "DONE").exists()
-    assert load_checkpoint(folder, print)["step"] >= 3  # only the fourth row may be lost
+    assert load_checkpoint(folder, print)["step"] >= 3  # at most the fourth row is lost
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 99')  # as if killed in the middle of a line
     small_run(folder, *extra)
@@ -166,15 +167,15 @@ def test_sigterm_saves_and_exits_with_75(tmp_path):
     assert step == rows_without_time(folder)[-1]["step"]
 
 
-def test_stop_request_takes_effect_after_the_step_and_names_its_signal(tmp_path, monkeypatch):
-    """To requeue a run, one must know that the time limit stopped it."""
+def test_signal_stops_the_run_after_the_current_step(tmp_path, monkeypatch):
+    """The exception stores the signal because SIGUSR2 requeues the run."""
     monkeypatch.setattr(Metrics, "advance", lambda *_: signal.raise_signal(signal.SIGUSR2))
     with pytest.raises(Interrupted, match="step 1 of 10") as stopped:
         small_run(tmp_path)
     assert stopped.value.signals == (signal.SIGUSR2,)
 
 
-def test_second_ctrl_c_stops_at_once():
+def test_second_signal_stops_the_run_immediately():
     before = signal.getsignal(signal.SIGINT)
     with _stop_requests() as stop:
         signal.raise_signal(signal.SIGTERM)
@@ -206,8 +207,8 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, damage):
     assert "last.pt" in warnings[0]
 
 
-def test_kill_between_the_renames_loses_nothing_after_a_damaged_checkpoint(tmp_path, monkeypatch):
-    """The damaged last.pt first replaces the good previous.pt."""
+def test_kill_during_save_after_a_damaged_checkpoint_loses_nothing(tmp_path, monkeypatch):
+    """Saving renames the damaged last.pt over the intact previous.pt first."""
     for step in (1, 2):
         save_checkpoint(tmp_path, {"step": step})
     (tmp_path / "last.pt").write_bytes(b"damaged")
@@ -224,8 +225,8 @@ def test_kill_between_the_renames_loses_nothing_after_a_damaged_checkpoint(tmp_p
     assert load_checkpoint(tmp_path, print) == {"step": 3}
 
 
-def test_unreadable_checkpoint_does_not_count_as_damaged(tmp_path, monkeypatch):
-    """Resuming from an older one, or starting over, would overwrite it."""
+def test_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatch):
+    """Otherwise the run would fall back to an older checkpoint and overwrite it."""
     save_checkpoint(tmp_path, {"step": 1})
 
     def refuse(path):
@@ -245,7 +246,7 @@ def test_checkpoints_are_plain_torch_files(tmp_path):
         assert torch.equal(opened["weights"], state["weights"])
 
 
-def test_run_opens_with_torch_safetensors_and_load_run(tmp_path):
+def test_run_can_be_loaded_with_torch_safetensors_and_load_run(tmp_path):
     small_run(tmp_path)
     trained = ed.load_run(tmp_path, "cpu")
     assert not trained.model.training
@@ -257,13 +258,13 @@ def test_run_opens_with_torch_safetensors_and_load_run(tmp_path):
     for found in (state, load_file(tmp_path / "model.safetensors")):
         plain.load_state_dict(found)
         assert torch.equal(plain(x), expected)
-    (tmp_path / "last.pt").unlink()  # as in a shared folder
+    (tmp_path / "last.pt").unlink()  # shared runs may lack last.pt
     shared = ed.load_run(tmp_path, "cpu", data=False)
     assert torch.equal(shared.model(x), expected)
     assert not hasattr(shared.task, "train")
 
 
-def test_checkpoints_execute_no_foreign_code(tmp_path):
+def test_loading_checkpoints_executes_no_code(tmp_path):
     class Evil:
         def __reduce__(self):
             return os.system, ("touch should_not_exist",)
@@ -278,8 +279,8 @@ def test_checkpoints_execute_no_foreign_code(tmp_path):
     assert not Path("should_not_exist").exists()
 
 
-def test_state_that_could_not_be_loaded_is_not_saved(tmp_path):
-    """It would count as damaged, and the run would start over."""
+def test_state_that_cannot_be_loaded_is_not_saved(tmp_path):
+    """Otherwise it would be treated as damaged, and the run would start over."""
     save_checkpoint(tmp_path, {"step": 1})
     with pytest.raises(SaveError, match=r"numpy.*scalar"):
         save_checkpoint(tmp_path, {"step": 2, "task": {"mean": np.float64(0.5)}})
@@ -302,7 +303,7 @@ def test_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.pt"]
 
 
-def test_folder_with_another_config_is_rejected_unchanged(tmp_path):
+def test_folder_with_a_different_config_is_rejected(tmp_path):
     small_run(tmp_path / "run")
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.name != "train.log"}
     with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there, 0\.001 here"):
@@ -314,16 +315,16 @@ def test_folder_with_another_config_is_rejected_unchanged(tmp_path):
     for name in ("config.yaml", "DONE"):
         (tmp_path / "run" / name).unlink()
     with pytest.raises(RunError, match=r"optimizer\.lr is 0\.002 there, 0\.001 here"):
-        small_run(tmp_path / "run", "optimizer.lr=0.001")  # stored in the checkpoint, too
+        small_run(tmp_path / "run", "optimizer.lr=0.001")  # the checkpoint also stores the config
 
 
-def test_incidental_settings_may_change_between_sessions(tmp_path):
+def test_settings_that_do_not_affect_results_may_change(tmp_path):
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "system.max_minutes=0")
     others = ["system.log_every=4", "logger.project=another"]
     assert small_run(tmp_path / "run", *others)["steps"] == 10
     rows = [row["step"] for row in rows_without_time(tmp_path / "run") if "train/loss" in row]
-    assert rows == [1, 4, 8, 10]  # the last step, too
+    assert rows == [1, 4, 8, 10]  # including the last step
 
 
 def test_training_time_of_all_sessions_adds_up(tmp_path):
@@ -337,7 +338,7 @@ def test_training_time_of_all_sessions_adds_up(tmp_path):
 
 
 def test_checkpoints_and_the_time_limit_follow_the_clock(tmp_path, monkeypatch):
-    """The clock here advances by a second per call, and each step calls it once."""
+    """The fake clock advances by one second per step."""
     clock, saved = itertools.count(), []
     loop = "ed.engine.loop"
     monkeypatch.setattr(f"{loop}.time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -348,7 +349,7 @@ def test_checkpoints_and_the_time_limit_follow_the_clock(tmp_path, monkeypatch):
         small_run(tmp_path / "stopped", "system.max_minutes=0.1")
 
 
-def test_file_system_without_locks_is_named(tmp_path, monkeypatch):
+def test_file_system_without_locks_raises(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
@@ -365,8 +366,8 @@ def test_locked_folder_is_rejected(tmp_path):
             small_run(tmp_path / "run")
 
 
-def test_briefly_locked_folder_is_opened(tmp_path, monkeypatch):
-    """`launch.py --status` tries the lock to see whether a run is active."""
+def test_folder_locked_for_a_moment_is_opened(tmp_path, monkeypatch):
+    """`launch.py --status` briefly takes the lock to check whether a run is active."""
     with open(tmp_path / ".lock", "w") as look:
         fcntl.flock(look, fcntl.LOCK_EX)
         pause = SimpleNamespace(sleep=lambda _: fcntl.flock(look, fcntl.LOCK_UN))
@@ -376,7 +377,7 @@ def test_briefly_locked_folder_is_opened(tmp_path, monkeypatch):
 
 
 def write_and_die(path: Path) -> None:
-    """In a child that is killed before it gives the file its name."""
+    """Writes a file in a child process that is killed before the final rename."""
     child = os.fork()
     if not child:
         try:
@@ -387,7 +388,7 @@ def write_and_die(path: Path) -> None:
     assert finish(child) == -signal.SIGKILL
 
 
-def test_leftovers_of_killed_writers_are_removed_once_the_folder_is_locked(tmp_path):
+def test_locking_a_folder_removes_leftover_temporary_files(tmp_path):
     ours = ["config.yaml", "metrics.jsonl", "meta.json", "DONE", "wandb_id"]
     for name in (*ours, "FAILED", "slurm.json"):
         write_and_die(tmp_path / name)
@@ -397,24 +398,24 @@ def test_leftovers_of_killed_writers_are_removed_once_the_folder_is_locked(tmp_p
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(RunError):
             RunFolder(tmp_path, small_config(tmp_path))
-        assert sorted(tmp_path.glob("*.tmp")) == before  # the other process may be writing them
+        # another process may still be writing these files
+        assert sorted(tmp_path.glob("*.tmp")) == before
     RunFolder(tmp_path, small_config(tmp_path)).close()
     left = {path.name.split(".")[0] for path in tmp_path.glob("*.tmp")}
-    assert left == {"FAILED", "slurm"}  # written by the launcher, which holds no lock
+    assert left == {"FAILED", "slurm"}  # the launcher writes these without a lock
 
 
-def test_non_finite_loss_stops_the_run_unsaved(tmp_path):
+def test_non_finite_loss_stops_the_run_without_saving(tmp_path):
     with pytest.raises(FloatingPointError, match=r"train/loss = nan between steps 1 and \d+"):
         small_run(tmp_path / "run", "optimizer.lr=1e30", "task.epochs=3", "system.log_every=5")
     assert not (tmp_path / "run" / "last.pt").exists()
-    with pytest.raises(
-        FloatingPointError, match="between steps 2 and 2 of"
-    ):  # the row before was finite
+    # the previous row was finite
+    with pytest.raises(FloatingPointError, match="between steps 2 and 2 of"):
         small_run(tmp_path / "rows", "optimizer.lr=1e30")
 
 
-def test_checkpoint_between_two_rows_holds_only_finite_values(tmp_path):
-    """Losses since the last row are checked before saving, not at the next row."""
+def test_checkpoint_between_rows_contains_only_finite_values(tmp_path):
+    """Losses are also checked before saving, not only when a row is logged."""
     often = ["optimizer.lr=1e30", "system.log_every=5", "system.save_seconds=0"]
     with pytest.raises(FloatingPointError, match=r"loss = nan.* between steps 1 and \d+ of"):
         small_run(tmp_path, *often)
@@ -424,7 +425,7 @@ def test_checkpoint_between_two_rows_holds_only_finite_values(tmp_path):
 
 
 def test_weights_that_diverge_at_the_last_step_are_not_saved(tmp_path):
-    """No later loss can show it, but the evaluation does."""
+    """There is no later loss to check, but the final evaluation is not finite."""
     whole = ["task.batch_size=2000", "optimizer=sgd", "optimizer.lr=1e38"]  # a single step
     with pytest.raises(FloatingPointError, match=r"eval/loss = nan between steps 1 and 1 of .*run"):
         small_run(tmp_path / "run", *whole)
@@ -449,8 +450,8 @@ def test_changed_files_since_the_commit(tmp_path, monkeypatch):
         git("commit", "-m", text)
     assert changed_files() == []
     monkeypatch.setenv("ED_COMMIT", git("rev-parse", "HEAD~1"))
-    assert changed_files() == ["code.py"]  # relative to the named commit
-    monkeypatch.setenv("ED_COMMIT", "0123456789abcdef")  # unknown to this repository
+    assert changed_files() == ["code.py"]  # relative to the given commit
+    monkeypatch.setenv("ED_COMMIT", "0123456789abcdef")  # not in this repository
     assert changed_files() is None
     for listed, files in (("", []), ("a.py b.py", ["a.py", "b.py"])):
         monkeypatch.setenv("ED_CHANGED", listed)
@@ -459,7 +460,7 @@ def test_changed_files_since_the_commit(tmp_path, monkeypatch):
 
 def test_every_session_records_changed_files(tmp_path, monkeypatch):
     with contextlib.closing(RunFolder(tmp_path, small_config(tmp_path))) as folder:
-        for changed in ([], ["code.py"], None):  # None: unknown
+        for changed in ([], ["code.py"], None):  # None if unknown
             monkeypatch.setattr("ed.engine.run.changed_files", lambda changed=changed: changed)
             folder.open_session("cpu", 10)
     sessions = json.loads((tmp_path / "meta.json").read_text())["sessions"]

@@ -1,4 +1,4 @@
-"""A resumed run restores damaged metrics from its checkpoint."""
+"""Resumed runs restore damaged metrics from their checkpoints."""
 
 import json
 
@@ -29,12 +29,12 @@ DAMAGED_ROWS = {
 
 @pytest.mark.parametrize("damage", DAMAGED_ROWS)
 def test_damaged_rows_are_restored_from_the_checkpoint(damage, tmp_path):
-    """A wrong row would give a wrong best value."""
+    """Otherwise the best value could come from a damaged row."""
     settings = {"base": [*SMALL_GROKKING, "measures=norm", "task.eval_every=2"]}
     whole = small_run(tmp_path / "whole", **settings)
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "system.max_minutes=0", **settings)
-    with pytest.raises(Interrupted):  # resumes up to the third checkpoint
+    with pytest.raises(Interrupted):  # stops again, one step later
         small_run(tmp_path / "run", "system.max_minutes=0", **settings)
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.write_text("".join(DAMAGED_ROWS[damage](metrics.read_text().splitlines(True))))
@@ -43,7 +43,7 @@ def test_damaged_rows_are_restored_from_the_checkpoint(damage, tmp_path):
     assert (resumed["last"], resumed["best"]) == (whole["last"], whole["best"])
 
 
-def test_losing_the_metrics_of_a_finished_run_loses_no_measure(tmp_path):
+def test_finished_run_keeps_measures_if_metrics_are_lost(tmp_path):
     small_run(tmp_path, "measures=norm", base=SMALL_GROKKING)
     (tmp_path / "metrics.jsonl").write_text("")
     summary = small_run(tmp_path, "measures=[norm,gap]", base=SMALL_GROKKING)
@@ -51,7 +51,7 @@ def test_losing_the_metrics_of_a_finished_run_loses_no_measure(tmp_path):
     assert json.loads((tmp_path / "DONE").read_text()) == summary
 
 
-def test_changed_number_of_threads_warns(tmp_path, capsys):
+def test_changing_the_number_of_threads_warns(tmp_path, capsys):
     before = torch.get_num_threads()
     try:
         with pytest.raises(Interrupted):

@@ -1,4 +1,4 @@
-"""The training step with every regularizer: draws, parts, learning rates, means, resuming."""
+"""Training steps with every regularizer."""
 
 import copy
 import functools
@@ -39,7 +39,7 @@ from tests.helpers.toy import (
     ("name", "compiled"), [("ed", False), ("jacobian", False), ("jacobian", True)]
 )
 def test_penalties_see_only_penalised_outputs(name, compiled, monkeypatch):
-    """Scaling the last output, which is no logit (like PPO's value), changes nothing."""
+    """The last output, like PPO's value, is not a logit; scaling it changes nothing."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
 
     class Named(Toy):
@@ -62,7 +62,7 @@ def test_penalties_see_only_penalised_outputs(name, compiled, monkeypatch):
 
 
 class Spy(Regularizer):
-    """Plain training that records its arguments."""
+    """Trains without a penalty and records the arguments of each call."""
 
     def __init__(self):
         self.seen, self.losses = [], []
@@ -75,23 +75,23 @@ class Spy(Regularizer):
         return loss, report
 
 
-def test_each_process_has_its_own_draws_and_knows_the_number_of_parts(monkeypatch):
+def test_each_process_draws_its_own_random_numbers(monkeypatch):
     spies = {None: Spy(), 0: Spy(), 1: Spy()}
     run(training(spies[None], vit()), 0, 1)
     monkeypatch.setattr(processes, "world_size", lambda: 2)
-    monkeypatch.setattr(processes, "mean", list)  # there is no other process
+    monkeypatch.setattr(processes, "mean", list)  # no second process exists
     monkeypatch.setattr(processes, "anyone", lambda *flags: list(flags))
     for rank in (0, 1):
         monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
         run(training(spies[rank], vit(), accumulate=2), 0, 1)
     draws, parts, sizes, _ = zip(*spies[0].seen, *spies[1].seen, strict=True)
     assert len(set(draws)) == 4
-    assert draws[0] == spies[None].seen[0][0]  # rank 0 draws as if alone
+    assert draws[0] == spies[None].seen[0][0]  # rank 0 draws the same as a single process
     assert set(parts) == {4}
     assert set(sizes) == {BATCH // 4}
 
 
-def test_every_step_and_seed_draws_differently():
+def test_random_numbers_differ_between_steps_and_seeds():
     spies = []
     for seed in (0, 1):
         spies.append(Spy())
@@ -101,7 +101,7 @@ def test_every_step_and_seed_draws_differently():
     assert len({draw for spy in spies for draw, *_ in spy.seen}) == 8
 
 
-def test_means_cover_all_parts_of_all_steps_since_the_last_row():
+def test_means_cover_all_steps_since_the_last_row():
     spy = Spy()
     step = run(training(spy, vit(), accumulate=2), 0, 3)
     assert step.means()["train/loss"] == pytest.approx(sum(spy.losses) / 6)
@@ -140,15 +140,17 @@ def test_penalty_is_averaged_over_the_steps_that_have_one(monkeypatch):
         return seen[-1]
 
     monkeypatch.setattr(Paths, "degrees", spied)
-    step = run(training(EDRegularizer(every=3), vit(), accumulate=2), 0, 4)  # steps 0 and 3
+    # penalty at steps 0 and 3
+    step = run(training(EDRegularizer(every=3), vit(), accumulate=2), 0, 4)
     found = step.means()
     assert len(seen) == 4
     assert found["train/penalty"] == pytest.approx(sum(d.mean().item() for d in seen) / 4)
-    assert run(step, 4, 6).means().keys() == {"train/loss", "train/acc"}  # no penalty, no value
+    # steps 4 and 5 have no penalty
+    assert run(step, 4, 6).means().keys() == {"train/loss", "train/acc"}
 
 
 def test_learning_rate_and_progress_follow_the_step_and_warmup():
-    spy, recipe = Spy(), AdamW(lr=0.1, weight_decay=0.0, decay="matrices")  # two groups
+    spy, recipe = Spy(), AdamW(lr=0.1, weight_decay=0.0, decay="matrices")  # two parameter groups
     step = training(spy, vit(), recipe=recipe)
     step.task.warmup_steps = 4
     rates = []
@@ -165,12 +167,13 @@ def test_accumulation_does_not_change_the_gradient():
     whole = run(training(Regularizer(), vit()), 0, 1).model
     parts = run(training(Regularizer(), vit(), accumulate=2), 0, 1).model
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)  # order of sums
+        # the order of summation differs
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_works_with_accumulation_and_clipping(name, bf16):
+def test_every_method_supports_accumulation_and_clipping(name, bf16):
     recipe = AdamW(lr=0.01, weight_decay=0.1, max_grad_norm=0.1)
     model, before = vit(torch.float32), vit(torch.float32)
     step = training(instantiate(config(name)), model, recipe=recipe, accumulate=2, bf16=bf16)
@@ -186,7 +189,7 @@ def test_every_method_works_with_accumulation_and_clipping(name, bf16):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_resumed_training_is_bitwise_the_same(name):
+def test_resumed_training_is_bitwise_identical(name):
     recipe = AdamW(lr=0.01, weight_decay=0.1)
     whole = run(training(instantiate(config(name)), vit(), recipe=recipe), 0, 4)
     first = run(training(instantiate(config(name)), vit(), recipe=recipe), 0, 2)
@@ -199,30 +202,29 @@ def test_resumed_training_is_bitwise_the_same(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_batch_norm_sees_each_example_once(name):
-    """Paths, projections and perturbed weights do not enter the running statistics."""
+    """Extra forward passes (paths, projections, perturbed weights) do not count."""
     model = convolution()
     run(training(instantiate(config(name)), model), 0, 1)
     assert int(model[1].num_batches_tracked) == 1
-    if name != "mixup":  # it replaces the batch
+    if name != "mixup":  # mixup replaces the batch
         reference = convolution()
         reference(first_batch()["x"])
         assert torch.equal(model[1].running_mean, reference[1].running_mean)
 
 
 def test_unused_weights_are_averaged_as_zero(monkeypatch):
-    """Processes may drop different blocks, but must average the same list in the same order."""
+    """Processes that skip different blocks must still average the same list of gradients."""
     weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
     weights[0].grad = torch.full((2,), 4.0)
     monkeypatch.setattr(processes, "world_size", lambda: 2)
-    monkeypatch.setattr(
-        processes, "anyone", lambda *flags: [True, True, False]
-    )  # used by any process
+    # whether any process uses the weight
+    monkeypatch.setattr(processes, "anyone", lambda *flags: [True, True, False])
     monkeypatch.setattr(processes, "mean", lambda values: [v / 2 for v in values])
     average_gradients([*weights, nn.Parameter(torch.ones(2), requires_grad=False)])
     assert [w.grad if w.grad is None else w.grad[0].item() for w in weights] == [2.0, 0.0, None]
 
 
-def test_reports_must_not_change_their_names():
+def test_report_keys_must_not_change_between_steps():
     class Rare(Regularizer):
         seen = 0
 
@@ -236,7 +238,7 @@ def test_reports_must_not_change_their_names():
             run(training(Rare(), vit(), **how), 0, 4)
 
 
-def test_largest_weight_reveals_nan_and_infinity():
+def test_largest_weight_is_not_finite_if_any_weight_is_not():
     step = training(Regularizer(), vit())
     largest = max(weight.abs().max().item() for weight in step.model.parameters())
     assert step.largest_weight() == {"largest weight": largest}
@@ -246,8 +248,8 @@ def test_largest_weight_reveals_nan_and_infinity():
         assert not math.isfinite(step.largest_weight()["largest weight"])
 
 
-def test_paths_may_run_without_dropout():
-    """In eval mode, in a separate pass: the batch keeps its dropout."""
+def test_dropout_can_be_disabled_on_paths():
+    """Paths then run in a separate pass in eval mode; the batch still uses dropout."""
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES)).double()
     overrides = {"ramp": 0.0, "weight": 1.0, "anchored": False}
     penalties = {}

@@ -1,7 +1,7 @@
-"""Fault cases, each run in a child forked from a warm parent.
+"""Fault cases, each run in a forked child process.
 
-A case must end bitwise equal to an undisturbed run or with a one-line error. Anything else (a
-traceback, a marker left by foreign code, other weights) is a bug.
+Each case must match an undisturbed run bit for bit or end with a one-line error. Anything else
+(a traceback, execution of foreign code, different weights) is a bug.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch._dynamo  # optimizers import it on first use, which takes seconds
+import torch._dynamo  # otherwise imported on first use, which takes seconds
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
@@ -37,7 +37,7 @@ EQUAL, ONE_LINE = "bit-equal", "one-line error"
 
 @dataclass(frozen=True)
 class Setup:
-    """The overrides of a small run, and the folder of its undisturbed reference."""
+    """The overrides of a small run and the folder of its undisturbed reference run."""
 
     name: str
     overrides: tuple[str, ...]
@@ -53,24 +53,24 @@ class Setup:
 
 @functools.cache
 def composed(overrides: tuple[str, ...]) -> DictConfig:
-    """Their config, composed once before forking."""
+    """Composes a config and imports its modules, once before forking."""
     cfg = compose_config(list(overrides))
     for target in targets(OmegaConf.to_container(cfg)):
-        get_object(target)  # imports its module
+        get_object(target)
     return cfg
 
 
 def play_bandit() -> None:
-    """Replaces Procgen by a toy game for the rest of this process."""
+    """Replaces Procgen with a toy game for the rest of this process."""
     procgen.engine_version = "{} 1.0".format
     procgen.ProcgenPPO.make_games = lambda task, side, count, _: Bandit(count, task.levels[side][0])
 
 
 def in_child(work: Callable[[], object], log: Path, limit: int | None = None) -> int:
-    """Forks a child that does `work` and writes its errors to `log`; returns its process id.
+    """Runs `work` in a forked child, which logs errors to `log`; returns its process id.
 
     Args:
-        limit: maximal file size in bytes, to simulate a full disk.
+        limit: maximum file size in bytes, which simulates a full disk.
     """
     child = os.fork()
     if child:
@@ -78,7 +78,8 @@ def in_child(work: Callable[[], object], log: Path, limit: int | None = None) ->
     code = 1
     try:
         if limit is not None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # makes the write fail instead
+            # makes writes fail instead of ending the process
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         printed = io.StringIO()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
@@ -99,7 +100,7 @@ def attempt(work: Callable[[], object], log: Path, limit: int | None = None) -> 
 
 
 def judged(code: int, printed: str, equal: Callable[[], bool]) -> str:
-    """How a case ended."""
+    """Returns how a case ended."""
     if code == 0:
         return EQUAL if equal() else "SILENT DIFFERENCE"
     if "Traceback" in printed or printed.count("\n") != 1:
@@ -108,7 +109,7 @@ def judged(code: int, printed: str, equal: Callable[[], bool]) -> str:
 
 
 def same_run(first: Path, second: Path) -> bool:
-    """Whether two finished runs agree in every bit except times."""
+    """Returns whether two finished runs agree bit for bit, apart from times."""
     ours, theirs = (load_checkpoint(folder, print) for folder in (first, second))
     if ours is None or theirs is None:
         return False
@@ -125,7 +126,7 @@ def _timeless(row: dict) -> dict:
 
 
 def spread(work: dict[str, Callable[[], object]], folder: Path) -> dict[str, object]:
-    """The results of all work, shared by forked workers, one per core up to two."""
+    """Runs all `work` in up to two forked workers and returns the results by name."""
     workers = min(2, os.cpu_count() or 1)
     children = []
     for worker in range(workers):
@@ -147,7 +148,7 @@ def spread(work: dict[str, Callable[[], object]], folder: Path) -> dict[str, obj
 
 
 def undisturbed(setup: Setup) -> float:
-    """Trains a setup to the end and returns the seconds it took."""
+    """Trains without faults and returns the time in seconds."""
     began = time.monotonic()
     code, printed = attempt(lambda: setup.train(setup.whole), setup.whole.with_suffix(".log"))
     assert code == 0, f"{setup.name}: {printed}"
@@ -155,7 +156,7 @@ def undisturbed(setup: Setup) -> float:
 
 
 def begun(setup: Setup, folder: Path) -> Path:
-    """A run that was stopped twice, so that it has a previous.pt as well."""
+    """Stops a run twice, so that it has last.pt and previous.pt; returns its folder."""
     for _ in range(2):
         attempt(lambda: setup.train(folder, "system.max_minutes=0"), folder.with_suffix(".log"))
     assert not (folder / "DONE").exists(), f"{setup.name}: too short to be stopped twice"
@@ -163,16 +164,16 @@ def begun(setup: Setup, folder: Path) -> Path:
 
 
 def killed(setup: Setup, folder: Path, number: int, delay: float) -> str:
-    """Signals a run after `delay` seconds, then resumes it to the end."""
+    """Sends a signal to a run after `delay` seconds, then resumes it to the end."""
     child = in_child(lambda: setup.train(folder), folder.with_suffix(".log"))
     time.sleep(delay)
-    os.kill(child, number)  # our child, not yet waited for, so its id is still valid
+    os.kill(child, number)  # the id is valid until finish() waits for the child
     finish(child)
     return trained_on(setup, folder)
 
 
 def disk_full(setup: Setup, folder: Path, limit: int) -> str:
-    """Runs with files of at most `limit` bytes, then resumes without the limit."""
+    """Limits file sizes to `limit` bytes, then resumes the run without the limit."""
     code, printed = attempt(lambda: setup.train(folder), folder.with_suffix(".log"), limit)
     first = judged(code, printed, lambda: same_run(setup.whole, folder))
     return trained_on(setup, folder) if first in (EQUAL, ONE_LINE) else first
@@ -187,9 +188,9 @@ def damaged(setup: Setup, source: Path, folder: Path, name: str, damage) -> str:
 
 
 def trained_on(setup: Setup, folder: Path) -> str:
-    """How the run ends when resumed after a fault."""
+    """Resumes a run after a fault and returns how it ended."""
     code, printed = attempt(lambda: setup.train(folder), folder.with_suffix(".log"))
     end = judged(code, printed, lambda: same_run(setup.whole, folder))
     if end in (EQUAL, ONE_LINE):
-        shutil.rmtree(folder)  # a full campaign would fill the disk
+        shutil.rmtree(folder)  # otherwise a full campaign would fill the disk
     return end

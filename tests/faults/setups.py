@@ -1,4 +1,4 @@
-"""Every task at its smallest size, with each regularizer it supports, on generated data."""
+"""Small setups of every task with each regularizer it supports, on generated data."""
 
 import importlib.util
 from pathlib import Path
@@ -10,13 +10,13 @@ from ed.engine.main import run
 from tests.helpers.small import SMALL, SMALL_GROKKING
 
 REGULARIZERS = ("none", "mixup", "sam", "asam", "jacobian", "ed")
-# regression, games and image-caption matching do not support every regularizer
+# tasks that do not support every regularizer
 SUPPORTED = {
     "pnn": ("none", "sam", "asam", "jacobian"),
     "procgen": ("none", "sam", "asam", "jacobian", "ed"),
     "clip_standin_pretrain": ("none", "sam", "asam", "jacobian", "ed"),
 }
-NEEDED = {  # packages beyond the `train` extra
+NEEDED = {  # packages that are not in the `train` extra
     "glue": "transformers",
     "text_classification": "transformers",
     "transformers": "transformers",
@@ -37,7 +37,7 @@ VIT = ["model.width=16", "model.depth=1", "model.heads=2"]
 
 
 def tasks(data: Path) -> dict[str, list[str]]:
-    """Overrides of each task; `write_data` writes the files that they name."""
+    """Returns the overrides of each task; `write_data` writes the files they refer to."""
     images = ["task=image_folder", f"task.data={data / 'images'}", "task.image_size=[32,32]"]
     images += ["task.batch_size=8", *EPOCH]
     return {
@@ -78,7 +78,7 @@ def tasks(data: Path) -> dict[str, list[str]]:
 
 
 def procgen() -> list[str]:
-    """Toy games end with each rollout of 10 steps, so a resumed run can be bitwise equal."""
+    """Returns overrides for games that end with each rollout, so resuming is bitwise exact."""
     from tests.helpers import games
 
     length = ["task.num_steps=10", "task.num_test_steps=10", "task.frames=120"]
@@ -86,21 +86,21 @@ def procgen() -> list[str]:
 
 
 def setups(data: Path) -> dict[str, list[str]]:
-    """Overrides by "task regularizer" for tasks whose packages are installed."""
+    """Returns the overrides of each "task regularizer" whose packages are installed."""
     found = {}
     for task, overrides in tasks(data).items():
         if task in NEEDED and importlib.util.find_spec(NEEDED[task]) is None:
             continue
         for name in SUPPORTED.get(task, REGULARIZERS):
             own = [f"regularizer={name}"]
-            if name == "ed" and task in SUPPORTED:  # no labels
+            if name == "ed" and task in SUPPORTED:  # these tasks have no labels
                 own += ["regularizer.anchored=false"]
             found[f"{task} {name}"] = [*overrides, *own]
     return found
 
 
 def preload() -> None:
-    """Imports packages before forking, and silences transformers."""
+    """Imports optional packages before forking and silences transformers."""
     for name in ("timm", "datasets", "open_clip"):
         if importlib.util.find_spec(name):
             importlib.import_module(name)
@@ -114,7 +114,7 @@ def preload() -> None:
 
 
 def write_data(data: Path) -> None:
-    """Writes the data of all tasks whose packages are installed."""
+    """Writes data for all tasks whose packages are installed."""
     from tests.tasks.test_mnist_cifar import write_set
 
     rng = np.random.default_rng(0)

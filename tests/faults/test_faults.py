@@ -1,7 +1,7 @@
-"""Random faults: kills, full disks, damaged and hostile files.
+"""Random faults: kills, full disks, and damaged or malicious files.
 
-`make test` runs a short form. ED_FAULTS=full (`make test-faults`) runs the long one, 10 minutes on
-two cores; ED_FAULT_SEED repeats a campaign.
+`make test` runs a short version. ED_FAULTS=full (`make test-faults`) runs the full version, which
+takes 10 minutes on two cores. ED_FAULT_SEED sets the seed, to repeat a campaign.
 """
 
 import os
@@ -27,7 +27,7 @@ from tests.helpers.hostile import Payload, hostile_leaves, plant
 
 FULL = os.environ.get("ED_FAULTS") == "full"
 SEED = int(os.environ.get("ED_FAULT_SEED") or random.SystemRandom().randrange(10**6))
-SHORT_SETUPS = ("grokking none", "pnn none", "cifar10 ed", "procgen none")  # need no files
+SHORT_SETUPS = ("grokking none", "pnn none", "cifar10 ed", "procgen none")  # need no data files
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 TABLE: dict[str, Counter] = {}
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases are forke
 
 @pytest.fixture(scope="module", autouse=True)
 def table(request):
-    """Prints the seed and how many cases of each kind ended in which way."""
+    """Prints the seed and counts how the cases of each kind ended."""
     yield
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
@@ -49,7 +49,7 @@ def table(request):
 
 
 def note(kind: str, ends: dict[str, str]) -> None:
-    """Records the cases of a campaign and fails if any ended in a forbidden way."""
+    """Records how the cases of a campaign ended and fails if any outcome is a bug."""
     TABLE[kind] = Counter(ends.values())
     wrong = {case: end for case, end in ends.items() if end not in (EQUAL, ONE_LINE)}
     assert not wrong, f"seed {SEED}: {wrong}"
@@ -57,7 +57,7 @@ def note(kind: str, ends: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory) -> dict[str, tuple[Setup, float]]:
-    """Every setup with an undisturbed run and the seconds it took."""
+    """Returns each setup with the duration of its undisturbed run in seconds."""
     root = tmp_path_factory.mktemp("undisturbed")
     data = root / "data"
     chosen = {n: o for n, o in setups(data).items() if FULL or n in SHORT_SETUPS}
@@ -78,7 +78,7 @@ def references(tmp_path_factory) -> dict[str, tuple[Setup, float]]:
 
 @pytest.fixture(scope="module")
 def begun(references, tmp_path_factory) -> dict[str, Path]:
-    """One stopped run per task, with ED if the task supports it."""
+    """Returns one stopped run per task, with ED if the task supports it."""
     root = tmp_path_factory.mktemp("begun")
     last = {name.split()[0]: name for name in references}
     return {name: cases.begun(references[name][0], root / name) for name in last.values()}
@@ -93,7 +93,7 @@ def chance(kind: str) -> random.Random:
 
 
 def test_kills_and_signals_at_random_moments(references, tmp_path):
-    """Full form: every task with every regularizer that it supports."""
+    """The full version covers every task with every regularizer it supports."""
     draw, work = chance("kill"), {}
     for index in range(max(60, len(references)) if FULL else 4):
         setup, seconds = list(references.values())[index % len(references)]
@@ -103,7 +103,7 @@ def test_kills_and_signals_at_random_moments(references, tmp_path):
     campaign("kill or signal", work, tmp_path)
 
 
-def test_full_disks_at_random_sizes(references, begun, tmp_path):
+def test_disks_that_fill_up_at_random_sizes(references, begun, tmp_path):
     draw, work = chance("full"), {}
     for index in range(40 if FULL else 4):
         setup, _ = references[list(begun)[index % len(begun)]]
@@ -128,19 +128,19 @@ def truncated(draw: random.Random):
     return lambda content: content[: draw.randrange(len(content) + 1)]
 
 
-# the files of a run folder that are read again; logs are not
+# files that a resumed run reads
 FILES = ("last.pt", "previous.pt", "metrics.jsonl", "meta.json", "config.yaml")
 
 
 @pytest.mark.parametrize("kind", ["bit flip", "truncation"])
-def test_damage_to_every_file(kind, references, begun, tmp_path):
+def test_damaged_files(kind, references, begun, tmp_path):
     draw, work = chance(kind), {}
     make = flipped if kind == "bit flip" else truncated
     sources = list(begun.items()) if FULL else [draw.choice(list(begun.items()))]
     for index in range(len(FILES) * len(sources)):
         source = sources[index // len(FILES)]
         setup, name = references[source[0]][0], FILES[index % len(FILES)]
-        own = random.Random(draw.random())  # workers share no generator
+        own = random.Random(draw.random())  # forked workers cannot share a generator
         folder = tmp_path / f"run{index}"
         case = f"{index} {setup.name} {name}"
         work[case] = partial(cases.damaged, setup, source[1], folder, name, make(own))
@@ -173,7 +173,7 @@ def test_hostile_weights(tmp_path):
         (tmp_path / f"cut{index}.safetensors").write_bytes(draw.randbytes(64))
     for path in sorted({*tmp_path.glob("*.pt"), *tmp_path.glob("*.safetensors")} - {good}):
         work = attempt(lambda p=path: read_weights(p, f"--weights {p}"), tmp_path / "log")
-        # a truncation at the end leaves the file intact
+        # a random truncation may remove nothing
         end = judged(*work, lambda p=path: p.read_bytes() == good.read_bytes())
         ends[path.name] = "FOREIGN CODE RAN" if marker.exists() else end
     note("hostile weights", ends)

@@ -1,4 +1,4 @@
-"""What terminals and pipes show: two live lines, rows, tables; plain lines without a terminal."""
+"""Terminal output (live view, rows, tables) and plain lines without a terminal."""
 
 import fcntl
 import io
@@ -32,7 +32,7 @@ def console():
 
 @pytest.fixture
 def watched(console, monkeypatch):
-    """Pretends that standard output is this console."""
+    """Makes this console act as an interactive standard output."""
     monkeypatch.setattr(drawing, "interactive", lambda: True)
     monkeypatch.setattr(drawing, "terminal", lambda: console)
     return console
@@ -44,7 +44,7 @@ def lines_of(console: Console, drawn) -> list[str]:
 
 
 def shows_cursor(printed: str) -> bool:
-    """Whether the cursor was hidden and is visible again."""
+    """Returns whether the cursor was hidden and then shown again."""
     return -1 < printed.rfind("\x1b[?25l") < printed.rfind("\x1b[?25h")
 
 
@@ -53,7 +53,7 @@ def new_view(console: Console, **settings) -> RunView:
 
 
 def still_view(console: Console, **settings) -> RunView:
-    """A view whose live lines are gone, so that only its rows are recorded."""
+    """Returns a view without live lines, so that only its rows are recorded."""
     view = new_view(console, **settings)
     view.close()
     console.export_text(clear=True)
@@ -61,7 +61,7 @@ def still_view(console: Console, **settings) -> RunView:
 
 
 @pytest.mark.parametrize("extra", [0, 20])
-def test_the_live_view_is_two_lines_within_the_terminal(console, extra):
+def test_live_view_has_two_lines_that_fit_the_terminal(console, extra):
     view = new_view(console, labels={"train/penalty": "ED"})
     view.advance(420, "0:01:02")
     view.show(420, TRAINING | {f"train/another_{i}": 1.0 for i in range(extra)})
@@ -74,7 +74,7 @@ def test_the_live_view_is_two_lines_within_the_terminal(console, extra):
     assert numbers.split()[:6] == ["loss", "1.25", "accuracy", "50", "ED", "0.0321"]
 
 
-def test_what_takes_long_is_shown_until_its_result(console):
+def test_current_activity_is_shown_until_its_result(console):
     view = new_view(console)
     view.begin("measuring ed")
     assert "measuring ed" in lines_of(console, view.draw())[1]
@@ -83,7 +83,7 @@ def test_what_takes_long_is_shown_until_its_result(console):
     view.close()
 
 
-def test_numbers_stay_in_their_columns(console):
+def test_columns_do_not_move(console):
     view = new_view(console)
     places = []
     for loss in (1.25, 0.012345, 12.0):
@@ -97,17 +97,17 @@ def test_numbers_stay_in_their_columns(console):
     ("higher_is_better", "best", "marked"),
     [(True, None, [10, 20]), (False, None, [10, 30]), (True, 55.0, [20])],
 )
-def test_evaluations_are_rows_with_the_best_so_far_marked(console, higher_is_better, best, marked):
+def test_evaluation_rows_mark_the_best_so_far(console, higher_is_better, best, marked):
     view = still_view(console, higher_is_better=higher_is_better, best=best)
     for step, value in ((10, 50.0), (20, 60.0), (30, 40.0)):
         view.show(step, {"eval/loss": 1.0, "eval/acc": value})
     header, *rows = console.export_text().splitlines()
     assert header.split() == ["step", "accuracy", "loss"]
-    assert len({len(row) for row in rows}) == 1  # aligned
+    assert len({len(row) for row in rows}) == 1  # rows are aligned
     assert [int(row.split()[1]) for row in rows if row.startswith("★")] == marked
 
 
-def test_rows_with_other_metrics_get_their_own_header_and_fit(console):
+def test_new_metrics_start_a_new_header(console):
     view = still_view(console)
     view.show(10, {"eval/acc": 50.0})
     view.show(10, {f"measure/sharpness_{i}": 1.0 for i in range(20)})
@@ -116,17 +116,17 @@ def test_rows_with_other_metrics_get_their_own_header_and_fit(console):
     assert max(map(len, lines)) <= WIDTH
 
 
-def test_a_closed_view_leaves_the_cursor_visible(console):
+def test_closing_the_view_shows_the_cursor(console):
     view = new_view(console)
     view.show(1, TRAINING)
-    restore()  # as before an error is printed
+    restore()  # called before an error is printed
     assert shows_cursor(console.file.getvalue())
-    view.close()  # once more does no harm
+    view.close()  # closing again is harmless
 
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("degree", [None, 0.25])
-def test_the_closing_panel_fits_and_names_a_useful_command(console, tmp_path, keep, degree):
+def test_final_panel_fits_and_suggests_measuring(console, tmp_path, keep, degree):
     cfg = OmegaConf.create({"system": {"keep_checkpoint": keep}})
     task = SimpleNamespace(num_examples=10, has_logits=True)
     last = {"eval/acc": 80.0} | ({} if degree is None else {"measure/ed": degree})
@@ -141,7 +141,7 @@ def test_the_closing_panel_fits_and_names_a_useful_command(console, tmp_path, ke
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
-def test_tables_show_brackets_as_they_are(console):
+def test_tables_print_brackets_literally(console):
     print_table([["key", "state"], ["betas=[a]", ("✓ done", "green")]], console)
     text = console.export_text()
     assert "betas=[a]" in text
@@ -150,7 +150,7 @@ def test_tables_show_brackets_as_they_are(console):
     assert "✓ done" in text
 
 
-def test_markdown_tables_that_do_not_fit_are_replaced_by_a_sentence(console):
+def test_wide_markdown_tables_are_replaced_by_a_sentence(console):
     narrow = "| a | b |\n| --- | --- |\n| 1 | 2 [^1] |\n"
     wide = f"| {' | '.join(['a long heading'] * 20)} |\n" * 3
     print_markdown(f"# Title\n\n{narrow}\n{wide}\n[^1]: a footnote\n", console)
@@ -162,25 +162,25 @@ def test_markdown_tables_that_do_not_fit_are_replaced_by_a_sentence(console):
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
-def test_a_tracked_loop_draws_only_for_someone_who_watches(capsys):
+def test_progress_bar_needs_a_terminal(capsys):
     assert list(track(range(3), "decoding")) == [0, 1, 2]
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_tracked_loop_ends_its_bar(watched):
+def test_progress_bar_is_closed_after_the_loop(watched):
     assert list(track(iter("abc"), "decoding", total=3)) == list("abc")
     assert "decoding" in watched.file.getvalue()
     assert shows_cursor(watched.file.getvalue())
 
 
-def test_a_loop_left_by_an_error_is_cleaned_up(watched):
+def test_progress_bar_of_an_unfinished_loop_is_closed(watched):
     rows = track(iter("abc"), "decoding", total=3)
     next(rows)
     restore()
     assert shows_cursor(watched.file.getvalue())
 
 
-def test_without_a_terminal_metrics_are_plain_lines(tmp_path, capsys):
+def test_metrics_are_plain_lines_without_a_terminal(tmp_path, capsys):
     log_to(tmp_path / "train.log")
     metrics = Metrics(tmp_path, total=4, start=0)
     metrics.log(2, {"train/loss": 1.5})
@@ -191,7 +191,7 @@ def test_without_a_terminal_metrics_are_plain_lines(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID"])
-def test_only_the_first_of_several_processes_draws(monkeypatch, name):
+def test_only_rank_0_draws(monkeypatch, name):
     terminal = SimpleNamespace(isatty=lambda: True, encoding="utf-8")
     monkeypatch.setattr(sys, "stdout", terminal)
     for key in ("RANK", "SLURM_PROCID"):
@@ -205,14 +205,14 @@ def test_only_the_first_of_several_processes_draws(monkeypatch, name):
 @pytest.mark.parametrize(
     ("encoding", "term"), [("iso-8859-1", "xterm"), ("utf-8", "dumb"), (None, "xterm")]
 )
-def test_terminals_that_cannot_redraw_get_plain_lines(monkeypatch, encoding, term):
+def test_unsupported_terminals_get_plain_lines(monkeypatch, encoding, term):
     terminal = SimpleNamespace(isatty=lambda: True, encoding=encoding)
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", term)
     assert not drawing.interactive()
 
 
-def test_rich_is_loaded_only_to_draw():
+def test_rich_is_imported_lazily():
     code = "import sys, ed, ed.runtime.console, ed.engine.errors; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -221,11 +221,11 @@ def read_all(descriptor: int, into: list[bytes]) -> None:
     try:
         while data := os.read(descriptor, 4096):
             into.append(data)
-    except OSError:  # Linux reports the other end's closing so
+    except OSError:  # raised on Linux when the other end is closed
         pass
 
 
-def test_a_run_in_a_terminal_shows_header_rows_and_panel(tmp_path):
+def test_a_run_in_a_terminal_shows_a_header_rows_and_a_panel(tmp_path):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, WIDTH, 0, 0))
     small = ["debug=tiny", "task.batch_size=500", "model.depth=1", "model.width=32"]
@@ -241,6 +241,6 @@ def test_a_run_in_a_terminal_shows_header_rows_and_panel(tmp_path):
     text = b"".join(pieces).decode()
     for word in ("cifar10_mini", "vit_micro", "λ = 7", "cpu", "eta 0:", "★", "done in", "--run"):
         assert word in text
-    assert "train/loss" not in text  # plain lines go to train.log alone
+    assert "train/loss" not in text  # plain lines go to train.log only
     assert "train/loss" in (tmp_path / "run" / "train.log").read_text()
     assert shows_cursor(text)

@@ -1,4 +1,4 @@
-"""Two processes train like one, stay bitwise equal, and stop and resume together."""
+"""Two processes train like one, keep bitwise equal weights, and stop and resume together."""
 
 import fcntl
 import json
@@ -63,7 +63,7 @@ def process_of_rank(rank: int, launcher: int) -> int:
 
 
 def killed_in_the_middle(folder: Path) -> tuple[int, str]:
-    """Exit code and output of two processes, one of which is killed."""
+    """Kills one of two processes; returns the exit code and output of the launcher."""
     process = begin(folder / "killed", rows=4)
     os.kill(process_of_rank(1, process.pid), signal.SIGKILL)
     output = process.communicate(timeout=240)[0]
@@ -71,7 +71,7 @@ def killed_in_the_middle(folder: Path) -> tuple[int, str]:
 
 
 def seen_together(folder: Path) -> list[dict]:
-    """The records of `together` by rank; it also finishes the run that was killed."""
+    """Runs `together`, which also resumes the killed run; returns its records by rank."""
     done = run_together(["tests/helpers/together.py", str(folder)])
     assert done.returncode == 0, done.stdout
     return [json.loads((folder.parent / f"seen{rank}.json").read_text()) for rank in (0, 1)]
@@ -79,7 +79,7 @@ def seen_together(folder: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder shared by all workers of pytest-xdist."""
+    """Returns a folder shared by all pytest-xdist workers."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "together" / "runs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def seen(folder, killed) -> list[dict]:
     return once(folder, "seen", seen_together)
 
 
-def test_dead_process_stops_all_with_one_error_line(killed):
+def test_death_of_one_process_stops_all_with_one_error_line(killed):
     code, output = killed
     assert code != 0
     (line,) = errors(output)
@@ -118,14 +118,14 @@ def test_signal_to_one_process_stops_all_after_the_same_step(seen):
         assert rank["stopped"] == "Interrupted: stopped and saved at step 16 of 20"
 
 
-def test_killed_and_stopped_equals_uninterrupted(folder, seen):
+def test_killed_and_stopped_run_equals_uninterrupted_run(folder, seen):
     assert_same_run(folder / "whole", folder / "killed")
     sessions = json.loads((folder / "killed" / "meta.json").read_text())["sessions"]
     assert [session["processes"] for session in sessions] == [2, 2, 2]
 
 
 def test_penalty_works_with_distributed_data_parallel(seen):
-    """Loss and penalty are two passes of one model; gradients are the mean over both halves."""
+    """Gradients of loss and penalty, two passes of one model, are averaged over processes."""
     halves = [together.gradients_in_a_loop_of_ones_own(rank) for rank in (0, 1)]
     expected = [(first + second) / 2 for first, second in zip(*halves, strict=True)]
     for rank in seen:
@@ -133,11 +133,11 @@ def test_penalty_works_with_distributed_data_parallel(seen):
         torch.testing.assert_close(found, expected)
 
 
-def test_two_processes_equal_one_with_the_whole_batch(folder, seen, tmp_path):
+def test_two_processes_equal_one_with_the_full_batch(folder, seen, tmp_path):
     small_run(tmp_path / "one", *together.PLAIN)
     ours = weights(tmp_path / "one")
     for name, theirs in weights(folder / "plain").items():
-        # ten float32 steps, with sums over the batch in another order
+        # the order of float32 summation differs over ten steps
         torch.testing.assert_close(theirs, ours[name], rtol=1e-4, atol=1e-6)
     runs = (tmp_path / "one", folder / "plain")
     for one, two in zip(*(read_rows(run / "metrics.jsonl") for run in runs), strict=True):
@@ -146,11 +146,11 @@ def test_two_processes_equal_one_with_the_whole_batch(folder, seen, tmp_path):
 
 
 def test_two_processes_equal_one_in_float64(folder, seen):
-    """Also with accumulation, momentum, weight decay and clipping after the average."""
+    """Also holds with accumulation, momentum, weight decay and gradient clipping."""
     theirs = torch.load(folder / "float64.pt", weights_only=True)
     for name, ours in together.float64_weights().items():
         torch.testing.assert_close(theirs[name], ours, rtol=1e-10, atol=1e-13)
-    assert seen[0]["shares"]  # also if the task yields only the rows of its process
+    assert seen[0]["shares"]  # a task may yield only its process's examples
 
 
 @pytest.mark.parametrize("method", together.METHODS)
@@ -164,7 +164,7 @@ def test_each_process_draws_its_own_dropout(seen):
     assert seen[0]["draw"] != seen[1]["draw"]
 
 
-def test_methods_differ(seen):
+def test_methods_give_different_weights(seen):
     assert len(set(seen[0]["fingerprints"].values())) == 2 * len(together.METHODS)
 
 
@@ -181,7 +181,7 @@ def test_shared_evaluation_counts_every_image_once(folder, seen):
         logits = model(task.normalise(images.pixels))
     assert first["acc"] == accuracy
     assert first["logits"] == pytest.approx(logits.double().sum().item(), rel=1e-5)
-    assert first["loss"] == pytest.approx(loss, rel=1e-6)  # float32 sums in another order
+    assert first["loss"] == pytest.approx(loss, rel=1e-6)  # the order of float32 summation differs
 
 
 def test_only_rank_0_writes(seen):
@@ -196,17 +196,17 @@ def test_all_stop_together_at_the_time_limit_and_on_divergence(seen):
     assert seen[0]["wild"] == seen[1]["wild"]
 
 
-def test_resuming_needs_the_same_number_of_processes(folder, seen):
+def test_resuming_requires_the_same_number_of_processes(folder, seen):
     with pytest.raises(ValueError, match=r"2 processes .*system\.run_dir"):
         small_run(folder / "late", *together.LONG)
 
 
-# --- without a second process
+# --- with a single process
 
 
 @pytest.fixture
 def two(monkeypatch):
-    """Pretends that there are two processes, for checks before they join."""
+    """Makes the config checks assume two processes."""
     monkeypatch.setattr(checks, "world_size", lambda: 2)
 
 
@@ -237,7 +237,7 @@ def test_parts_cover_the_range_exactly_once(count, everyone, monkeypatch):
     assert rows == list(range(count))
 
 
-def test_ranks_draw_differently_and_rank_0_as_if_alone(monkeypatch):
+def test_ranks_use_different_random_streams(monkeypatch):
     names = []
     for rank in range(3):
         monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
@@ -260,7 +260,7 @@ def test_first_host_of_a_slurm_node_list(nodes, first):
 
 
 def test_srun_variables_give_rank_and_address(monkeypatch):
-    """The last of four tasks on two nodes; a batch script is a single process."""
+    """Checks the last of four tasks on two nodes, and a batch script without srun."""
     slurm = {"STEP_NUM_TASKS": "4", "JOB_ID": "1234", "STEP_ID": "2", "PROCID": "3", "LOCALID": "1"}
     for name, value in (slurm | {"STEP_NODELIST": "gpu[07-08]"}).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
@@ -268,7 +268,7 @@ def test_srun_variables_give_rank_and_address(monkeypatch):
     place = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu07"}
     assert distributed._srun() == place | {
         "MASTER_PORT": "29746"
-    }  # 20000 + (1234 x 16 + 2) % 10000
+    }  # the port is 20000 + (1234 x 16 + 2) % 10000
     monkeypatch.setenv("MASTER_PORT", "4444")
     assert distributed._srun() == place | {"MASTER_PORT": "4444"}
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
@@ -279,7 +279,8 @@ def test_each_local_process_takes_its_own_gpu(monkeypatch):
     taken = []
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    for count, local in ((4, "3"), (2, "0"), (1, "3")):  # srun may show each task only its own GPU
+    # with srun, a task may see only its own GPU
+    for count, local in ((4, "3"), (2, "0"), (1, "3")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         monkeypatch.setenv("LOCAL_RANK", local)
         assert distributed.local_device("cuda").index == taken[-1]
@@ -304,18 +305,19 @@ def test_named_gpu_becomes_the_current_device(monkeypatch):
 
 
 def test_means_keep_shapes_and_dtypes(monkeypatch):
-    """With two processes, whose values differ by 2."""
+    """Simulates two processes whose values differ by 2."""
     monkeypatch.setattr(processes, "world_size", lambda: 2)
-    monkeypatch.setattr(processes, "_add_up", lambda value: value.mul_(2).add_(2))  # in place
+    # modifies its input
+    monkeypatch.setattr(processes, "_add_up", lambda value: value.mul_(2).add_(2))
     values = [torch.rand(2, 3), torch.rand((), dtype=torch.float64), torch.rand(4)]
     before = [value.clone() for value in values]
     torch.testing.assert_close(processes.mean(values), [value + 1 for value in before])
     torch.testing.assert_close(processes.total(values[0]), 2 * before[0] + 2)
-    assert all(map(torch.equal, values, before))  # the inputs are unchanged
+    assert all(map(torch.equal, values, before))  # inputs are not modified
 
 
 def test_local_processes_share_the_cores(monkeypatch):
-    """Eight cores; without torchrun the affinity already belongs to one process."""
+    """Without torchrun, a process may use all cores of its affinity mask."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert processes.available_cores() == 8
@@ -341,7 +343,7 @@ def test_without_rank_0_only_lost_processes_report(monkeypatch):
     assert processes.first_to_fail(processes.LostProcess())
 
 
-def test_single_process_exchanges_nothing():
+def test_single_process_does_not_communicate():
     x = torch.ones(3)
     assert processes.total(x) is x
     assert processes.mean([x])[0] is x

@@ -1,4 +1,4 @@
-"""Without the hub, loading fails at once or uses the cache; with it, nothing changes."""
+"""If the hub is unreachable, loading uses the cache or fails immediately."""
 
 import socket
 import threading
@@ -23,8 +23,8 @@ ENDPOINT = r"http://127\.0\.0\.1:\d+"
 
 @pytest.fixture
 def unreachable(monkeypatch, tmp_path) -> Iterator[str]:
-    """A hub at a port where nobody listens, and empty caches."""
-    taken = socket.socket()  # bound but not listening, so that nobody else takes the port
+    """Points the libraries to an unreachable hub and to empty caches."""
+    taken = socket.socket()  # bound but not listening; keeps the port reserved
     taken.bind(("127.0.0.1", 0))
     endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
     for module in (constants, datasets.config):
@@ -33,7 +33,7 @@ def unreachable(monkeypatch, tmp_path) -> Iterator[str]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(hub, "PAUSE", 0)
-    for cached in (hub.unanswered, hub._print_once):  # ports may be reused
+    for cached in (hub.unanswered, hub._print_once):  # another test may have used the same port
         cached.cache_clear()
     yield endpoint
     taken.close()
@@ -41,7 +41,7 @@ def unreachable(monkeypatch, tmp_path) -> Iterator[str]:
 
 @pytest.fixture
 def answering(unreachable, monkeypatch):
-    """A hub that answers every request with 404."""
+    """Starts a hub that answers every request with 404."""
 
     class NotFound(BaseHTTPRequestHandler):
         def do_HEAD(self):
@@ -64,13 +64,13 @@ def answering(unreachable, monkeypatch):
      ["--transformers", "a/b", "--random-weights"]],
     ids=" ".join,
 )  # fmt: skip
-def test_unreachable_model_fails_at_once(unreachable, model, tmp_path, monkeypatch):
+def test_unreachable_model_fails_immediately(unreachable, model, tmp_path, monkeypatch):
     remedy = "--random-weights" if model[0] == "--timm" else "config.json"
     waits = []
     monkeypatch.setattr(time, "sleep", waits.append)
     with pytest.raises(ValueError, match=rf"{' '.join(model[:2])}: .*{ENDPOINT}.*{remedy}"):
         measure.main([*model, "--data", "embedded", *QUICK, "--out", str(tmp_path / "a.png")])
-    assert sum(waits) == 0  # the libraries wait 23 s between retries
+    assert sum(waits) == 0  # retries would take 23 s
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_unreachable_model_fails_at_once(unreachable, model, tmp_path, monkeypat
     ],
     ids=["weights", "tokenizer", "sentences", "images"],
 )
-def test_unreachable_source_names_its_key(unreachable, key, load):
+def test_unreachable_source_error_names_its_key(unreachable, key, load):
     with pytest.raises(ValueError, match=rf"{key}: .*{ENDPOINT}"):
         load()
-    assert not constants.HF_HUB_OFFLINE  # the caller's mode is restored
+    assert not constants.HF_HUB_OFFLINE  # the original mode is restored
     assert not datasets.config.HF_HUB_OFFLINE
 
 
@@ -103,7 +103,7 @@ def test_cached_files_are_used(unreachable, tmp_path, capsys):
     assert capsys.readouterr().err.count(unreachable) == 1
 
 
-def test_hub_is_contacted_a_second_time(unreachable, monkeypatch):
+def test_hub_is_tried_a_second_time(unreachable, monkeypatch):
     answers = iter((OSError("no such name"), None))
 
     def head(*_, **__):
@@ -122,7 +122,7 @@ def test_reachable_hub_is_used_normally(answering):
         raise OSError("unchanged")
 
 
-def test_hub_is_not_contacted_for_a_folder_or_offline(monkeypatch, tmp_path):
+def test_hub_is_not_contacted_for_local_folders_or_offline(monkeypatch, tmp_path):
     def contacted(_):
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""The files, identity and status of a run, all defined in one module."""
+"""The files, identity and status of a run."""
 
 import ast
 import fcntl
@@ -14,7 +14,7 @@ CONFIG = {"seed": 0, "optimizer": {"lr": 7.0}, "system": {"workers": 1}, "measur
 
 
 def strings(path: Path) -> set[str]:
-    """String literals of a module except docstrings, including parts of f-strings."""
+    """Returns a module's string literals, including parts of f-strings but not docstrings."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     described = (ast.Module, ast.ClassDef, ast.FunctionDef)
     documentation = {ast.get_docstring(n, clean=False) for n in nodes if isinstance(n, described)}
@@ -23,7 +23,7 @@ def strings(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", ["ed", "scripts"])
-def test_no_other_module_spells_out_the_file_names_of_a_run(folder):
+def test_file_names_of_a_run_are_defined_once(folder):
     names = (runs.DIVERGED, runs.DONE, runs.FAILED, runs.METRICS, runs.META, runs.DEVIATIONS)
     for path in sorted((ROOT / folder).rglob("*.py")):
         if path != Path(runs.__file__) and any(name in path.read_text() for name in names):
@@ -31,7 +31,7 @@ def test_no_other_module_spells_out_the_file_names_of_a_run(folder):
             assert not used, f"{path}: take {used} from ed.runtime.runs"
 
 
-def test_identity_ignores_settings_that_cannot_change_a_result():
+def test_identity_ignores_settings_that_do_not_affect_results():
     assert identity(CONFIG) == {"seed": 0, "optimizer": {"lr": 7.0}}
     other = CONFIG | {"seed": 1, "optimizer": {"lr": 7}, "system": {"workers": 2}}
     assert digest(other) == digest(CONFIG)
@@ -43,7 +43,7 @@ def test_identity_ignores_settings_that_cannot_change_a_result():
     ]
 
 
-def test_status_follows_from_files_and_locks(tmp_path):
+def test_status_depends_on_files_and_locks(tmp_path):
     assert status(tmp_path / "nowhere") == Status.PENDING
     (tmp_path / runs.CONFIG).touch()
     (tmp_path / runs.METRICS).touch()

@@ -1,4 +1,4 @@
-"""The benchmark as a command, and its overhead table."""
+"""scripts/benchmark.py: step times and the overhead table."""
 
 import importlib
 from pathlib import Path
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def quick(out: Path, *words: str) -> list[list[str]]:
-    """Runs the benchmark of one network; the cells of all tables that it writes."""
+    """Benchmarks one network and returns the cells of the tables it writes."""
     command = ["scripts/benchmark.py", "--quick", "--cases", "vit_tiny", *words]
     done = run_command([*command, "--out", str(out)])
     assert done.returncode == 0, done.stderr[-3000:]
@@ -33,7 +33,7 @@ def test_the_benchmark_runs_and_times_every_method(tmp_path):
     assert all(float(milliseconds) > 0 for milliseconds in spent.values())
 
 
-def test_the_overhead_table_is_written_from_its_own_times(tmp_path):
+def test_the_overhead_table_uses_the_measured_times(tmp_path):
     header, ours, paper, *beside = quick(tmp_path / "overhead.md", "--table")
     assert header[3:] == [
         "ED (efficiency)", "ED (performance)", "ED with PCA 3", "mixup", "SAM", "ASAM", "Jacobian"
@@ -42,7 +42,7 @@ def test_the_overhead_table_is_written_from_its_own_times(tmp_path):
     (row,) = (dict(zip(paper, cells, strict=True)) for cells in beside)
     assert row["our ratio"] == ours[3]
     text = (tmp_path / "overhead.md").read_text()
-    assert f"torch {torch.__version__}" in text  # the machine
+    assert f"torch {torch.__version__}" in text  # part of the machine's description
     assert "Not run" not in text
 
 
@@ -52,14 +52,15 @@ def overhead(monkeypatch):
     return importlib.import_module("benchmark_overhead")
 
 
-def test_methods_that_cannot_run_are_listed(overhead):
+def test_skipped_methods_are_listed(overhead):
     cases = importlib.import_module("benchmark_cases").CPU_CASES
     seconds = {"Regularizer": 0.002, "Sam": 0.005}
 
     def timer(case, regularizer):
         if case is cases["bert"]:
             raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
-        if getattr(regularizer, "pairs", None) == case.batch:  # the performance configuration
+        # ED (performance) uses this many pairs
+        if getattr(regularizer, "pairs", None) == case.batch:
             raise torch.OutOfMemoryError
         return seconds.get(type(regularizer).__name__, 0.003)
 

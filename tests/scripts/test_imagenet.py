@@ -1,4 +1,4 @@
-"""The commands around ImageNet: the check of its folders, the benchmark of its input."""
+"""ImageNet scripts: the folder check and the input benchmark."""
 
 import runpy
 from pathlib import Path
@@ -15,7 +15,7 @@ def script(name: str) -> dict:
     return runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
 
 
-def test_the_check_counts_and_names_problems(tmp_path, capsys):
+def test_the_check_lists_problems(tmp_path, capsys):
     shift = shifts()["a"]
     fill(tmp_path / "imagenet-a", list(shift.labels)[1:])
     broken = tmp_path / "imagenet-a" / "n01531178" / "0.JPEG"
@@ -29,7 +29,7 @@ def test_the_check_counts_and_names_problems(tmp_path, capsys):
     assert f"ImageNet-A: {broken} " in found
 
 
-def test_the_check_of_empty_folders(tmp_path, capsys):
+def test_the_check_reports_empty_and_missing_folders(tmp_path, capsys):
     (tmp_path / "train").mkdir()
     assert script("check_imagenet")["main"](["--data", str(tmp_path), "--decode", "3"]) == 1
     found = capsys.readouterr().out
@@ -37,7 +37,7 @@ def test_the_check_of_empty_folders(tmp_path, capsys):
     assert f"validation: {tmp_path}/val: no such folder" in found
 
 
-def test_a_complete_set_passes_the_check(tmp_path):
+def test_a_complete_data_set_passes_the_check(tmp_path):
     check = script("check_imagenet")
     root = fill(tmp_path, ["n1", "n2"], count=3)
     for images, problems in ((6, []), (8, ["-2 images"])):

@@ -1,4 +1,4 @@
-"""The launcher: a table killed in the middle ends like an undisturbed one; nothing runs twice."""
+"""The launcher: killed tables resume exactly, and no run starts twice."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ STEPS = 20
 
 
 def training(launcher: int) -> list[int]:
-    """Runs that a launcher has started, by their process ids."""
+    """Returns the process ids of the runs that a launcher has started."""
     found = []
     with contextlib.suppress(OSError):
         for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
@@ -50,49 +50,48 @@ def train_undisturbed(runs) -> None:
         train(compose_config([*run.overrides, f"system.run_dir={run.folder}"]), ["six"])
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
-def test_killed_launcher_and_runs_resume(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the same sums in the same order
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to find processes")
+def test_a_killed_launcher_and_its_runs_can_be_resumed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a fixed order of summation
     path, root = write_table(tmp_path, seeds=[0]), tmp_path / "runs"
     table = load_table(path)
     runs = expand(table, root=root)
     arguments = [path, "--runs", str(root), "--jobs", "1"]
     first = start_command(["scripts/launch.py", *arguments])
-    (active,) = wait_for(lambda: training(first), "a run")
+    (active,) = wait_for(lambda: training(first), "a run to start")
     os.kill(first, signal.SIGKILL)
     finish(first)
-    # the run goes on without its launcher, and is not started again, though it holds no lock of
-    # the engine's yet
+    # the run continues without its launcher and counts as running even before it locks its folder
     assert launch.main([path, "--runs", str(root), "--status"]) == 75
     assert "2 runs: 1 running, 1 pending" in capsys.readouterr().out
-    wait_for(lambda: steps_of(runs[0]) >= 2, "a run in the middle")
+    wait_for(lambda: steps_of(runs[0]) >= 2, "the run to train")
     os.kill(active, signal.SIGKILL)
-    wait_for(lambda: not launch.is_busy(runs[0].folder), "its end")
-    assert not launch.is_done(runs[0].folder), "killed too late to show anything"
+    wait_for(lambda: not launch.is_busy(runs[0].folder), "the run to end")
+    assert not launch.is_done(runs[0].folder), "the run ended before it was killed"
 
     assert run_command(["scripts/launch.py", *arguments]).returncode == 0
     capsys.readouterr()
-    assert launch.main(arguments) == 0  # a third time there is nothing to do
+    assert launch.main(arguments) == 0  # nothing is left to do
     output = capsys.readouterr().out
     assert "2 runs: 2 done" in output
     assert "start" not in output
     for index, run in enumerate(runs):
         sessions = json.loads((run.folder / "meta.json").read_text())["sessions"]
         assert len(sessions) == (2 if index == 0 else 1)
-        assert logged(run.folder) == list(range(1, STEPS + 1))  # none missing, none twice
+        assert logged(run.folder) == list(range(1, STEPS + 1))  # no row is missing or repeated
 
     train_undisturbed(expand(table, root=tmp_path / "undisturbed"))
     assert rendered(table, root) == rendered(table, tmp_path / "undisturbed")
 
 
-# --- with stand-ins for the training, so that the launcher alone is tested
+# --- the launcher alone, with short commands instead of training
 
 
-def test_failures_keep_their_last_line_and_rerun_only_on_request(tmp_path, capsys, monkeypatch):
+def test_failed_runs_show_their_last_line_and_rerun_only_on_request(tmp_path, capsys, monkeypatch):
     arguments = one_run(tmp_path)
     code = "import os, sys; sys.exit('error: too bad in ' + os.getcwd())"
     monkeypatch.setattr(launch, "command", stand_in(code))
-    monkeypatch.chdir(tmp_path)  # where train.py is not
+    monkeypatch.chdir(tmp_path)  # train.py is not in this folder
     assert launch.main(arguments) == 1
     assert f"seed 0  failed   exit 1: error: too bad in {ROOT}" in capsys.readouterr().out
     monkeypatch.setattr(launch, "command", finishing)
@@ -101,21 +100,21 @@ def test_failures_keep_their_last_line_and_rerun_only_on_request(tmp_path, capsy
     assert "start" not in output
     assert "--rerun-failed runs them again" in output
     assert launch.main([*arguments, "--rerun-failed"]) == 0
-    assert "ed  seed 0  done     1\n" in capsys.readouterr().out  # its accuracy
+    assert "ed  seed 0  done     1\n" in capsys.readouterr().out  # the accuracy is 1
     assert not (tmp_path / "six/ed/seed0/FAILED").exists()
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "expected"),
     [
         ("import os; os._exit(3)", "exit 3: no output"),
         ("import os; os.write(1, b'\\xff bad\\n \\n'); os._exit(1)", "exit 1: \ufffd bad"),
     ],
 )
-def test_failures_are_reported_whatever_the_run_printed(tmp_path, monkeypatch, code, told):
+def test_failures_without_valid_output_are_reported(tmp_path, monkeypatch, code, expected):
     monkeypatch.setattr(launch, "command", stand_in(code))
     assert launch.main(one_run(tmp_path)) == 1
-    assert (tmp_path / "six/ed/seed0/FAILED").read_text() == f"{told}\n"
+    assert (tmp_path / "six/ed/seed0/FAILED").read_text() == f"{expected}\n"
 
 
 @pytest.mark.parametrize(
@@ -132,10 +131,10 @@ def test_failures_are_reported_whatever_the_run_printed(tmp_path, monkeypatch, c
         ),
     ],
 )
-def test_interrupted_runs_are_not_failures(tmp_path, capsys, monkeypatch, code, status):
+def test_interrupted_runs_do_not_count_as_failed(tmp_path, capsys, monkeypatch, code, status):
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in(code))
-    for _ in range(2):  # and are started again by the same command
+    for _ in range(2):  # the same command starts them again
         assert launch.main(arguments) == 75
         output = capsys.readouterr().out
         assert "start   six/ed/seed0" in output
@@ -143,8 +142,8 @@ def test_interrupted_runs_are_not_failures(tmp_path, capsys, monkeypatch, code, 
         assert f"1 runs: 1 {status}" in output
 
 
-def test_a_run_is_claimed_until_it_has_ended(tmp_path, monkeypatch):
-    """From the start, before it has a lock of its own, and by itself: launchers may be killed."""
+def test_a_run_stays_claimed_until_it_ends(tmp_path, monkeypatch):
+    """The run itself holds the claim, since its launcher may be killed."""
     monkeypatch.setattr(launch, "command", stand_in("import time; time.sleep(60)"))
     (run, *_) = expand(load_table(write_table(tmp_path)), root=tmp_path)
     run.folder.mkdir(parents=True)
@@ -175,8 +174,8 @@ def test_a_run_that_failed_under_another_launcher_is_not_rerun(tmp_path, capsys,
     assert launch.main([*arguments, "--rerun-failed"]) == 0
 
 
-def test_a_run_stays_claimed_until_its_failure_is_written_down(tmp_path, monkeypatch):
-    """Else another launcher could take it between its end and the mark."""
+def test_a_run_stays_claimed_until_its_failure_is_recorded(tmp_path, monkeypatch):
+    """Otherwise another launcher could start it before FAILED is written."""
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: too bad')"))
     finish, seen = launch.finish, []
 
@@ -193,7 +192,7 @@ def test_a_run_stays_claimed_until_its_failure_is_written_down(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
-def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch, asked):
+def test_runs_save_when_the_launcher_is_stopped(tmp_path, capsys, monkeypatch, asked):
     code = (
         "import signal, sys, time, pathlib\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
@@ -205,14 +204,14 @@ def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch,
     ready = tmp_path / "six/ed/seed0/ready"
 
     def stop():
-        wait_for(ready.exists, "the run")
+        wait_for(ready.exists, "the run to start")
         os.kill(os.getpid(), asked)
 
     threading.Thread(target=stop).start()
     code = None
-    # a shell's script lets what it starts in the background ignore SIGINT: these tests, perhaps
+    # SIGINT may be ignored, because shell scripts start background jobs that way
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):  # which would end all tests
+    with contextlib.suppress(KeyboardInterrupt):  # would end the test session
         code = launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"])
     signal.signal(signal.SIGINT, before)
     assert code == 75
@@ -224,7 +223,7 @@ def test_stopping_the_launcher_lets_its_runs_save(tmp_path, capsys, monkeypatch,
 
 
 def gathering(count: int) -> str:
-    """Code of a run that records its GPU and waits for `count` runs of its cell."""
+    """Returns code that records its GPU and waits until `count` runs of its cell have started."""
     return (
         "import os, pathlib, sys, time\n"
         "own = pathlib.Path(sys.argv[1])\n"
@@ -245,7 +244,7 @@ def test_each_run_gets_its_own_gpu(tmp_path, monkeypatch):
 
 
 def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, monkeypatch):
-    """Each waits until all three are there, which only runs at the same time can see."""
+    """Each run waits until all three have started."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setattr(launch, "command", stand_in(gathering(3)))
     launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--cells", "ed", "--jobs", "3"])
@@ -253,26 +252,26 @@ def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, monkeypatch):
     assert [(folder / "gpu").read_text() for folder in folders] == ["3"] * 3
     assert [(folder / "saw").read_text() for folder in folders] == ["3"] * 3
     frozen = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in folders]
-    assert [config["seed"] for config in frozen] == [0, 1, 2]  # composed once, each its own
+    assert [config["seed"] for config in frozen] == [0, 1, 2]  # each run has its own seed
     assert [config["system"]["run_dir"] for config in frozen] == [str(f) for f in folders]
 
 
 @pytest.mark.parametrize(
-    ("jobs", "gpus", "has_mps", "told"),
+    ("jobs", "gpus", "has_mps", "expected"),
     [
         (3, 1, False, "3 runs share 1 GPU; nvidia-cuda-mps-control -d"),
         (8, 2, False, "8 runs share 2 GPUs; nvidia-cuda-mps-control -d"),
         (3, 1, True, None),
         (2, 2, False, None),
-        (3, 0, False, None),  # no GPU: they share cores
+        (3, 0, False, None),  # without a GPU, no hint
     ],
 )
-def test_runs_that_share_a_gpu_suggest_mps(jobs, gpus, has_mps, told):
+def test_the_hint_suggests_mps_if_runs_share_a_gpu(jobs, gpus, has_mps, expected):
     hint = launch.sharing_hint(jobs, gpus, has_mps=has_mps)
-    assert hint is None if told is None else told in hint
+    assert hint is None if expected is None else expected in hint
 
 
-def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(tmp_path, capsys, monkeypatch):
+def test_the_hint_counts_pending_runs_and_disappears_with_mps(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
@@ -288,7 +287,7 @@ def test_the_hint_counts_the_runs_that_are_due_and_ends_with_mps(tmp_path, capsy
     assert capsys.readouterr().err == ""
 
 
-def test_gpus_come_from_the_environment_or_the_machine(tmp_path, monkeypatch):
+def test_gpus_come_from_the_environment_or_nvidia_smi(tmp_path, monkeypatch):
     fake(tmp_path, "nvidia-smi", "printf 'GPU 0: A100\\n  MIG 1g.5gb\\nGPU 1: A100\\n'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for given, seen in (("3,5", ["3", "5"]), ("", []), (None, ["0", "1"])):
@@ -302,10 +301,11 @@ def test_gpus_come_from_the_environment_or_the_machine(tmp_path, monkeypatch):
     assert launch.visible_gpus() == []
 
 
-def test_a_run_of_another_launcher_is_skipped(tmp_path, capsys, monkeypatch):
+def test_a_run_claimed_by_another_launcher_is_skipped(tmp_path, capsys, monkeypatch):
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
-    monkeypatch.setattr(launch, "is_due", lambda *_: True)  # what it was a moment before
+    # as if another launcher claimed it just now
+    monkeypatch.setattr(launch, "is_due", lambda *_: True)
     launch.main(arguments)
     capsys.readouterr()
     folder = tmp_path / "six/ed/seed0"
@@ -317,23 +317,23 @@ def test_a_run_of_another_launcher_is_skipped(tmp_path, capsys, monkeypatch):
     assert output.err == ""
     assert "start" not in output.out
     assert "1 runs: 1 running" in output.out
-    with open(folder / ".lock") as engine:  # begun by train.py alone
+    with open(folder / ".lock") as engine:  # started by train.py without a launcher
         assert launch.lock(engine)
         assert launch.main([*arguments, "--status"]) == 75
     assert "1 runs: 1 running" in capsys.readouterr().out
-    (folder / "DONE").touch()  # or ended meanwhile
+    (folder / "DONE").touch()  # finished in the meantime
     (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
     assert launch.claimed(run, rerun_failed=False) is None
 
 
-def test_an_interrupted_run_does_not_look_running_on_nfs(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_run_does_not_count_as_running_on_nfs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = one_run(tmp_path)
     launch.main(arguments)
     plain = fcntl.flock
 
     def flock(file, operation):
-        """There an exclusive lock is one of all bytes, for which the file must be writable."""
+        """Raises like NFS, where an exclusive lock requires a writable file."""
         if operation & fcntl.LOCK_EX and not file.writable():
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         plain(file, operation)
@@ -345,7 +345,7 @@ def test_an_interrupted_run_does_not_look_running_on_nfs(tmp_path, capsys, monke
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOLCK])
-def test_an_unreadable_lock_raises_one_line(tmp_path, capsys, monkeypatch, number):
+def test_an_inaccessible_lock_is_a_one_line_error(tmp_path, capsys, monkeypatch, number):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = one_run(tmp_path)
     launch.main(arguments)
@@ -358,5 +358,5 @@ def test_an_unreadable_lock_raises_one_line(tmp_path, capsys, monkeypatch, numbe
     assert launch.main([*arguments, "--status"]) == 1
     path = tmp_path / "six/ed/seed0" / launch.CLAIM
     assert f"{path}: {os.strerror(number)}" in capsys.readouterr().out
-    assert launch.main(arguments) == 1  # it might be running, so it is not started
+    assert launch.main(arguments) == 1  # not started, since it may be running
     assert capsys.readouterr().err.startswith(f"error: {path}: {os.strerror(number)}")

@@ -1,4 +1,4 @@
-"""The launcher's settings: frozen configs, mistakes in one line, paths, and printed commands."""
+"""The launcher's settings: frozen configs, one-line errors, paths and printed commands."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from tests.helpers.tables import fabricate
 ROOT = Path(__file__).parents[2]
 
 
-def test_configs_are_frozen_at_launch_and_disagreement_is_rejected(tmp_path, capsys, monkeypatch):
+def test_configs_are_frozen_at_launch_and_later_changes_rejected(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = ["--runs", str(tmp_path / "runs")]
     launch.main([write_table(tmp_path), *arguments])
@@ -30,7 +30,7 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_rejected(tmp_path, cap
     before = frozen.read_bytes()
     cells = {"ed": {"overrides": ["regularizer=ed", "regularizer.degree=2"], "paper": None}}
     edited = write_table(tmp_path, cells=cells)
-    # what is to be moved away: all that was launched, but nothing that has begun
+    # the error suggests moving the largest folder without a started run
     for begun, moved in (
         ("a note", f"{runs}, where no run has started,"),
         ("none/seed0/meta.json", f"{runs}/ed, where no run has started,"),
@@ -49,14 +49,15 @@ def test_configs_are_frozen_at_launch_and_disagreement_is_rejected(tmp_path, cap
     assert launch.main([write_table(tmp_path, cells=cells), *arguments, "--seeds", "0"]) == 1
     built = "regularizer._target_=ed.regularizers.ed.EDRegularizer"
     assert built in capsys.readouterr().err
-    cells = {"ed": {"overrides": ["regularizer=ed"], "paper": None}}  # without what it had named
+    # the setting is missing from the table
+    cells = {"ed": {"overrides": ["regularizer=ed"], "paper": None}}
     assert launch.main([write_table(tmp_path, cells=cells), *arguments, "--seeds", "0"]) == 1
     assert "regularizer.pairs=50" in capsys.readouterr().err
     assert frozen.read_bytes() == before
 
 
-def test_seeds_that_would_differ_are_reported_before_they_run(tmp_path, capsys, monkeypatch):
-    """A setting that neither the table nor a group sets."""
+def test_seeds_with_different_settings_are_reported_before_they_run(tmp_path, capsys, monkeypatch):
+    """Here they differ in the precision, which the table does not set."""
     monkeypatch.setattr(launch, "command", finishing)
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--cells", "ed"]
     launch.main([*arguments, "--seeds", "0"])
@@ -71,7 +72,7 @@ def test_seeds_that_would_differ_are_reported_before_they_run(tmp_path, capsys, 
 
 
 @pytest.mark.parametrize("more", [[], ["--status"], ["--where", "print"]])
-def test_a_file_in_place_of_the_runs_is_rejected(tmp_path, capsys, more):
+def test_a_file_instead_of_the_runs_folder_is_rejected(tmp_path, capsys, more):
     (tmp_path / "file").touch()
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "file"), *more]
     assert launch.main(arguments) == 1
@@ -80,9 +81,7 @@ def test_a_file_in_place_of_the_runs_is_rejected(tmp_path, capsys, more):
     assert not launch.is_busy(run.folder)
 
 
-def test_a_run_that_began_before_it_failed_keeps_its_settings_and_its_log(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_run_that_failed_during_training_keeps_its_config_and_log(tmp_path, capsys, monkeypatch):
     begun = "import pathlib, sys; pathlib.Path(sys.argv[1], 'meta.json').write_text('{}'); "
     monkeypatch.setattr(launch, "command", stand_in(begun + "sys.exit('error: too bad')"))
     arguments = one_run(tmp_path)
@@ -98,17 +97,17 @@ def test_a_run_that_began_before_it_failed_keeps_its_settings_and_its_log(
 
 
 def test_data_may_move_between_launches(tmp_path, capsys, monkeypatch):
-    """A run that never began holds no one to its settings; a finished one is as good as any."""
+    """The path of the data may change before a run starts and after it has finished."""
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: no such folder')"))
     assert launch.main([*arguments, "--data", "./nowhere"]) == 1
-    assert launch.main([*arguments, "--data", "./here"]) == 1  # failed is failed
+    assert launch.main([*arguments, "--data", "./here"]) == 1  # not rerun without --rerun-failed
     monkeypatch.setattr(launch, "command", finishing)
     assert launch.main([*arguments, "--data", "./here", "--rerun-failed"]) == 0
     config = (tmp_path / "six/ed/seed0/config.yaml").read_text()
     assert yaml.safe_load(config)["task"]["data"] == "./here"
     assert launch.main([*arguments, "--data", "./elsewhere"]) == 0
-    # frozen by a launcher that was stopped before its turn came
+    # the config was frozen, but the launcher stopped before starting the run
     other = [*arguments[:-1], "1"]
     monkeypatch.setattr(launch, "run_all", lambda *_, **__: None)
     assert launch.main([*other, "--data", "./here"]) == launch.main([*other, "--data", "./there"])
@@ -117,8 +116,8 @@ def test_data_may_move_between_launches(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_a_mistake_in_the_table_can_be_fixed_there(tmp_path, capsys, monkeypatch):
-    """A run that failed at once does not keep its settings."""
+def test_an_error_in_the_table_can_be_fixed(tmp_path, capsys, monkeypatch):
+    """A run that failed before training does not keep its frozen config."""
     arguments = ["--runs", str(tmp_path), "--cells", "ed", "--seeds", "0"]
     wrong, right = (
         {"ed": {"overrides": ["regularizer=ed", f"regularizer.weight={weight}"], "paper": None}}
@@ -126,11 +125,11 @@ def test_a_mistake_in_the_table_can_be_fixed_there(tmp_path, capsys, monkeypatch
     )
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: weight=seven')"))
     assert launch.main([write_table(tmp_path, cells=wrong), *arguments]) == 1
-    mended = write_table(tmp_path, cells=right)
-    assert launch.main([mended, *arguments]) == 1  # failed is failed
+    corrected = write_table(tmp_path, cells=right)
+    assert launch.main([corrected, *arguments]) == 1  # not rerun without --rerun-failed
     assert "failed   exit 1: error: weight=seven" in capsys.readouterr().out
     monkeypatch.setattr(launch, "command", finishing)
-    assert launch.main([mended, *arguments, "--rerun-failed"]) == 0
+    assert launch.main([corrected, *arguments, "--rerun-failed"]) == 0
     config = yaml.safe_load((tmp_path / "six/ed/seed0/config.yaml").read_text())
     assert config["regularizer"]["weight"] == 7
     assert capsys.readouterr().err == ""
@@ -157,7 +156,7 @@ def test_a_table_may_use_your_own_configs(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_reduced_runs_get_their_own_folder_and_deviations(tmp_path, monkeypatch):
+def test_reduced_runs_have_a_separate_folder_with_their_deviations(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = one_run(tmp_path)
     launch.main([*arguments, "--set", "task.epochs=1", "system.log_every=2"])
@@ -169,7 +168,7 @@ def test_reduced_runs_get_their_own_folder_and_deviations(tmp_path, monkeypatch)
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(SPEC | {"cells": cells}))
     launch.main([str(tmp_path / "other.yaml"), *arguments[1:3], "--set", "task.epochs=2"])
     noted = {path.parent.name.split("@")[0] for path in tmp_path.glob("*@epochs2*/deviations.json")}
-    assert noted == {"six", "other"}  # both find the runs
+    assert noted == {"six", "other"}  # both tables find the runs
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_reduced_runs_get_their_own_folder_and_deviations(tmp_path, monkeypatch)
         (["basis", "--where", "slurm"], "--where slurm: "),
     ],
 )
-def test_mistakes_raise_one_line_and_write_nothing(
+def test_invalid_arguments_print_one_line_and_write_nothing(
     tmp_path, capsys, monkeypatch, arguments, complaint
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -217,13 +216,13 @@ def test_print_shows_commands_and_runs_nothing(tmp_path, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert "train.py experiment=cifar10_vit_tiny" in lines[0]
-    assert "seed=0 logger.group=table1_tuning/sam-0.02 " in lines[0]  # how wandb groups them
+    assert "seed=0 logger.group=table1_tuning/sam-0.02 " in lines[0]  # wandb groups runs by cell
     assert lines[0].endswith(f"system.run_dir={tmp_path}/table1_tuning/sam-0.02/seed0")
     assert not list(tmp_path.iterdir())
     done = tmp_path / "table1_tuning/sam-0.02/seed0"
     done.mkdir(parents=True)
     (done / "DONE").touch()
-    monkeypatch.chdir(tmp_path.parent)  # runs start in another folder than the launcher's
+    monkeypatch.chdir(tmp_path.parent)  # relative paths still refer to the working folder
     launch.main([*sam, "--runs", tmp_path.name])
     assert capsys.readouterr().out.splitlines() == lines[1:]
 
@@ -243,7 +242,7 @@ SPECIAL = [
 
 
 @pytest.mark.parametrize("value", [*PLAIN, *SPECIAL])
-def test_hydra_keeps_any_path_unchanged(value):
+def test_quoted_paths_survive_hydras_parser(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     override = OverridesParser.create().parse_override(f"key={launch.quoted(value)}")
@@ -251,7 +250,7 @@ def test_hydra_keeps_any_path_unchanged(value):
     assert (launch.quoted(value) == value) == (value in PLAIN)
 
 
-def test_a_path_with_special_characters_reaches_the_run(tmp_path, capsys, monkeypatch):
+def test_special_characters_in_paths_are_passed_to_the_run(tmp_path, capsys, monkeypatch):
     from ed.engine.compose import compose_config
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -279,13 +278,13 @@ def test_data_paths_are_relative_to_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert launch.located("./pics") == f"task.data={tmp_path}/pics"
     assert launch.located("task.mnist=pics") == f"task.mnist={tmp_path}/pics"
-    assert launch.located("uoft-cs/cifar10") == "task.data=uoft-cs/cifar10"  # of the hub
+    assert launch.located("uoft-cs/cifar10") == "task.data=uoft-cs/cifar10"  # a data set on the hub
     assert launch.located("task.data=") == "task.data=''"
-    monkeypatch.chdir(ROOT)  # as ever, so that runs that began so go on
+    monkeypatch.chdir(ROOT)  # stays relative, so that old runs can resume
     assert launch.located("./tests") == "task.data=./tests"
 
 
-def test_reduced_runs_of_printed_commands_are_found_as_well(tmp_path, capsys):
+def test_reduced_runs_of_printed_commands_are_collected(tmp_path, capsys):
     arguments = [*one_run(tmp_path), "--where", "print", "--set", "task.epochs=1"]
     assert launch.main(arguments) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -293,12 +292,12 @@ def test_reduced_runs_of_printed_commands_are_found_as_well(tmp_path, capsys):
     table = load_table(arguments[0])
     (run,) = expand(table, cells=["ed"], seeds=[0], sets=["task.epochs=1"], root=tmp_path)
     assert not run.folder.exists()
-    fabricate(run, 80.0)  # as the command would
+    fabricate(run, 80.0)  # stands for running the command
     (row,) = (row for row in collect(table, [tmp_path]) if row.status == "done")
     assert row.deviations == "task.epochs=1"
 
 
-def test_commands_for_another_machine_are_printed_with_a_hint(tmp_path, capsys, monkeypatch):
+def test_commands_are_printed_even_if_the_folder_cannot_be_created(tmp_path, capsys, monkeypatch):
     def mkdir(self, **_):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 

@@ -1,4 +1,4 @@
-"""The launcher with SLURM's commands replaced by small scripts; the real one has its own test."""
+"""The launcher on SLURM, with fake SLURM commands; test_slurm.py uses a real cluster."""
 
 import json
 import os
@@ -10,12 +10,12 @@ from scripts import launch
 from tests.helpers.launching import fake, stand_in, write_table
 
 
-def test_an_array_is_submitted_once_and_its_tasks_run_their_lines(tmp_path, capsys, monkeypatch):
+def test_an_array_is_submitted_once_and_each_task_runs_its_command(tmp_path, capsys, monkeypatch):
     binaries = tmp_path / "bin"
     binaries.mkdir()
     monkeypatch.setenv("PATH", f"{binaries}:{os.environ['PATH']}")
     fake(binaries, "sinfo", "echo ci")
-    fake(binaries, "sbatch", "echo '42;cluster'")  # as where there are several
+    fake(binaries, "sbatch", "echo '42;cluster'")  # output format with several clusters
     fake(binaries, "squeue", "printf '42_%s\\n' {0..5}")
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--where", "slurm"]
@@ -26,7 +26,7 @@ def test_an_array_is_submitted_once_and_its_tasks_run_their_lines(tmp_path, caps
     assert "--array=0-5%3" in script
     assert "#SBATCH --partition=ci" in script
     assert len(json.loads((folder / "jobs.json").read_text())) == 6
-    assert launch.main(arguments) == 0  # all are queued: nothing is submitted again
+    assert launch.main(arguments) == 0  # queued runs are not submitted again
     assert "nothing to submit" in capsys.readouterr().out
     assert launch.main([*arguments[:3], "--status"]) == 75
     assert "6 runs: 6 queued" in capsys.readouterr().out
@@ -38,7 +38,7 @@ def test_an_array_is_submitted_once_and_its_tasks_run_their_lines(tmp_path, caps
     assert (tmp_path / "requeued").read_text() == "requeue 43\n"
     (tmp_path / "requeued").unlink()
     mark = tmp_path / "runs/six/ed/seed1/FAILED"
-    fake(binaries, "srun", "exit 140")  # USR2 while Python was importing
+    fake(binaries, "srun", "exit 140")  # SIGUSR2 during imports
     for restarts, requeued in (("9", True), ("10", False)):
         early = task | {"SLURM_RESTART_COUNT": restarts}
         assert (
@@ -58,10 +58,10 @@ def test_an_array_is_submitted_once_and_its_tasks_run_their_lines(tmp_path, caps
     ("srun", "code", "mark"),
     [
         ("echo step 7; exit 139", 139, "exit 139 (SEGV): step 7\n"),
-        ("echo step 7; exit 137", 137, "exit 137 (KILL): step 7\n"),  # as for memory
-        ("exit 143", 143, None),  # TERM while Python was importing
+        ("echo step 7; exit 137", 137, "exit 137 (KILL): step 7\n"),  # such as out of memory
+        ("exit 143", 143, None),  # SIGTERM during imports
         (
-            # one of two processes fails, and the other, which srun ends, has the higher code
+            # one process fails; srun terminates the other, whose exit code is higher
             "printf 'error: x\\nframe #0: main\\n\\n'; "
             "echo srun: error: n1: task 0: Exited with exit code 1 >&2; exit 143",
             1,
@@ -69,7 +69,7 @@ def test_an_array_is_submitted_once_and_its_tasks_run_their_lines(tmp_path, caps
         ),
         ("echo srun: error: n1: tasks 0-1: Exited with exit code 75 >&2; exit 75", 75, None),
         (
-            # one is told to stop before it can save, and the other loses its partner
+            # one process is stopped before it can save, so the other fails
             "echo srun: error: n1: task 0: User defined signal 2 >&2; "
             "echo srun: error: n1: task 1: Exited with exit code 1 >&2; exit 140",
             140,
@@ -111,7 +111,7 @@ def test_an_unknown_partition_is_rejected_before_anything_is_written(tmp_path, c
 
 
 @pytest.mark.parametrize("gres", ["gpu:4", "gpu:h100:4"])
-def test_each_gpu_gets_a_process(tmp_path, capsys, monkeypatch, gres):
+def test_one_process_is_started_per_gpu(tmp_path, capsys, monkeypatch, gres):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name, answer in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "")):
         fake(tmp_path, name, f"echo {answer}")
@@ -122,7 +122,7 @@ def test_each_gpu_gets_a_process(tmp_path, capsys, monkeypatch, gres):
     assert launch.main([*arguments, *asked]) == 0
     (folder,) = (tmp_path / "runs/.slurm").iterdir()
     lines = (folder / "array.sh").read_text().splitlines()
-    assert "#SBATCH --array=0-5%8" in lines  # unless --jobs says otherwise
+    assert "#SBATCH --array=0-5%8" in lines  # the default of --jobs is 8
     wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", f"#SBATCH --gres={gres}"]
     wanted += ["#SBATCH --cpus-per-task=16", "#SBATCH --time=02:00:00"]
     assert set(wanted) <= set(lines)
@@ -144,7 +144,7 @@ def test_each_gpu_gets_a_process(tmp_path, capsys, monkeypatch, gres):
         "--cpus 8",
     ],
 )
-def test_slurm_options_are_rejected_elsewhere(setting, where, capsys):
+def test_slurm_options_require_slurm(setting, where, capsys):
     with pytest.raises(SystemExit) as ended:
         launch.main(["table1", *where, *setting.split()])
     assert ended.value.code == 2
@@ -165,7 +165,7 @@ def test_slurm_errors_are_shown_in_one_line(tmp_path, capsys, monkeypatch):
     assert not list((tmp_path / "runs/.slurm").iterdir())
 
 
-def test_a_run_counts_as_free_only_if_slurm_says_so(tmp_path, capsys, monkeypatch):
+def test_an_unreachable_slurm_does_not_make_runs_pending(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--status", "--cells", "ed"]
     folder = tmp_path / "six/ed/seed0"
@@ -184,7 +184,7 @@ def test_slurm_is_queried_once_for_all_runs(tmp_path, capsys, monkeypatch):
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--status", "--cells", "ed"]
     fake(tmp_path, "squeue", f"echo \"$@\" >> {tmp_path}/asked; printf '42_1\\n42_12\\n43_0\\n'")
     assert launch.main(arguments) == 75
-    assert not (tmp_path / "asked").exists()  # nothing was ever submitted
+    assert not (tmp_path / "asked").exists()  # not needed before a run is submitted
     for seed, (job, task) in enumerate([("42", 1), ("42", 2), ("43", 0)]):
         folder = tmp_path / f"six/ed/seed{seed}"
         folder.mkdir(parents=True)
@@ -212,7 +212,7 @@ def test_no_option_can_inject_a_line_into_the_script(option, tmp_path, capsys, m
     assert not (tmp_path / "submitted").exists()
 
 
-def test_command_words_reach_srun_unchanged(tmp_path, monkeypatch):
+def test_command_arguments_are_passed_to_srun_unchanged(tmp_path, monkeypatch):
     from scripts.slurm import submit
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -240,7 +240,7 @@ def test_command_words_reach_srun_unchanged(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["launch", "train"])
-def test_slurm_without_a_cluster_is_one_sentence(tmp_path, capsys, monkeypatch, command):
+def test_slurm_without_a_cluster_is_a_one_line_error(tmp_path, capsys, monkeypatch, command):
     import train
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -255,7 +255,8 @@ def test_slurm_without_a_cluster_is_one_sentence(tmp_path, capsys, monkeypatch, 
         with pytest.raises(ValueError, match="hydra/launcher=slurm") as raised:
             train.check_words(["-m", "hydra/launcher=slurm", "seed=0,1"])
         error, option = f"error: {raised.value}\n", "hydra/launcher=slurm"
-        train.check_words(["hydra/launcher=slurm", "--cfg", "job"])  # nothing would be submitted
+        # no error, as nothing is submitted
+        train.check_words(["hydra/launcher=slurm", "--cfg", "job"])
     assert error.startswith(f"error: {option}: ")
     assert "no cluster answers" in error
     assert error.count("\n") == 1

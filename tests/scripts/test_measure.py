@@ -1,4 +1,4 @@
-"""scripts/measure.py and scripts/theory.py: what they print, what they draw, what they refuse."""
+"""scripts/measure.py and scripts/theory.py: output, figures and errors."""
 
 import os
 import re
@@ -26,13 +26,13 @@ def images(tmp_path) -> Path:
     draw = np.random.default_rng(0)
     for index in range(5):
         pixels = draw.integers(0, 255, (40, 50, 3), dtype=np.uint8)
-        kind = "L" if index == 0 else "RGB"  # one of them is grey
+        kind = "L" if index == 0 else "RGB"  # one grey image
         Image.fromarray(pixels).convert(kind).save(folder / f"{index}.png")
     return folder
 
 
 def printed(capsys) -> tuple[float, float, float, list[str]]:
-    """ED, both ends of its interval, and the lines of the spectrum."""
+    """Returns the printed ED, the ends of its interval and the lines of the spectrum."""
     text = capsys.readouterr().out
     number = r"([-\d.e]+)"
     found = re.search(rf"ED\w* {number}, 95 % confidence interval \[{number}, {number}\]", text)
@@ -41,8 +41,8 @@ def printed(capsys) -> tuple[float, float, float, list[str]]:
     )
 
 
-def test_the_command_on_the_embedded_images(tmp_path):
-    """ImageNet-style: 1000 classes, the paper's r and K, fewer pairs, within its memory budget."""
+def test_measure_stays_within_its_memory_budget(tmp_path):
+    """Uses 1000 classes and the paper's r and K, but fewer pairs."""
     code = (
         "import resource, runpy, sys, timm, datasets, matplotlib.pyplot, torch\n"
         "torch.set_num_threads(1)\n"
@@ -62,11 +62,11 @@ def test_the_command_on_the_embedded_images(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "test_vit (random weights), r = 200, K = 40" in result.stdout
     assert len(re.findall(r"^ +\d+  \S+(?:  #+)?$", result.stdout, flags=re.MULTILINE)) == 41
-    assert float(result.stdout.split("GiB")[1]) < 0.75  # the chunk, the paths, the model
+    assert float(result.stdout.split("GiB")[1]) < 0.75  # one chunk, all paths and the model
     assert Image.open(out).size[0] > 1000
 
 
-def test_a_folder_of_images_and_your_own_weights(tmp_path, images, capsys):
+def test_measure_your_own_images_and_weights(tmp_path, images, capsys):
     import timm
 
     torch.manual_seed(0)
@@ -86,7 +86,7 @@ def test_a_folder_of_images_and_your_own_weights(tmp_path, images, capsys):
     assert "ED_norm" in capsys.readouterr().out
 
 
-def test_a_bar_loses_a_fifth_of_its_length_for_every_factor_of_ten():
+def test_bars_have_a_logarithmic_scale():
     lines = measure.bars(torch.tensor([0.5, 5.0, 0.0]))
     assert [line.count("#") for line in lines] == [32, 40, 0]
 
@@ -104,8 +104,8 @@ def test_a_run_is_measured_on_its_own_training_set(tmp_path, capsys):
         measure.main(["--run", str(tmp_path), *QUICK])
 
 
-def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
-    """As in train.py: the softmax of a regression output is meaningless."""
+def test_regression_outputs_are_measured_without_softmax(tmp_path, capsys):
+    """The softmax of a regression output would be meaningless."""
     base = ["task=pnn", "task.steps=2", "task.warmup_steps=0", "task.examples=20", "model=pnn"]
     base += ["measures=ed", "measures.ed.pairs=6", "measures.ed.resolution=20", "seed=1"]
     base += ["measures.ed.degree=6", "measures.ed.outputs=raw", "model.width=4"]
@@ -123,7 +123,7 @@ def test_values_of_a_run_are_measured_as_they_are(tmp_path, capsys):
     assert printed(capsys)[0] > 2 * last["measure/ed"]
 
 
-def test_options_reach_the_estimator(images, monkeypatch):
+def test_options_are_passed_to_the_estimator(images, monkeypatch):
     calls = []
 
     def note(field, **how):
@@ -138,7 +138,7 @@ def test_options_reach_the_estimator(images, monkeypatch):
         with pytest.raises(InterruptedError):
             measure.main([*words, *more])
         field, how = calls[-1]
-        assert len(field.x) == 4  # as many examples as two paths have ends
+        assert len(field.x) == 4  # two paths have four ends
         assert (how["pairs"], how["seed"], how["memory_gib"]) == (2, 3, 0.25)
         found = how["representation"]
         assert (found.resolution, found.degree, found.basis, found.components) == (
@@ -150,8 +150,8 @@ def test_options_reach_the_estimator(images, monkeypatch):
     assert weightings == ["raw", "raw", "normalised"]
 
 
-def test_the_figure_shows_the_ends_of_the_paths(tmp_path, images):
-    """Of a run, whose inputs are standardised, and of a model by its name."""
+def test_images_at_path_ends_are_denormalised(tmp_path, images):
+    """Tests a run with standardised inputs and a timm model."""
     small_run(tmp_path / "run")
     protocol = measure.EffectiveDegree(pairs=6, resolution=20, degree=6, seed=5)
     options = measure.parse(["--run", str(tmp_path / "run"), *QUICK])
@@ -162,17 +162,18 @@ def test_the_figure_shows_the_ends_of_the_paths(tmp_path, images):
         torch.testing.assert_close(subject.image(index), (x * std + mean).clamp(0, 1))
     words = ["--timm", "test_vit", "--random-weights", "--data", str(images)]
     subject = measure.of_name(measure.parse([*words, *QUICK]), "cpu")
-    for index, x in enumerate(subject.field.x):  # test_vit asks for mean and std 0.5
+    for index, x in enumerate(subject.field.x):  # test_vit uses mean and std 0.5
         torch.testing.assert_close(subject.image(index), (x + 1) / 2)
     again = measure.of_name(measure.parse([*words, *QUICK]), "cpu").field.module
-    assert torch.equal(again.head.weight, subject.field.module.head.weight)  # random by the seed
+    # the seed determines random weights
+    assert torch.equal(again.head.weight, subject.field.module.head.weight)
     one = [[*words, *QUICK, "--pairs", "1", "--seed", seed] for seed in "012"]
     titles = [measure.of_name(measure.parse(words), "cpu").titles for words in one]
-    assert len({tuple(pair) for pair in titles}) > 1  # the seed chooses two of five
+    assert len({tuple(pair) for pair in titles}) > 1  # the seed selects two of five images
 
 
 def save_transformer(kind: str, folder: Path) -> None:
-    """A tiny ViT of transformers with random weights, as its users save theirs."""
+    """Saves a tiny random ViT and its image processor with transformers."""
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
@@ -184,7 +185,7 @@ def save_transformer(kind: str, folder: Path) -> None:
 
 
 def test_the_figure_shows_measured_paths(tmp_path, images, monkeypatch):
-    """Not the first images of the folder, which may all be of one class."""
+    """The first images of the folder would not do, as they may all have one class."""
     drawn = []
     monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append((given, how)))
     named = ["--timm", "test_vit", "--random-weights", "--data", str(images)]
@@ -192,7 +193,7 @@ def test_the_figure_shows_measured_paths(tmp_path, images, monkeypatch):
     ((_, (portrait,)), how) = drawn[0]
     own = portrait.estimate.representation.degrees(portrait.coefficients)
     torch.testing.assert_close(own, portrait.estimate.values[: len(own)])
-    left, right = portrait.estimate.ends.T[0].flip(0).tolist()  # x2 is on the left
+    left, right = portrait.estimate.ends.T[0].flip(0).tolist()  # x2 is drawn on the left
     assert [title for _, title in how["ends"]][:2] == [f"image {left}", f"image {right}"]
     for more in (["--components", "2"], ["--raw-outputs"]):
         measure.main([*named, *QUICK, *more, "--out", str(tmp_path / "a.png")])
@@ -213,11 +214,11 @@ def test_a_run_on_imagenet_shows_its_images(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append(how["ends"]))
     measure.main(["--run", str(tmp_path / "run"), *QUICK, "--out", str(tmp_path / "a.png")])
     for image, _ in drawn[0]:
-        assert image.std() > 0.01  # neither white nor black
+        assert image.std() > 0.01  # the image is not blank
         assert 0 <= image.min() < image.max() <= 1
 
 
-def test_images_without_classes_are_titled_by_number(tmp_path, monkeypatch):
+def test_images_without_classes_have_numbers_as_titles(tmp_path, monkeypatch):
     pytest.importorskip("open_clip")
     settings = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "debug=tiny"]
     settings += ["task.batch_size=200", "task.part=0.1", "model.architecture.embed_dim=16"]
@@ -231,14 +232,14 @@ def test_images_without_classes_are_titled_by_number(tmp_path, monkeypatch):
     assert all(re.fullmatch(r"example \d+", title) for _, title in drawn[0])
 
 
-def test_a_transformers_classifier(tmp_path, images, capsys):
+def test_measure_a_transformers_classifier(tmp_path, images, capsys):
     save_transformer("ViTForImageClassification", tmp_path / "model")
     shared = ["--data", str(images), *QUICK, "--out", str(tmp_path / "a.png")]
     measure.main(["--transformers", str(tmp_path / "model"), *shared])
     assert "its own weights" in capsys.readouterr().out
     other = ["--random-weights", "--classes", "4"]
     measure.main(["--transformers", str(tmp_path / "model"), *other, *shared])
-    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
+    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # the mean of four probabilities
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def test_a_transformers_classifier(tmp_path, images, capsys):
         ),
     ],
 )
-def test_mistakes_raise_one_line(arguments, message, tmp_path):
+def test_invalid_arguments_raise_one_line_errors(arguments, message, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
     places = {"EMPTY": str(tmp_path / "empty"), "RUN": str(tmp_path / "run")}
@@ -285,12 +286,12 @@ def test_options_that_would_be_ignored_are_rejected(more, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_weights_in_half_precision_are_measured_in_single(tmp_path, images, capsys):
-    """Hubs often store half precision, and transformers keeps it."""
+def test_half_precision_weights_are_measured_in_float32(tmp_path, images, capsys):
+    """Published weights often have half precision, which transformers keeps."""
     save_transformer("ViTForImageClassification", tmp_path / "model")
     transformers = pytest.importorskip("transformers")
     model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "model").bfloat16()
-    model.save_pretrained(tmp_path / "model")  # the same numbers in both
+    model.save_pretrained(tmp_path / "model")  # both files store the same numbers
     torch.save(model.float().state_dict(), tmp_path / "single.pt")
     words = ["--transformers", str(tmp_path / "model"), "--data", str(images), *QUICK]
     words += ["--out", str(tmp_path / "a.png")]
@@ -301,7 +302,7 @@ def test_weights_in_half_precision_are_measured_in_single(tmp_path, images, caps
     assert half == single
 
 
-def test_weights_of_a_compiled_model_that_several_gpus_shared(tmp_path):
+def test_weights_of_a_compiled_data_parallel_model_are_loaded(tmp_path):
     model, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
     wrapped = torch.nn.DataParallel(torch.compile(model))
     torch.save({"model": wrapped.state_dict()}, tmp_path / "own.pt")
@@ -309,21 +310,21 @@ def test_weights_of_a_compiled_model_that_several_gpus_shared(tmp_path):
     assert torch.equal(other.weight, model.weight)
 
 
-def test_a_whole_model_in_a_file_is_rejected_with_the_remedy(tmp_path):
+def test_a_pickled_model_is_rejected_with_a_hint(tmp_path):
     torch.save(torch.nn.Linear(2, 3), tmp_path / "own.pt")
     with pytest.raises(ValueError, match=r"Linear.*model\.state_dict\(\)"):
         measure.read_into(torch.nn.Linear(2, 3), tmp_path / "own.pt")
 
 
 def test_a_model_without_a_head_is_rejected(tmp_path, images):
-    """transformers would use a random head, and report ED as that of the model's weights."""
+    """Otherwise transformers would silently add a random head."""
     save_transformer("ViTModel", tmp_path / "model")
     shared = ["--data", str(images), *QUICK, "--out", str(tmp_path / "a.png")]
     with pytest.raises(ValueError, match=r"--transformers .*classifier\.bias"):
         measure.main(["--transformers", str(tmp_path / "model"), *shared])
 
 
-def test_weights_with_another_number_of_classes(tmp_path, images, capsys):
+def test_weights_with_a_different_number_of_classes_need_an_option(tmp_path, images, capsys):
     import timm
 
     model = timm.create_model("test_vit", num_classes=4)
@@ -333,11 +334,11 @@ def test_weights_with_another_number_of_classes(tmp_path, images, capsys):
     with pytest.raises(ValueError, match="--classes N"):
         measure.main(words)
     measure.main([*words, "--classes", "4"])
-    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # mean probability of four
+    assert re.search(r"  0  2\.500e-01 ", capsys.readouterr().out)  # the mean of four probabilities
 
 
 def test_a_closed_pipe_is_not_an_error(tmp_path, images):
-    """As `measure.py | head -1` does: no traceback."""
+    """For example, `measure.py | head -1` must not print a traceback."""
     words = ["--timm", "test_vit", "--random-weights", "--data", str(images), *QUICK]
     words = [sys.executable, ROOT / "scripts/measure.py", *words, "--out", tmp_path / "a.png"]
     reader, writer = os.pipe()
@@ -351,7 +352,7 @@ def test_a_closed_pipe_is_not_an_error(tmp_path, images):
 @pytest.mark.parametrize(
     ("out", "message"), [("nowhere/a.png", "nowhere; make it first"), ("a.txt", "ends in .png")]
 )
-def test_an_unwritable_figure_is_rejected_at_once(out, message, tmp_path, capsys):
+def test_an_invalid_figure_path_is_rejected_immediately(out, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
         measure.main(["--timm", "test_vit", "--data", "embedded", "--out", str(tmp_path / out)])
     assert message in capsys.readouterr().err
@@ -361,7 +362,7 @@ def test_an_unwritable_figure_is_rejected_at_once(out, message, tmp_path, capsys
 
 
 @pytest.mark.parametrize("keep", [8, 1000], ids=["no image", "cut off"])
-def test_a_broken_image_is_named(images, tmp_path, keep):
+def test_a_broken_image_is_reported(images, tmp_path, keep):
     whole = (images / "0.png").read_bytes()
     (images / "broken.png").write_bytes(whole[:keep])
     arguments = ["--timm", "test_vit", "--random-weights", "--data", str(images), *QUICK]
@@ -369,8 +370,8 @@ def test_a_broken_image_is_named(images, tmp_path, keep):
         measure.main([*arguments, "--out", str(tmp_path / "a.png")])
 
 
-def test_weights_that_cannot_be_had_are_an_error(monkeypatch):
-    """Random weights are used only on request."""
+def test_weights_that_cannot_be_downloaded_raise(monkeypatch):
+    """Random weights must be requested explicitly."""
     import timm
 
     def offline(name, pretrained, num_classes):
@@ -389,13 +390,13 @@ def test_theory_draws_its_figure(tmp_path, capsys):
     degrees = [float(value) for value in re.findall(r"ED ([\d.]+)", printed)]
     assert degrees == pytest.approx([0.667, 1.187, 2.972], rel=0.15)
     error = float(re.search(r"degree 1: .* \+- ([\d.]+)", printed)[1])
-    # of the mean of three |v| / 2, where v is the difference of two uniform numbers
+    # standard error for the mean of three |v| / 2, with v the difference of two uniform numbers
     assert error == pytest.approx((2 / 27 / 1000) ** 0.5, rel=0.1)
     assert Image.open(tmp_path / "theory.png").size[0] > 1000
 
 
-def test_theory_fits_what_its_lemma_says():
-    """On every path: the leading coefficient of each output, and nothing above its degree."""
+def test_theory_agrees_with_its_lemma():
+    """Checks the leading coefficient of each output, and that higher ones are zero."""
     inputs = uniform_inputs(40, torch.Generator().manual_seed(0))
     for number, leading in theory.leading_parts(inputs).items():
         found = theory.on_paths(number, inputs).abs()

@@ -1,4 +1,4 @@
-"""scripts/play.py: a saved agent on chosen levels, in numbers and images."""
+"""scripts/play.py: returns and images of a saved agent on selected levels."""
 
 import importlib.util
 import io
@@ -29,7 +29,7 @@ spec.loader.exec_module(script)
 
 
 class Favourite(torch.nn.Module):
-    """Prefers one action whatever it sees."""
+    """A policy that prefers one action in every state."""
 
     def __init__(self, action: int):
         super().__init__()
@@ -42,7 +42,7 @@ class Favourite(torch.nn.Module):
 
 
 def play_fake(monkeypatch, *, episodes: int, greedy: bool, seed: int = 0, count: int = 3):
-    """Copy i's episodes last i + 2 steps, and every step pays the action's number."""
+    """Plays games in which copy i's episodes have i + 2 steps; the reward is the action."""
     pretend_procgen(monkeypatch)
     games = make_task(engine="procgen").make_games("train", count, seed=0)
     options = Namespace(episodes=episodes, greedy=greedy, seed=seed)
@@ -51,8 +51,8 @@ def play_fake(monkeypatch, *, episodes: int, greedy: bool, seed: int = 0, count:
     return list(script.episodes_of(games, policy, options, recorded)), recorded
 
 
-def test_every_copy_plays_its_share(monkeypatch):
-    """Counting the first seven to end would favour the shortest, of which there would be four."""
+def test_every_copy_plays_a_fixed_number_of_episodes(monkeypatch):
+    """Counting the first seven finished episodes would favour short ones."""
     results, recorded = play_fake(monkeypatch, episodes=7, greedy=True)
     assert sorted(result.length for result in results) == [2, 2, 2, 3, 3, 4, 4]
     assert all(result.total == 4 * result.length for result in results)
@@ -72,7 +72,7 @@ def test_sampled_actions_follow_the_probabilities(monkeypatch):
     assert results != play_fake(monkeypatch, episodes=600, greedy=False, seed=1)[0]
 
 
-def test_mean_and_standard_error_and_table():
+def test_results_have_mean_standard_error_and_table():
     results = [script.Result(3, 1.0, 10), script.Result(3, 3.0, 20), script.Result(9, 8.0, 30)]
     # mean 4, sample variance 13, standard error sqrt(13 / 3)
     assert "return 4 +- 2.08 (mean and standard error of 3 episodes on 2 levels" in script.describe(
@@ -80,10 +80,10 @@ def test_mean_and_standard_error_and_table():
     )
     rows = script.per_level(results[::-1]).splitlines()
     assert [row.split() for row in rows[1:]] == [["3", "2", "2", "15"], ["9", "1", "8", "30"]]
-    assert "return 1 (mean" in script.describe(results[:1])  # one episode has no error
+    assert "return 1 (mean" in script.describe(results[:1])  # one episode has no standard error
 
 
-def test_levels_are_read_and_named():
+def test_levels_are_parsed_and_described():
     task = make_task(start_level=100)
     assert script.parse_levels("5:10") == range(5, 15)
     assert script.known_levels(range(100, 600), task) == "training levels"
@@ -107,19 +107,19 @@ def make_episode(length: int) -> Episode:
 
 
 @pytest.mark.parametrize("length", [1, 5, 25])
-def test_images_of_short_and_long_episodes(length, monkeypatch):
+def test_image_sizes_of_short_and_long_episodes(length, monkeypatch):
     monkeypatch.setattr("ed.figures.episode.MOST_FRAMES", 10)
     episode = make_episode(length)
     moving = Image.open(io.BytesIO(gif(episode)))
-    assert moving.n_frames == {1: 1, 5: 5, 25: 9}[length]  # 25: every third
+    assert moving.n_frames == {1: 1, 5: 5, 25: 9}[length]  # every third of 25 frames
     still = Image.open(io.BytesIO(strip(episode)))
     assert still.width == min(length, PER_ROW) * 202 + 10
-    shown = np.asarray(still)[34 : 34 + 192, 10 : 10 + 192]  # the first frame, each pixel 3 x 3
+    shown = np.asarray(still)[34 : 34 + 192, 10 : 10 + 192]  # the first frame, enlarged three times
     np.testing.assert_array_equal(shown[::3, ::3], episode.frames[0].transpose(1, 2, 0))
 
 
 def test_the_last_frame_is_always_shown(monkeypatch):
-    """Of 26 frames every third is shown; the 26th, which has the whole return, is none of them."""
+    """Showing every third of 26 frames would omit the last, which has the final return."""
     monkeypatch.setattr("ed.figures.episode.MOST_FRAMES", 10)
     shown = []
     monkeypatch.setattr(
@@ -141,7 +141,7 @@ def test_a_saved_agent_is_played(tmp_path, capsys):
     overrides = [*SMALL, "model.channels=[]", "task.frames=32", "task.threads=1", "task.mode=easy"]
     run(compose_config([*overrides, f"system.run_dir={tmp_path / 'run'}"]), ["procgen"])
     common = [str(tmp_path / "run"), "--episodes", "3"]
-    out = ["--out", str(tmp_path / "new" / "seen-0.01")]  # a stem may have dots
+    out = ["--out", str(tmp_path / "new" / "seen-0.01")]  # file names may contain dots
     script.main([*common, *out, "--levels", "7:1", "--mode", "hard", "--per-level"])
     printed = capsys.readouterr().out
     assert f"agent of {tmp_path / 'run'}, trained for 32 frames" in printed
@@ -155,10 +155,11 @@ def test_a_saved_agent_is_played(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "unfinished" in printed
     assert re.search(r"starpilot, easy, levels \d+:\d+ \(unseen levels\)", printed)
-    assert (tmp_path / "run" / "play.gif").exists()  # two agents do not overwrite each other's
+    # by default, images are saved in the run folder
+    assert (tmp_path / "run" / "play.gif").exists()
 
 
-def test_another_engine_than_in_training_gives_a_warning(tmp_path, monkeypatch, capsys):
+def test_a_different_engine_than_in_training_warns(tmp_path, monkeypatch, capsys):
     (tmp_path / "meta.json").write_text('{"sessions": [{"engine": "a"}, {"engine": "b"}]}')
     printed = []
     for here in ("b", "a"):
@@ -168,12 +169,12 @@ def test_another_engine_than_in_training_gives_a_warning(tmp_path, monkeypatch, 
     assert printed == ["", "warning: trained on b, but a draws levels differently\n"]
 
 
-def test_evaluate_sends_to_play(capsys):
+def test_evaluate_refers_to_play(capsys):
     assert evaluate.main(["task=procgen", "model=impala"]) == 1
     assert "scripts/play.py RUN" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_run_of_procgen_is_rejected(tmp_path):
+def test_folders_without_a_procgen_run_are_rejected(tmp_path):
     with pytest.raises(FileNotFoundError):
         script.main([str(tmp_path)])
     small_run(tmp_path / "images")

@@ -1,4 +1,4 @@
-"""scripts/setup.sh: an environment that somebody else made is used, never changed."""
+"""scripts/setup.sh uses an existing environment without changing it."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def prepare(folder: Path, exit_code: int) -> tuple[Path, Path]:
-    """A copy of the script, and an environment whose Python only notes its arguments."""
+    """Copies the script and creates an environment whose Python records its arguments."""
     (folder / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "setup.sh", folder / "scripts")
     python = folder / "theirs" / "bin" / "python"
@@ -22,10 +22,10 @@ def prepare(folder: Path, exit_code: int) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("link", [True, False])
 @pytest.mark.parametrize("exit_code", [0, 1])
-def test_nothing_is_installed_into_a_foreign_environment(tmp_path, link, exit_code):
+def test_nothing_is_installed_into_an_existing_environment(tmp_path, link, exit_code):
     theirs, calls = prepare(tmp_path, exit_code)
     if link:
-        (theirs / "ready").touch()  # it may be finished, and somebody else's all the same
+        (theirs / "ready").touch()  # the script must not treat it as its own
         (tmp_path / ".venv").symlink_to(theirs)
     else:
         theirs.rename(tmp_path / ".venv")

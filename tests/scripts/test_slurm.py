@@ -1,5 +1,8 @@
-"""A real SLURM on this machine: arrays that are cancelled, preempted and out of time end like local
-runs, and so do sweeps. `make test-slurm` installs it where it may."""
+"""Runs on a real SLURM cluster on this machine match local runs, even after interruptions.
+
+Arrays and sweeps are cancelled, preempted and stopped by the time limit. `make test-slurm` installs
+SLURM if it has permission.
+"""
 
 import contextlib
 import getpass
@@ -25,8 +28,8 @@ STEPS = 40
 TRAINING = [o for o in SPEC["fixed"] if not o.startswith(("task.batch_size", "system.save"))]
 TRAINING += ["task.batch_size=50"]
 
-# auth/none and linuxproc: no munge, no cgroups, no root. A requeued task waits for cred_expire and
-# one second more. KillWait and GraceTime are the time a run has to save.
+# With auth/none and linuxproc, SLURM needs neither munge, cgroups nor root. A requeued task waits
+# one second longer than cred_expire. KillWait and GraceTime are the time a run has to save.
 CONFIG = """
 ClusterName=ci
 SlurmctldHost={host}(127.0.0.1)
@@ -73,17 +76,17 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[None]:
-    """slurmctld and slurmd in a temporary folder, for this module's commands."""
+    """Starts slurmctld and slurmd in a temporary folder for the tests of this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin")
         missing = [name for name in ("slurmctld", "slurmd") if shutil.which(name) is None]
         if missing:
             pytest.skip(f"no {' and no '.join(missing)} on this machine")
         for name in [n for n in os.environ if n.startswith(("SLURM", "SBATCH", "SRUN"))]:
-            patch.delenv(name)  # of a job that this test may run in
+            patch.delenv(name)  # set if the tests run in a SLURM job
         folder = tmp_path_factory.mktemp("slurm")
         patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-        patch.setenv("OMP_NUM_THREADS", "1")  # the same sums in the same order
+        patch.setenv("OMP_NUM_THREADS", "1")  # a fixed order of summation
         write_config(folder)
         daemons = {}
         try:
@@ -101,12 +104,12 @@ def write_config(folder: Path) -> None:
     host = socket.gethostname().split(".")[0]
     text = CONFIG.format(host=host, user=getpass.getuser(), folder=folder, ports=free_ports(2))
     (folder / "slurm.conf").write_text(text)
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # v2 wants one mounted
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # v2 needs a mounted cgroup
 
 
 def start_daemon(name: str, folder: Path) -> subprocess.Popen:
     with open(folder / f"{name}.log", "w") as log:
-        command = [name, "-D", "-f", folder / "slurm.conf"]  # -D: stays our child
+        command = [name, "-D", "-f", folder / "slurm.conf"]  # -D runs it in the foreground
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
 
@@ -118,7 +121,7 @@ def is_idle(daemons: dict[str, subprocess.Popen]) -> bool:
 
 
 def stop(daemons: dict[str, subprocess.Popen]) -> None:
-    """Ends what still runs, then the daemons."""
+    """Cancels remaining jobs, then stops the daemons."""
     try:
         if len(daemons) == 2 and all(daemon.poll() is None for daemon in daemons.values()):
             for name in ("ci", "urgent"):
@@ -141,7 +144,7 @@ def launch(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def process_of(folder: Path) -> int | None:
-    """The training process of a run, not the srun around it."""
+    """Returns the id of a run's training process (not of srun), or None."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_text(errors="replace").split("\0")
@@ -151,7 +154,7 @@ def process_of(folder: Path) -> int | None:
 
 
 def hold(run: Run) -> int:
-    """Stops a run in its middle, so that a signal finds it there on a machine of any speed."""
+    """Pauses a run during training, so that later signals reach it before it ends."""
     wait_for(lambda: steps_of(run) >= 2, f"{run.folder} to train", 120)
     pid = process_of(run.folder)
     assert pid is not None, f"{run.folder} is done already"
@@ -169,16 +172,16 @@ def sessions(run: Run) -> int:
 
 @contextlib.contextmanager
 def launched_here(*arguments: str) -> Iterator[subprocess.Popen]:
-    """The local launcher at work beside us."""
+    """Runs the local launcher in the background."""
     command = [sys.executable, "scripts/launch.py", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         try:
             yield process
         finally:
-            process.terminate()  # no effect once it has ended
+            process.terminate()  # no effect if it has ended
 
 
-def test_an_unknown_partition_raises_one_line_and_writes_nothing(cluster, tmp_path):
+def test_an_unknown_partition_prints_one_line_and_writes_nothing(cluster, tmp_path):
     arguments = ["--runs", str(tmp_path / "runs"), "--where", "slurm", "--partition", "nope"]
     result = launch(write_table(tmp_path), *arguments)
     assert result.returncode == 1
@@ -186,7 +189,7 @@ def test_an_unknown_partition_raises_one_line_and_writes_nothing(cluster, tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_rejection_by_sbatch_is_one_line(cluster, tmp_path):
+def test_an_sbatch_error_is_printed_in_one_line(cluster, tmp_path):
     arguments = ["--runs", str(tmp_path / "runs"), "--where", "slurm", "--gres", "gpu:1"]
     result = launch(write_table(tmp_path), *arguments)
     assert result.returncode == 1
@@ -196,10 +199,10 @@ def test_a_rejection_by_sbatch_is_one_line(cluster, tmp_path):
     assert not list((tmp_path / "runs/.slurm").iterdir())
 
 
-def test_a_disturbed_array_ends_like_the_local_launcher(cluster, tmp_path):
+def test_an_interrupted_array_equals_local_runs(cluster, tmp_path):
     path = write_table(tmp_path, fixed=TRAINING)
     root, here = tmp_path / "the runs", tmp_path / "local"
-    # USR2 comes when the next check, one every 30 s, would find less than two minutes left
+    # SLURM checks every 30 s and sends SIGUSR2 about two minutes before the time limit
     slurm = [path, "--runs", str(root), "--where", "slurm", "--partition", "ci", "--time", "3"]
     submitted = launch(*slurm, "--jobs", "2")
     assert submitted.returncode == 0, submitted.stderr
@@ -212,24 +215,29 @@ def test_a_disturbed_array_ends_like_the_local_launcher(cluster, tmp_path):
         preempted = preempt_one(runs[:2])
         cancel(runs[2])
         assert "stopped" in launch(*slurm, "--status", "--cells", "ed", "--seeds", "2").stdout
-        again = launch(*slurm)  # while the others are queued or running
+        again = launch(*slurm)  # the other runs are still queued or running
         assert ": 1 runs" in again.stdout, again.stdout + again.stderr
         (limited,) = (run for run in runs[:2] if run is not preempted)
         wait_for(lambda: ended(limited), "the run at its time limit to save and end", 120)
-        wait_for(lambda: all((run.folder / "DONE").exists() for run in runs), "all runs", 240)
+        wait_for(
+            lambda: all((run.folder / "DONE").exists() for run in runs), "all runs to finish", 240
+        )
         assert local.wait(timeout=240) == 0
     assert "6 runs: 6 done" in launch(*slurm, "--status").stdout
     for run in runs[:3]:
         assert sessions(run) >= 2
         assert "stopped and saved at step" in (run.folder / "train.log").read_text()
     for run in runs:
-        assert logged(run.folder) == list(range(1, STEPS + 1))  # none missing, none twice
+        assert logged(run.folder) == list(range(1, STEPS + 1))  # no row is missing or repeated
     assert rendered(table, root) == rendered(table, here)
 
 
 def preempt_one(held: Sequence[Run]) -> Run:
-    """Lets an urgent job take the place of one of these. Before its signal SLURM sends SIGCONT,
-    which wakes a run that is held; so it does at a cancellation and at the time limit."""
+    """Preempts one of the paused runs with an urgent job and returns it.
+
+    SLURM sends SIGCONT first, which resumes a paused process; the same happens when a job is
+    cancelled or reaches its time limit.
+    """
     ask("sbatch", "--partition=urgent", "--output=/dev/null", "--wrap=true")
     return wait_for(lambda: next(filter(ended, held), None), "a preempted run to save and end")
 
@@ -242,17 +250,17 @@ def cancel(run: Run) -> None:
     wait_for(lambda: not ask("squeue", "-h", f"--jobs={task}"), "the cancelled run to save and end")
 
 
-def test_the_tasks_of_a_step_are_one_run_and_are_requeued_together(cluster, tmp_path):
+def test_the_processes_of_a_run_are_requeued_together(cluster, tmp_path):
     path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0]), tmp_path / "runs"
     chosen = ["--runs", str(root), "--cells", "ed"]
     submitted = launch(path, *chosen, "--where", "slurm", "--gpus", "2", "--gres", "none")
     assert ": 1 runs" in submitted.stdout, submitted.stderr
     (run,) = expand(load_table(path), cells=["ed"], root=root)
-    held = hold(run)  # one of the two, and the other waits for it
+    held = hold(run)  # pauses one process; the other waits for it
     job = json.loads((run.folder / "slurm.json").read_text())["job"]
-    ask("scancel", "--signal=USR2", f"{job}_0")  # as at a time limit
+    ask("scancel", "--signal=USR2", f"{job}_0")  # like a time limit
     os.kill(held, signal.SIGCONT)
-    wait_for(lambda: (run.folder / "DONE").exists(), "the requeued run", 240)
+    wait_for(lambda: (run.folder / "DONE").exists(), "the requeued run to finish", 240)
     log = (run.folder / "output.log").read_text()
     assert log.count("the same command resumes it") == 1, log
     assert logged(run.folder) == list(range(1, STEPS + 1))
@@ -261,19 +269,19 @@ def test_the_tasks_of_a_step_are_one_run_and_are_requeued_together(cluster, tmp_
 
 
 def test_a_run_gets_the_requested_cores(cluster, tmp_path):
-    """Without --cpus SLURM grants a process one core, which decodes too few images."""
+    """Without --cpus, SLURM would grant one core, too few to decode images."""
     path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0]), tmp_path / "runs"
     launch(path, "--runs", str(root), "--cells", "ed", "--where", "slurm", "--cpus", "2")
     (run,) = expand(load_table(path), cells=["ed"], root=root)
-    wait_for(lambda: process_of(run.folder) is not None, "the run", 60)
+    wait_for(lambda: process_of(run.folder) is not None, "the run to start", 60)
     environment = Path(f"/proc/{process_of(run.folder)}/environ").read_text().split("\0")
     job = json.loads((run.folder / "slurm.json").read_text())["job"]
     ask("scancel", job)
     assert "SLURM_CPUS_ON_NODE=2" in environment
-    wait_for(lambda: ended(run), "the end of the cancelled run", 60)
+    wait_for(lambda: ended(run), "the cancelled run to end", 60)
 
 
-def test_crashes_and_single_failing_processes_are_marked(cluster, tmp_path):
+def test_crashes_and_errors_are_recorded(cluster, tmp_path):
     path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0, 1]), tmp_path / "runs"
     arguments = [path, "--runs", str(root), "--cells", "ed"]
     launch(*arguments, "--where", "slurm", "--seeds", "0")
@@ -281,17 +289,17 @@ def test_crashes_and_single_failing_processes_are_marked(cluster, tmp_path):
     held = hold(crashed)
     os.kill(held, signal.SIGSEGV)
     os.kill(held, signal.SIGCONT)
-    wait_for(lambda: (crashed.folder / "FAILED").exists(), "the mark of the crashed run", 60)
+    wait_for(lambda: (crashed.folder / "FAILED").exists(), "FAILED of the crashed run", 60)
     assert (crashed.folder / "FAILED").read_text().startswith("exit 139 (SEGV): ")
-    # a mistake ends the first process before the other, which waits lest it cut off what is said
+    # the process that reports the error exits first; the other waits, so the message is complete
     two = ["--where", "slurm", "--gpus", "2", "--gres", "none"]
     launch(*arguments, *two, "--seeds", "1", "--set", "task.batch_size=25")
     (refused,) = expand(
         load_table(path), cells=["ed"], seeds=[1], sets=["task.batch_size=25"], root=root
     )
-    wait_for(lambda: (refused.folder / "FAILED").exists(), "the mark of the refused run", 60)
-    said = (refused.folder / "FAILED").read_text()
-    assert said.startswith("exit 1: error: task.batch_size=25: "), said
+    wait_for(lambda: (refused.folder / "FAILED").exists(), "FAILED of the rejected run", 60)
+    mark = (refused.folder / "FAILED").read_text()
+    assert mark.startswith("exit 1: error: task.batch_size=25: "), mark
 
 
 def test_a_sweep_reports_failures_and_requeues_stopped_runs(cluster, tmp_path):
@@ -303,12 +311,12 @@ def test_a_sweep_reports_failures_and_requeues_stopped_runs(cluster, tmp_path):
     with subprocess.Popen(command, cwd=ROOT, **pipes) as sweep:
         try:
             metrics = wait_for(
-                lambda: list(tmp_path.glob("adhoc/*/seed0/metrics.jsonl")), "a run", 120
+                lambda: list(tmp_path.glob("adhoc/*/seed0/metrics.jsonl")), "a run to start", 120
             )
             folder = metrics[0].parent
-            wait_for(lambda: logged(folder), "a step")
+            wait_for(lambda: logged(folder), "a step to be logged")
             job = ask("squeue", "--noheader", "--array", "--format=%F").split()[0]
-            ask("scancel", "--signal=USR2", f"{job}_0")  # as at a time limit
+            ask("scancel", "--signal=USR2", f"{job}_0")  # like a time limit
             errors = sweep.communicate(timeout=240)[1]
         finally:
             sweep.kill()

@@ -1,4 +1,4 @@
-"""launch.py --status: totals first, committed results count as done, a grid within the terminal."""
+"""launch.py --status: totals, committed results and the grid of runs."""
 
 import io
 
@@ -44,7 +44,7 @@ def test_committed_results_count_as_done(tmp_path, capsys):
     assert launch.main([*arguments, "--cells", "ed"]) == 0
 
 
-def test_reduced_runs_are_not_the_committed_ones(tmp_path, capsys):
+def test_committed_results_do_not_count_for_reduced_runs(tmp_path, capsys):
     path = write_table(tmp_path)
     commit(path, 0, 1, 2)
     more = ["--cells", "ed", "--set", "task.epochs=2"]
@@ -53,7 +53,7 @@ def test_reduced_runs_are_not_the_committed_ones(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("seeds", [3, 12])
-def test_the_grid_has_every_state_and_fits(tmp_path, watched, capsys, seeds):
+def test_the_grid_shows_every_status_and_fits_the_terminal(tmp_path, watched, capsys, seeds):
     table = load_table(write_table(tmp_path, seeds=list(range(seeds))))
     rows = [Row("six", "ed", seed) for seed in range(seeds)]
     rows += [Row("six", "none", 0, **DONE), Row("six", "none", 1, error="exit 1: x")]

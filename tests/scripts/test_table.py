@@ -1,4 +1,4 @@
-"""scripts/table.py: results from folders and committed files, and figures."""
+"""scripts/table.py: tables and figures from run folders and committed files."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     return script.main([*arguments, "--commit"])
 
 
-def test_committed_files_stay_unless_asked(table, tmp_path, capsys):
+def test_results_are_written_only_on_request(table, tmp_path, capsys):
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
     assert script.main(here) == 0
@@ -36,13 +36,13 @@ def test_committed_files_stay_unless_asked(table, tmp_path, capsys):
     assert not (tmp_path / "results").exists()
 
 
-def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, capsys):
+def test_tables_combine_run_folders_and_committed_results(table, tmp_path, capsys):
     runs, results = expand(table, root=tmp_path / "runs"), tmp_path / "results" / "mini"
     fabricate(runs[0], 79.0)
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
     assert main(here) == 0
     assert main([*here, "--check"]) == 0
-    # the folder is gone, another run has come: both stay in the table
+    # the first run's folder is gone, but both runs are in the table
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     fabricate(runs[1], 81.0)
     assert main(here) == 0
@@ -52,21 +52,22 @@ def test_results_come_from_folders_and_from_committed_lines(table, tmp_path, cap
     before = (results / "runs.csv").read_bytes(), text
     assert main([*here, str(tmp_path / "elsewhere")]) == 0
     assert before == ((results / "runs.csv").read_bytes(), (results / "README.md").read_text())
-    # the same cell with other numbers in two folders: rejected, nothing written
+    # two folders with different numbers for the same cell are rejected, and nothing is written
     fabricate(runs[0], 70.0)
     assert main([*here, str(tmp_path / "elsewhere")]) == 1
     assert "mini/baseline/seed0" in capsys.readouterr().err
     assert before == ((results / "runs.csv").read_bytes(), (results / "README.md").read_text())
 
 
-def test_a_fresh_run_replaces_a_committed_one_with_a_warning(table, tmp_path, capsys):
-    """Reproduced runs have other numbers than the committed ones."""
+def test_a_new_run_replaces_a_committed_one_with_a_warning(table, tmp_path, capsys):
+    """Reproduced runs rarely have exactly the committed numbers."""
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
     results = tmp_path / "results" / "mini"
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     assert main(here) == 0
     before = {path.name: path.read_bytes() for path in results.iterdir()}
-    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0 * (1 + 1e-14))  # another machine
+    # like rounding on another machine
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0 * (1 + 1e-14))
     assert main(here) == 0
     assert before == {path.name: path.read_bytes() for path in results.iterdir()}
     assert "takes the place" not in capsys.readouterr().err
@@ -81,7 +82,7 @@ def test_a_fresh_run_replaces_a_committed_one_with_a_warning(table, tmp_path, ca
     assert main([*here, "--check"]) == 0
 
 
-def test_a_committed_run_of_other_settings_raises_until_it_is_rerun(tmp_path, capsys):
+def test_a_committed_run_with_outdated_settings_raises_until_rerun(tmp_path, capsys):
     table = write_table(tmp_path)
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
@@ -98,7 +99,7 @@ def test_a_committed_run_of_other_settings_raises_until_it_is_rerun(tmp_path, ca
     assert main([*here, "--check"]) == 0
 
 
-def test_metrics_of_two_sources_are_joined():
+def test_metrics_from_two_sources_are_merged():
     row = Row("t", "c", 0, status="done", steps=9, last={"eval/acc": 1.0}, best=2.0)
     known = [Record(name, {}, {}, None, "", list) for name in "ab"]
     more = replace(row, last={"eval/acc": 1.0, "measure/norm": 3.0}, best=None, record=known[0])
@@ -108,7 +109,7 @@ def test_metrics_of_two_sources_are_joined():
             assert (merged.last, merged.best, merged.record) == (more.last, 2.0, known[0])
 
 
-def test_reduced_runs_are_found_by_their_recorded_deviations(table, tmp_path, capsys):
+def test_reduced_runs_are_found_through_deviations_json(table, tmp_path, capsys):
     run = expand(table, sets=["task.epochs=2"], root=tmp_path / "runs")[0]
     fabricate(run, 60.0)
     (run.folder.parents[1] / "deviations.json").write_text('["task.epochs=2"]')
@@ -116,14 +117,14 @@ def test_reduced_runs_are_found_by_their_recorded_deviations(table, tmp_path, ca
     text, note = capsys.readouterr()
     assert "## Reduced: task.epochs=2" in text
     assert "60.00 (1)" in text
-    assert "| ed |" not in text.split("## Reduced")[1]  # only started cells
+    assert "| ed |" not in text.split("## Reduced")[1]  # the table has only cells with runs
     assert "--commit leaves out reduced runs (task.epochs=2)" in note
     assert note.count("\n") == 1
     assert "Reduced" not in (tmp_path / "results" / "mini" / README).read_text()
 
 
-def test_rows_of_another_tables_file_are_shown_with_the_metrics_of_this_one(tmp_path):
-    """Its own seeds alone, none that were reduced, and no best of what another table looks at."""
+def test_rows_borrowed_from_another_table_have_only_this_tables_metrics(tmp_path):
+    """Only this table's seeds are used, without reduced runs or the best of other metrics."""
     metrics = {"eval/acc": "accuracy", "eval/loss": "loss"}
     home = write_table(tmp_path, metric=None, metrics=metrics)
     rows = [
@@ -154,7 +155,7 @@ def test_a_results_file_round_trips(table, tmp_path):
     assert read_results(tmp_path / "mini.csv", table) == rows
 
 
-def test_lines_of_another_file_are_added(table, tmp_path):
+def test_results_of_another_file_are_added(table, tmp_path):
     fabricate(expand(table, root=tmp_path / "far")[0], 79.0)
     main([str(table.path), "--runs", str(tmp_path / "far")])
     far = tmp_path / "far.csv"
@@ -190,7 +191,9 @@ def test_lines_of_another_file_are_added(table, tmp_path):
         ),
     ],
 )
-def test_a_damaged_results_file_raises_and_stays(table, tmp_path, damage, complaint, capsys):
+def test_a_damaged_results_file_raises_and_is_not_overwritten(
+    table, tmp_path, damage, complaint, capsys
+):
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
     main(here)
@@ -212,7 +215,7 @@ def test_a_damaged_results_file_raises_and_stays(table, tmp_path, damage, compla
         (["table1", "--add", "nowhere.csv"], "--add nowhere.csv"),
     ],
 )
-def test_mistakes_raise_one_line(arguments, complaint, capsys):
+def test_invalid_arguments_print_one_line(arguments, complaint, capsys):
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -220,7 +223,7 @@ def test_mistakes_raise_one_line(arguments, complaint, capsys):
     assert complaint in error
 
 
-def test_check_notices_an_edited_table(table, tmp_path, capsys):
+def test_check_detects_an_edited_table(table, tmp_path, capsys):
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     main([str(table.path), "--runs", str(tmp_path / "runs")])
     path = tmp_path / "results" / "mini" / "README.md"
@@ -233,7 +236,7 @@ def test_check_notices_an_edited_table(table, tmp_path, capsys):
     path.write_text(whole)
     assert main([str(table.path), "--check"]) == 0
     lines = path.with_name(CSV).read_text().splitlines(keepends=True)
-    path.with_name(CSV).write_text("".join([*lines, lines[-1]]))  # the same run once more
+    path.with_name(CSV).write_text("".join([*lines, lines[-1]]))  # a duplicate of the same run
     assert main([str(table.path), "--check"]) == 1
 
 
@@ -265,14 +268,14 @@ def drawn(tmp_path, monkeypatch) -> Table:
     return write_table(tmp_path, figure="little_figure:draw")
 
 
-def test_a_figure_is_drawn_once_runs_are_done_and_is_reproducible(drawn, tmp_path):
+def test_figures_are_drawn_from_finished_runs_and_are_reproducible(drawn, tmp_path):
     results = tmp_path / "results" / "mini"
     runs = expand(drawn, root=tmp_path / "runs")
     here = [str(drawn.path), "--runs", str(tmp_path / "runs")]
     fabricate(runs[0])
     fabricate(runs[1], done=False)
     assert main(here) == 0
-    assert not (results / "figure.png").exists()  # one finished run is too few for this figure
+    assert not (results / "figure.png").exists()  # this figure needs two finished runs
     assert "(figure.png)" not in (results / "README.md").read_text()
     fabricate(runs[1])
     assert main(here) == 0
@@ -281,7 +284,7 @@ def test_a_figure_is_drawn_once_runs_are_done_and_is_reproducible(drawn, tmp_pat
     first = [(results / f"figure.{kind}").read_bytes() for kind in ("png", "pdf")]
     assert [content[:4] for content in first] == [b"\x89PNG", b"%PDF"]
     assert not any(word in first[1] for word in (b"CreationDate", b"Producer"))
-    # the folders are gone, their curves are committed: the same files
+    # without the run folders, the committed curves give the same files
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     for kind in ("png", "pdf"):
         (results / f"figure.{kind}").unlink()
@@ -289,8 +292,8 @@ def test_a_figure_is_drawn_once_runs_are_done_and_is_reproducible(drawn, tmp_pat
     assert first == [(results / f"figure.{kind}").read_bytes() for kind in ("png", "pdf")]
 
 
-def test_a_figure_of_fewer_runs_does_not_replace_one_by_default(drawn, tmp_path, capsys):
-    """Of a run that arrives as a line of a CSV file no logged values are here."""
+def test_a_figure_with_missing_runs_is_drawn_only_on_request(drawn, tmp_path, capsys):
+    """A run added from a CSV file has no logged values to draw."""
     import little_figure
 
     results, far = tmp_path / "results" / "mini", tmp_path / "far.csv"
@@ -320,8 +323,8 @@ def test_a_figure_of_fewer_runs_does_not_replace_one_by_default(drawn, tmp_path,
     assert (results / "figure.png").read_bytes() == whole
 
 
-def test_available_draws_unfinished_runs_of_cells_without_finished_ones(drawn, tmp_path):
-    """A mean over a finished run and one that has just begun would end with the latter."""
+def test_available_draws_unfinished_runs_if_a_cell_has_no_finished_ones(drawn, tmp_path):
+    """Finished and unfinished runs are not averaged, since curves would end early."""
     import little_figure
 
     image = tmp_path / "results" / "mini" / "figure.png"
@@ -332,7 +335,7 @@ def test_available_draws_unfinished_runs_of_cells_without_finished_ones(drawn, t
     assert not image.exists()
     assert main([*here, "--available"]) == 0
     assert little_figure.latest.get_suptitle() == "4 of these 4 runs are not finished"
-    fabricate(run)  # one seed of ed
+    fabricate(run)  # finishes one seed of ed
     assert main([*here, "--available"]) == 0
     assert little_figure.latest.get_suptitle() == "2 of these 3 runs are not finished"
     (legend,) = [axis.get_legend() for axis in little_figure.latest.axes]
@@ -361,7 +364,7 @@ def test_reduced_runs_are_drawn_separately(drawn, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such.module:draw", "little_figure:paint"])
-def test_a_missing_figure_raises_one_line(drawn, tmp_path, name, capsys):
+def test_a_missing_figure_function_is_a_one_line_error(drawn, tmp_path, name, capsys):
     for run in expand(drawn, cells=["ed"], root=tmp_path / "runs"):
         fabricate(run)
     text = drawn.path.read_text().replace("little_figure:draw", name)
@@ -373,8 +376,8 @@ def test_a_missing_figure_raises_one_line(drawn, tmp_path, name, capsys):
     assert name in error
 
 
-def test_files_are_utf_8_whatever_the_locale():
-    """Tables and their notes have ± in them; a locale of ASCII reads the same files."""
+def test_files_are_read_as_utf_8_in_every_locale():
+    """Tables contain ±, which an ASCII locale cannot decode."""
     ascii_only = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "scripts/table.py", "mnist_cifar", "--check"]
     root = Path(__file__).parents[2]

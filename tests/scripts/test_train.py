@@ -1,4 +1,4 @@
-"""What a user types: help, sweeps, and mistakes that end in one line."""
+"""train.py on the command line: help, sweeps and one-line errors."""
 
 import contextlib
 import csv
@@ -87,16 +87,16 @@ def test_help_and_config_do_not_import_torch(argument):
         ("regularizer.weight=[", "error: regularizer.weight=["),
         ("regularizer.weight", "error: regularizer.weight"),
         (
-            "task=procgen",  # with the default model, a classifier
+            "task=procgen",  # the default model is a classifier
             "error: model.classes: ",
         ),
     ],
 )
-def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
+def test_errors_on_mistyped_keys_suggest_the_nearest(override, message, tmp_path):
     result = train("regularizer=ed", override, f"system.runs={tmp_path}")
     assert result.returncode == 1
     assert message in result.stderr
-    assert result.stderr.count("\n") == 1  # one line, no traceback
+    assert result.stderr.count("\n") == 1  # no traceback
     assert not list(tmp_path.iterdir())
 
 
@@ -107,7 +107,7 @@ def test_a_mistyped_key_names_the_nearest_ones(override, message, tmp_path):
         (["task=pnn", "model=pnn", "debug=tiny"], "^error: task.data: .*debug=tiny"),
     ],
 )
-def test_a_setting_without_a_parameter_is_named(overrides, message, tmp_path):
+def test_a_setting_that_no_constructor_accepts_is_reported(overrides, message, tmp_path):
     result = train(*overrides, f"system.runs={tmp_path}")
     assert result.returncode == 1
     assert re.search(message, result.stderr), result.stderr
@@ -120,16 +120,17 @@ def test_a_setting_without_a_parameter_is_named(overrides, message, tmp_path):
         (["regularizer=sam", "sampler=uniform"], True),
         (["sampler=uniform", "sampler.even=true"], True),
         (["regularizer=ed", "sampler=uniform"], False),
-        (["regularizer=sam"], False),  # the default sampler
+        (["regularizer=sam"], False),  # the default sampler is never reported
         (["regularizer=ed_performance"], False),
     ],
 )
-def test_an_unused_sampler_is_found(overrides, unused):
+def test_unused_samplers_are_detected(overrides, unused):
     assert sampler_is_unused(compose_config(overrides), overrides) is unused
 
 
-def test_an_unused_sampler_gets_one_line(tmp_path):
-    words = ["regularizer=sam", "sampler=uniform", "system.device=tpu"]  # fails before training
+def test_an_unused_sampler_prints_a_warning(tmp_path):
+    # this device raises before training
+    words = ["regularizer=sam", "sampler=uniform", "system.device=tpu"]
     lines = train(*words, f"system.runs={tmp_path}").stderr.splitlines()
     assert [line.partition("=")[0] for line in lines] == [
         "warning: sampler",
@@ -137,7 +138,7 @@ def test_an_unused_sampler_gets_one_line(tmp_path):
     ]
 
 
-def test_a_key_of_swept_choices_needs_a_sweep(tmp_path):
+def test_a_key_of_swept_choices_must_be_swept(tmp_path):
     words = ["-m", *SMALL, f"system.runs={tmp_path}", "regularizer=ed,jacobian"]
     result = train(*words, "regularizer.weight=3")
     assert result.stderr.startswith("error: regularizer.weight=3: ")
@@ -149,7 +150,7 @@ def test_a_key_of_swept_choices_needs_a_sweep(tmp_path):
 
 @pytest.mark.parametrize("choices", ["ed,none", "choice(ed, none)"])
 @pytest.mark.parametrize("value", ["3", "1,2", "choice(1,2)"])
-def test_a_swept_choice_without_the_key_is_named(choices, value, monkeypatch):
+def test_a_swept_choice_without_the_key_is_reported(choices, value, monkeypatch):
     overrides = [f"regularizer={choices}", f"regularizer.weight={value}"]
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
     found = composition(ConfigCompositionException(), overrides)
@@ -157,26 +158,27 @@ def test_a_swept_choice_without_the_key_is_named(choices, value, monkeypatch):
 
 
 def test_a_swept_choice_may_inherit_the_key():
-    overrides = ["regularizer=ed,ed_performance", "regularizer.anchored=false"]  # from ed's file
+    # inherited from ed.yaml
+    overrides = ["regularizer=ed,ed_performance", "regularizer.anchored=false"]
     found = composition(ConfigCompositionException(), overrides)
     assert "'regularizer.anchored=choice(false)'" in found
 
 
-def test_an_unknown_swept_choice_is_named(monkeypatch):
-    """Hydra reads the choices of a sweep after the keys, so it complains about a key first."""
+def test_an_unknown_swept_choice_is_reported(monkeypatch):
+    """Hydra checks keys before the choices of a sweep, so its own error is about a key."""
     overrides = ["regularizer=edd,ed", "regularizer.weight=3"]
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
     found = composition(ConfigCompositionException(), overrides)
     assert found.startswith("regularizer=edd: ")
 
 
-def test_a_mistyped_launcher_is_named_with_its_group():
+def test_a_mistyped_launcher_is_reported_with_its_group():
     with pytest.raises(MissingConfigException) as error:
         compose_config(["hydra/launcher=slrum"])
     assert composition(error.value, []).startswith("hydra/launcher=slrum: ")
 
 
-def test_your_own_config_that_overrides_an_unknown_group_is_named(tmp_path, monkeypatch):
+def test_your_own_config_that_overrides_an_unknown_group_is_reported(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     leaf = "defaults: [ed, override /sampeler: uniform, _self_]\n"
     (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
@@ -188,7 +190,7 @@ def test_your_own_config_that_overrides_an_unknown_group_is_named(tmp_path, monk
     assert "\n" not in found
 
 
-def test_an_unknown_key_names_choices_that_inherit_it(tmp_path, monkeypatch):
+def test_the_error_lists_choices_that_inherit_the_key(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "mine.yaml").write_text("defaults: [ed_performance, _self_]\n")
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
@@ -197,13 +199,13 @@ def test_an_unknown_key_names_choices_that_inherit_it(tmp_path, monkeypatch):
     assert found.endswith("regularizer=ed, ed_fast, ed_performance, mine")
 
 
-def test_a_setting_of_a_measure_is_found_below_its_name():
+def test_the_error_suggests_the_nested_key_of_a_measure():
     found = composition(ConfigCompositionException(), ["measures=[ed]", "measures.pairs=50"])
     assert "did you mean measures.ed.pairs" in found
 
 
-def test_your_own_configs_may_live_outside_the_repository(tmp_path):
-    """Hydra's --config-dir adds choices, and messages suggest their keys."""
+def test_your_own_configs_may_be_outside_the_repository(tmp_path):
+    """Hydra's --config-dir adds choices, and errors suggest their keys."""
     for group, name, leaf in (
         ("sampler", "ends", "_target_: own_parts.Ends\nshift: 0.0\n"),
         ("regularizer", "shrink", "_target_: own_parts.Shrink\nfactor: 0.5\n"),
@@ -244,12 +246,12 @@ def test_your_own_configs_may_live_outside_the_repository(tmp_path):
         ("_target_: [mine.Shrink", "own.yaml"),
     ],
 )
-def test_mistakes_in_your_own_configs_raise_one_line(leaf, message, tmp_path, monkeypatch, capsys):
+def test_errors_in_your_own_configs_print_one_line(leaf, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
     (tmp_path / "mine.py").write_text("class Shrink:\n    def __init__(self, factor): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Exception) as error:  # noqa: PT011, PT012, of several kinds and places
+    with pytest.raises(Exception) as error:  # noqa: PT011, PT012, types and raising lines differ
         cfg = compose_config(["regularizer=own"], folders=[tmp_path])
         check_settings(cfg)
         instantiate(cfg.regularizer)
@@ -288,13 +290,13 @@ def test_an_unknown_key_suggests_existing_ones(key, overrides, suggestion):
         ("jacobian", "n_proj", "projections"),
     ],
 )
-def test_the_papers_symbols_are_known(regularizer, symbol, name):
+def test_the_papers_symbols_suggest_the_key(regularizer, symbol, name):
     overrides = [f"regularizer={regularizer}", f"regularizer.{symbol}=3"]
     found = composition(ConfigCompositionException(), overrides)
     assert f"regularizer.{name}" in found
 
 
-def test_your_own_module_that_fails_to_import_is_not_called_missing(tmp_path, monkeypatch):
+def test_an_import_error_in_your_own_module_is_not_hidden(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "own.yaml").write_text("_target_: failing.Shrink")
     (tmp_path / "failing.py").write_text("from math import nothing\n")
@@ -327,10 +329,10 @@ def make(weight: float): pass
         ("{_target_: own_kinds.Own, name: 3, weight: x}", "weight=x"),
         ("{_target_: own_kinds.Typed, part: 3, weight: x}", "weight=x"),
         ("{_target_: own_kinds.make, weight: x}", "weight=x"),
-        ("{_target_: own_kinds.make, weight: '???'}", None),  # it has a message of its own
+        ("{_target_: own_kinds.make, weight: '???'}", None),  # another check reports missing values
     ],
 )
-def test_types_come_from_the_nearest_constructor(leaf, message, tmp_path, monkeypatch):
+def test_types_come_from_the_most_derived_constructor(leaf, message, tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "own.yaml").write_text(leaf)
     (tmp_path / "own_kinds.py").write_text(OWN_CONSTRUCTORS)
@@ -340,9 +342,9 @@ def test_types_come_from_the_nearest_constructor(leaf, message, tmp_path, monkey
         check_settings(compose_config(["regularizer=own"], folders=[tmp_path]))
 
 
-def test_every_system_setting_has_a_type():
+def test_every_system_setting_is_type_checked():
     whole = compose_config([])
-    for key in set(whole.system) - set(SWITCHES):  # these may be auto
+    for key in set(whole.system) - set(SWITCHES):  # switches may also be auto
         cfg = whole.copy()
         cfg.system[key] = [1]
         with pytest.raises(ValueError, match=rf"^system\.{key}=\[1\]"):
@@ -354,7 +356,7 @@ def test_settings_of_measures_are_type_checked():
         check_settings(compose_config(["measures=[ed]", "measures.ed.pairs=many"]))
 
 
-def test_a_run_with_missing_modules_suggests_pythonpath(tmp_path):
+def test_the_error_on_a_missing_module_suggests_pythonpath(tmp_path):
     small_run(tmp_path)
     config = (tmp_path / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(config.replace("ed.tasks.", "my_tasks."))
@@ -362,7 +364,7 @@ def test_a_run_with_missing_modules_suggests_pythonpath(tmp_path):
         load_run(tmp_path, trust=True)
 
 
-def test_an_unrelated_broken_file_does_not_hide_the_mistake(tmp_path, monkeypatch):
+def test_an_unrelated_broken_file_does_not_hide_the_error(tmp_path, monkeypatch):
     (tmp_path / "regularizer").mkdir()
     (tmp_path / "regularizer" / "torn.yaml").write_text("weight: [")
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path)])
@@ -490,15 +492,15 @@ def test_invalid_settings_are_rejected_before_anything_is_written(override, tmp_
 @pytest.mark.parametrize(
     "override", ["+sed=3", "seed=first", "optimizer.lr=fast", "precision=fp16", "task.epochs=ten"]
 )
-def test_evaluate_rejects_what_train_does(override, capsys):
+def test_evaluate_rejects_the_same_settings_as_train(override, capsys):
     assert evaluate.main([*SMALL, override]) == 1
     printed = capsys.readouterr().err
     assert re.match(f"error: {MISTAKES[override]}", printed), printed
     assert printed.count("\n") == 1
 
 
-def test_a_file_instead_of_a_folder_is_named_with_its_key(tmp_path):
-    """In train.py and its sweeps."""
+def test_a_file_instead_of_a_folder_is_reported_with_its_key(tmp_path):
+    """Tests single runs and sweeps."""
     file = tmp_path / "file"
     file.touch()
     for key, place in (("run_dir", file), ("run_dir", file / "below"), ("runs", file)):
@@ -511,7 +513,7 @@ def test_a_file_instead_of_a_folder_is_named_with_its_key(tmp_path):
     assert re.fullmatch(f"error: {file}.*system.runs.*\n", result.stderr)
 
 
-def test_an_unwritable_run_folder_is_named_with_its_key(tmp_path, monkeypatch, capsys):
+def test_an_unwritable_run_folder_is_reported_with_its_key(tmp_path, monkeypatch, capsys):
     def refuse(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -528,21 +530,21 @@ def test_an_unwritable_run_folder_is_named_with_its_key(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     "kind", [PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError]
 )
-def test_a_wrong_path_is_one_line(kind, capsys):
+def test_errors_on_paths_are_one_line(kind, capsys):
     assert explain(kind(1, "No way", "/a/place")) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("error: /a/place: No way; ")
     assert printed.count("\n") == 1
 
 
-def test_a_metric_that_no_table_would_show_is_rejected(tmp_path, monkeypatch):
+def test_a_metric_without_the_eval_prefix_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr("ed.tasks.image_task.ImageTask.metric", "acc")
     with pytest.raises(ValueError, match="eval/acc"):
         small_run(tmp_path / "run")
 
 
-def test_silent_processes_exit_after_the_one_that_reports(monkeypatch, capsys):
-    """torchrun stops all processes with the first that exits, which could cut off the message."""
+def test_other_processes_wait_for_the_one_that_reports(monkeypatch, capsys):
+    """torchrun stops all processes when one exits, which could cut off the message."""
     from ed.engine import errors
 
     waits = []
@@ -586,7 +588,7 @@ def test_too_few_nodes_without_damping_are_rejected(tmp_path):
 
 
 def test_a_sweep_gives_every_run_its_own_folder(tmp_path):
-    """The README's sweep, at a small size."""
+    """A small version of the sweep in the README."""
     result = train(
         "-m", *SMALL, "seed=0,1", "regularizer=none,ed", f"system.runs={tmp_path}"
     )  # fmt: skip
@@ -600,7 +602,7 @@ def test_a_sweep_gives_every_run_its_own_folder(tmp_path):
 
 
 def test_a_sweep_continues_after_a_failed_run(tmp_path):
-    """Each failure is printed at once; the last line lists the failed runs."""
+    """Failures are printed immediately, and the last line lists all of them."""
     words = ["-m", *SMALL, f"system.runs={tmp_path}", "optimizer.lr=1e30,0,0.001"]
     result = train(*words)
     assert result.returncode == 1
@@ -614,7 +616,7 @@ def test_a_sweep_continues_after_a_failed_run(tmp_path):
     assert again.stdout.count("already done") == 1
 
 
-def test_a_stopped_sweep_starts_no_other_run(tmp_path):
+def test_a_stopped_sweep_starts_no_more_runs(tmp_path):
     words = ["-m", *SMALL, f"system.runs={tmp_path}", "seed=0,1", "system.max_minutes=1e-9"]
     result = train(*words)
     assert result.returncode == 75
@@ -622,7 +624,7 @@ def test_a_stopped_sweep_starts_no_other_run(tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-def test_wandb_offline_logs_a_resumed_run_as_one(tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_wandb_id(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     extra = ["logger=wandb", "logger.mode=offline"]
@@ -636,12 +638,12 @@ def test_wandb_offline_logs_a_resumed_run_as_one(tmp_path, monkeypatch):
 
 
 def test_wandb_groups_a_tables_runs_by_cell_and_names_them_by_seed(tmp_path, monkeypatch):
-    """From the launcher's command to the tracker, in two sessions."""
+    """Starts the tracker as the launcher's commands do, twice for one run."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     runs = expand(load_table("table1"), cells=["ed"], seeds=[0, 1], root=tmp_path)
     seen = []
-    for run in (*runs, runs[0]):  # the last one: resumed
+    for run in (*runs, runs[0]):  # resumes the first run
         run.folder.mkdir(parents=True, exist_ok=True)
         cfg = compose_config([*command(run)[2:], "logger=wandb", "logger.mode=offline"])
         tracker = start_tracker(cfg, run.folder)
@@ -665,10 +667,10 @@ def test_wandb_logs_every_row_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     small_run(tmp_path, "logger=wandb")
     assert logged == read_rows(tmp_path / "metrics.jsonl")
-    assert [how["resume"] for how in started] == ["allow"]  # "never" ends a run that is resumed
+    assert [how["resume"] for how in started] == ["allow"]  # "never" would fail when a run resumes
 
 
-def test_a_requested_stop_is_reported_once_and_is_not_an_error(tmp_path):
+def test_a_requested_stop_is_reported_once_without_an_error(tmp_path):
     result = train(*SMALL, f"system.run_dir={tmp_path / 'run'}", "system.max_minutes=1e-9")
     assert result.returncode == 75
     stopped = [line for line in (result.stdout + result.stderr).splitlines() if "stopped" in line]
@@ -677,7 +679,7 @@ def test_a_requested_stop_is_reported_once_and_is_not_an_error(tmp_path):
     assert "stopped" in (tmp_path / "run" / "train.log").read_text()
 
 
-def test_a_run_older_than_a_setting_opens_with_its_default(tmp_path):
+def test_old_runs_use_the_default_of_a_new_setting(tmp_path):
     small_run(tmp_path)
     config = tmp_path / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
@@ -685,7 +687,7 @@ def test_a_run_older_than_a_setting_opens_with_its_default(tmp_path):
     assert load_run(tmp_path, "cpu").task.space == "input"
 
 
-def test_a_missing_setting_without_a_default_is_named(capsys):
+def test_a_missing_setting_without_a_default_is_reported(capsys):
     leaf = {"_target_": "ed.models.clip.Towers", "architecture": "ViT-B-32"}
     with pytest.raises(InstantiationException) as error:
         instantiate(OmegaConf.create({"model": leaf}).model)
@@ -727,7 +729,7 @@ def test_tensorboard_has_every_value(tmp_path):
     assert found == [(row["step"], pytest.approx(row["train/loss"])) for row in rows]
 
 
-def test_a_missing_logger_package_is_named(tmp_path, monkeypatch):
+def test_a_missing_logger_package_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"^logger=tensorboard: "):
         small_run(tmp_path, "logger=tensorboard")

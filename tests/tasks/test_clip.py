@@ -1,4 +1,4 @@
-"""CLIP: zero-shot head, fine-tuning, weight ensembling, and the stand-in."""
+"""CLIP: zero-shot head, fine-tuning, weight ensembling and the small stand-in task."""
 
 import math
 from dataclasses import replace
@@ -50,7 +50,7 @@ TINY += ["model.architecture.vision_cfg.head_width=16", "debug=tiny", "task.batc
 PRETRAIN = ["task=clip_standin_pretrain", "model=clip_small_pretrain", "task.part=1"]
 FINE_TUNE = ["task=clip_standin", "model=clip_small", "measures=ensembling"]
 FINE_TUNE += ["measures.ensembling.alphas=[0,0.3,1]"]
-ALPHAS = [f"{alpha / 10:g}" for alpha in range(11)]  # the grid of the paper
+ALPHAS = [f"{alpha / 10:g}" for alpha in range(11)]  # the paper's grid
 
 
 def train(folder: Path, *overrides: str) -> dict:
@@ -65,7 +65,7 @@ def towers() -> Towers:
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory) -> Path:
-    """A run of the stand-in's first stage."""
+    """Pretrains the stand-in model; returns the run folder."""
     folder = tmp_path_factory.mktemp("clip") / "pretrained"
     train(folder, *PRETRAIN, "task.epochs=2")
     return folder
@@ -86,7 +86,7 @@ def fine_tuned(tmp_path_factory, pretrained) -> Path:
         ("cifar10", 8, "a photo of a airplane.", "truck"),
     ],
 )
-def test_captions(prompts, templates, first, last):
+def test_captions_use_class_names_and_templates(prompts, templates, first, last):
     texts = captions(prompts)
     assert len(texts) == (10 if prompts == "cifar10" else 1000)
     assert {len(row) for row in texts} == {templates}
@@ -94,12 +94,12 @@ def test_captions(prompts, templates, first, last):
     assert all(last in text for text in texts[-1])
 
 
-def test_zero_shot_head_against_a_slow_reference(towers):
+def test_zero_shot_head_equals_a_slow_reference(towers):
     rows = zero_shot_rows(towers.clip, towers.tokens)
     scale = math.exp(towers.clip.logit_scale.item())
     for row, texts in zip(rows, captions("cifar10"), strict=True):
         total = torch.zeros(16, dtype=torch.float64)
-        for text in texts:  # one caption at a time, by open_clip's own tokenizer
+        for text in texts:  # one caption at a time, with open_clip's tokenizer
             embedded = towers.clip.encode_text(open_clip.tokenize([text], context_length=16))[0]
             embedded = embedded.detach().double()
             total += embedded / embedded.square().sum().sqrt()
@@ -107,23 +107,23 @@ def test_zero_shot_head_against_a_slow_reference(towers):
         torch.testing.assert_close(row.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_towers_are_cosines_with_every_caption(towers):
+def test_towers_return_scaled_cosines_with_every_caption(towers):
     x = torch.randn(3, 3, 32, 32, generator=generator(0, "x"))
     logits = towers(x).unflatten(1, (10, -1))
     image = F.normalize(towers.clip.encode_image(x), dim=-1)
     text = open_clip.tokenize([captions("cifar10")[4][2]], context_length=16)
     cosine = image @ F.normalize(towers.clip.encode_text(text), dim=-1).T
-    expected = cosine[:, 0] / 0.07  # the scale that CLIP starts with
+    expected = cosine[:, 0] / 0.07  # CLIP's initial temperature
     torch.testing.assert_close(logits[:, 4, 2], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_head_has_no_bias_and_sees_normalised_features(towers):
+def test_the_head_has_zero_bias_and_normalised_inputs(towers):
     model = towers.zero_shot()
     assert torch.equal(model.head.bias, torch.zeros(10))
     x = torch.randn(4, 3, 32, 32, generator=generator(0, "x"))
     before = model(x)
     with torch.no_grad():
-        model.visual.proj.mul_(3)  # the tower's output, three times as long
+        model.visual.proj.mul_(3)  # makes the features three times as long
     try:
         torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
     finally:
@@ -131,7 +131,7 @@ def test_the_head_has_no_bias_and_sees_normalised_features(towers):
             model.visual.proj.div_(3)
 
 
-def test_the_scale_of_logits_is_bounded(towers):
+def test_the_logit_scale_is_bounded(towers):
     before = towers.clip.logit_scale.detach().clone()
     with torch.no_grad():
         towers.clip.logit_scale.fill_(9.0)
@@ -143,7 +143,7 @@ def test_the_scale_of_logits_is_bounded(towers):
             towers.clip.logit_scale.copy_(before)
 
 
-def test_pretraining_sees_the_first_images_only():
+def test_pretraining_uses_only_the_first_images():
     settings = ["task=clip_standin_pretrain", "task.data=embedded", "task.part=0.3"]
     task = instantiate(compose_config(settings).task)
     whole, part = load_images("embedded", "train", classes=10, size=(32, 32)), task.load("train")
@@ -155,25 +155,25 @@ def test_pretraining_sees_the_first_images_only():
 @pytest.mark.parametrize("name", ["clip_standin", "clip_standin_pretrain"])
 def test_the_stand_in_uses_clips_normalisation(name):
     task = instantiate(compose_config([f"task={name}", "task.data=embedded"]).task)
-    assert task.mean == (0.48145466, 0.4578275, 0.40821073)  # OpenAI's
+    assert task.mean == (0.48145466, 0.4578275, 0.40821073)  # OpenAI's constants
     assert task.std == (0.26862954, 0.26130258, 0.27577711)
 
 
-def test_evaluation_leaves_the_random_stream_alone(towers):
+def test_building_a_zero_shot_model_does_not_change_the_random_state(towers):
     before = torch.get_rng_state()
     towers.zero_shot()
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("space", ["embedding", "block1"])
-def test_cut_in_two_it_is_the_same_network(towers, space):
+def test_split_model_equals_the_full_model(towers, space):
     model = towers.zero_shot().eval()
     x = torch.randn(2, 3, 32, 32, generator=generator(0, "x"))
     torch.testing.assert_close(model.from_space(model.to_space(x, space), space), model(x))
 
 
 @pytest.mark.parametrize("name", ["clip_b32", "clip_b16"])
-def test_openai_names_have_quickgelu(name):
+def test_openai_architectures_use_quickgelu(name):
     architecture = compose_config([f"model={name}"]).model.architecture
     assert open_clip.get_model_config(architecture)["quick_gelu"]
     small = dict(open_clip.get_model_config(architecture))
@@ -186,7 +186,7 @@ def test_openai_names_have_quickgelu(name):
         torch.testing.assert_close(gelu, x * torch.sigmoid(1.702 * x))
 
 
-def test_another_activation_is_rejected_for_openai():
+def test_openai_weights_require_quickgelu():
     settings = {"weights": "openai", "prompts": "cifar10", "classes": 10}
     with pytest.raises(ValueError, match=r"QuickGELU.*ViT-B-32-quickgelu"):
         classifier("ViT-B-32", **settings)
@@ -204,8 +204,8 @@ def test_unreachable_weights_raise(monkeypatch):
         classifier("ViT-B-32-quickgelu", weights="openai", prompts="cifar10", classes=10)
 
 
-def test_files_of_weights(tmp_path, pretrained, fine_tuned):
-    """A run's checkpoint, a plain file of both towers, a fine-tuned one: each gives its model."""
+def test_weights_load_from_every_supported_file(tmp_path, pretrained, fine_tuned):
+    """Loads a pretraining checkpoint, plain files of both towers and a fine-tuned model."""
 
     def load(file: Path) -> nn.Module:
         return instantiate(compose_config([*FINE_TUNE, *TINY, f"model.weights={file}"]).model)
@@ -222,8 +222,8 @@ def test_files_of_weights(tmp_path, pretrained, fine_tuned):
         assert torch.equal(again.state_dict()[name], value), name
 
 
-def test_the_zero_shot_head_is_computed_on_the_device_of_the_config(monkeypatch, pretrained):
-    """A visible GPU is used only if the config names it."""
+def test_the_zero_shot_head_is_computed_on_the_configured_device(monkeypatch, pretrained):
+    """A GPU is used only if the config selects it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     seen = []
 
@@ -239,7 +239,7 @@ def test_the_zero_shot_head_is_computed_on_the_device_of_the_config(monkeypatch,
     assert seen == ["cpu", "meta"]
 
 
-def test_a_half_trained_model_is_no_start_for_fine_tuning(tmp_path):
+def test_fine_tuning_rejects_unfinished_pretraining(tmp_path):
     with pytest.raises(Interrupted):
         train(tmp_path / "begun", *PRETRAIN, "system.max_minutes=0")
     settings = {"prompts": "cifar10", "classes": 10, "weights": f"{tmp_path}/begun/last.pt"}
@@ -250,7 +250,7 @@ def test_a_half_trained_model_is_no_start_for_fine_tuning(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "plain"])
-def test_a_truncated_file_is_an_error(tmp_path, pretrained, kind):
+def test_a_truncated_file_raises(tmp_path, pretrained, kind):
     whole = pretrained / "last.pt"
     if kind == "plain":
         whole = tmp_path / "plain.pt"
@@ -273,7 +273,7 @@ def test_a_truncated_file_is_an_error(tmp_path, pretrained, kind):
         ({"architecture": "ViT-Z-1"}, "model.architecture=ViT-Z-1"),
     ],
 )
-def test_invalid_settings_name_their_key(given, message):
+def test_errors_name_the_invalid_key(given, message):
     settings = {"architecture": ARCHITECTURE, "weights": "random", "prompts": "cifar10"}
     settings |= {"classes": 10} | given
     with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -286,9 +286,9 @@ def test_captions_that_are_too_long_are_rejected():
         tokenise([["a photo of a cat."]], 7)
 
 
-def test_matching_loss_against_a_slow_reference():
+def test_matching_loss_equals_a_slow_reference():
     logits = torch.randn(5, 3, 2, generator=generator(5, "x"), dtype=torch.float64)
-    labels = torch.tensor([0, 2, 2, 2, 2])  # none of class 1
+    labels = torch.tensor([0, 2, 2, 2, 2])  # class 1 has no image
     captions_of, images_of = [], []
     for n, label in enumerate(labels):
         others = sum(math.exp(value) for value in logits[n].flatten())
@@ -304,11 +304,12 @@ def test_matching_loss_against_a_slow_reference():
     loss, report = task.loss(logits.flatten(1), {"label": labels})
     assert loss == matching_loss(logits, labels)
     right = [max(range(3), key=lambda c: sum(logits[n, c])) == labels[n] for n in range(5)]
-    assert report["acc"] == pytest.approx(20 * sum(right))  # by all templates of a class together
+    # a class's score is the sum over its templates
+    assert report["acc"] == pytest.approx(20 * sum(right))
 
 
 @pytest.mark.parametrize("name", list(CORRUPTIONS))
-def test_corruptions(name):
+def test_corruptions_are_deterministic_and_grow_with_severity(name):
     severity = compose_config(["task=clip_standin"]).task.corruptions[name]
     pixels = torch.randint(256, (4, 3, 32, 32), generator=generator(0, "x"), dtype=torch.uint8)
     before = pixels.clone()
@@ -316,7 +317,7 @@ def test_corruptions(name):
     assert torch.equal(pixels, before)
     assert corrupted.dtype == torch.uint8
     assert corrupted.shape == pixels.shape
-    assert torch.equal(corrupt(pixels, name, severity), corrupted)  # always the same
+    assert torch.equal(corrupt(pixels, name, severity), corrupted)  # deterministic
     change = (corrupted.float() - pixels.float()).abs().mean()
     assert change > 5
     milder = (corrupt(pixels, name, severity / 2).float() - pixels.float()).abs().mean()
@@ -324,26 +325,26 @@ def test_corruptions(name):
 
 
 def test_corruptions_of_plain_images():
-    """Closed forms: effects on a uniform image and on a step edge."""
+    """Compares uniform and striped images with closed forms."""
     grey = torch.full((1, 3, 32, 32), 100, dtype=torch.uint8)
     for name in ("blur", "contrast", "pixelate"):
         assert torch.equal(corrupt(grey, name, 2 if name == "pixelate" else 0.7), grey)
     assert torch.equal(corrupt(grey, "brightness", 0.2), grey + 51)
-    assert torch.equal(corrupt(grey, "brightness", 0.108), grey + 28)  # 27.54
-    assert corrupt(grey, "brightness", 2.0).min() == 255  # cut at white
+    assert torch.equal(corrupt(grey, "brightness", 0.108), grey + 28)  # 0.108 x 255 = 27.54
+    assert corrupt(grey, "brightness", 2.0).min() == 255  # clipped to white
     noise = (corrupt(grey, "noise", 0.1).float() - 100) / 255
     assert noise.std() == pytest.approx(0.1, rel=0.05)
     stripes = grey.clone()
     stripes[..., ::2] = 200
     assert torch.equal(corrupt(stripes, "pixelate", 2), torch.full_like(grey, 150))
     assert corrupt(stripes, "contrast", 0.5).unique().tolist() == [125, 175]
-    stripes[:, 0] = 10  # every channel has its own mean
+    stripes[:, 0] = 10  # contrast uses each channel's mean
     assert corrupt(stripes, "contrast", 1.0)[0, :, 0, 0].tolist() == [10, 150, 150]
 
 
-def test_blur_is_a_gaussian_over_a_mirrored_border():
+def test_blur_is_gaussian_with_reflected_borders():
     row = torch.rand(32, generator=generator(0, "x"), dtype=torch.float64)
-    kernel = np.exp(-0.5 * (np.arange(-3, 4) / 0.7) ** 2)  # up to three sigma
+    kernel = np.exp(-0.5 * (np.arange(-3, 4) / 0.7) ** 2)  # the kernel covers three sigma
     expected = np.convolve(np.pad(row, 3, "reflect"), kernel / kernel.sum(), "valid")
     columns = row.float().expand(1, 3, 32, 32)
     for image, found in ((columns, blur(columns, 0.7)), (columns.mT, blur(columns.mT, 0.7).mT)):
@@ -351,7 +352,7 @@ def test_blur_is_a_gaussian_over_a_mirrored_border():
         torch.testing.assert_close(found.double(), torch.tensor(expected).expand(1, 3, 32, 32))
 
 
-def test_shifts_of_the_stand_in_are_its_test_images_corrupted():
+def test_shifts_of_the_stand_in_are_corrupted_test_images():
     cfg = compose_config(["task=clip_standin", "task.data=embedded"])
     task = instantiate(cfg.task)
     task.prepare(CPU, seed=0)
@@ -372,13 +373,13 @@ def test_shifts_of_the_stand_in_are_its_test_images_corrupted():
         ("blur", 11, "task.corruptions.blur=11"),
     ],
 )
-def test_wrong_corruptions_are_rejected(name, severity, message):
+def test_invalid_corruptions_are_rejected(name, severity, message):
     with pytest.raises(ValueError, match=message):
         corrupt(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), name, severity)
 
 
 class LinearTask:
-    """Reports one output of a linear model, which is linear in the weights."""
+    """Reports one output of a linear model, a linear function of the weights."""
 
     def __init__(self, zero_shot):
         self.zero_shot = zero_shot
@@ -400,20 +401,21 @@ def test_ensembling_of_a_linear_model_is_linear():
     assert all(torch.equal(value, before[name]) for name, value in second.state_dict().items())
 
 
-def test_both_ends_are_exact():
+def test_interpolation_is_exact_at_both_ends():
     first = {"w": torch.randn(1000, generator=generator(0, "a")) * 1e3}
     second = {"w": torch.randn(1000, generator=generator(0, "b")) * 1e-3}
     assert torch.equal(interpolate(first, second, 0.0)["w"], first["w"])
     assert torch.equal(interpolate(first, second, 1.0)["w"], second["w"])
     counts = ({"batches": torch.tensor(number)} for number in (3, 5))
-    assert interpolate(*counts, 0.5) == {"batches": torch.tensor(5)}  # whole, of the fine-tuned
+    # integers are not interpolated
+    assert interpolate(*counts, 0.5) == {"batches": torch.tensor(5)}
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_both_ends_are_evaluated_in_the_precision_of_the_run(bf16):
-    """A bf16 run evaluates in bf16; both ends of the ensemble must equal those values."""
+def test_ensembling_evaluates_in_the_precision_of_the_run(bf16):
+    """Both ends of the ensemble must match the run's own evaluations."""
     models = [nn.Linear(3, 1, bias=False) for _ in range(2)]
-    for model, weight in zip(models, (1.001, 2.002), strict=True):  # bf16 has 1 and 2
+    for model, weight in zip(models, (1.001, 2.002), strict=True):  # bf16 rounds these to 1 and 2
         nn.init.constant_(model.weight, weight)
     task = LinearTask(models[0].state_dict())
     precision = torch.autocast("cpu", torch.bfloat16, enabled=bf16)
@@ -426,17 +428,17 @@ def test_both_ends_are_evaluated_in_the_precision_of_the_run(bf16):
 
 
 @pytest.mark.parametrize("alphas", [0.5, [], [0, 2]])
-def test_wrong_alphas_are_rejected(alphas):
+def test_invalid_alphas_are_rejected(alphas):
     with pytest.raises(ValueError, match=r"measures.ensembling.alphas"):
         Ensembling(alphas)
 
 
-def test_ensembling_needs_a_task_that_keeps_its_start(tmp_path):
+def test_ensembling_requires_a_task_with_zero_shot_weights(tmp_path):
     with pytest.raises(ValueError, match=r"Cifar10.*clip_standin"):
         run(compose_config(["debug=tiny", "measures=ensembling"]), ["clip"])
 
 
-def test_stand_in_from_captions_to_ensembling(pretrained, fine_tuned):
+def test_ensembling_of_the_stand_in_matches_evaluations(pretrained, fine_tuned):
     rows = read_rows(fine_tuned / "metrics.jsonl")
     final = {key: value for row in rows for key, value in row.items()}
     kinds = ("blur", "noise", "contrast", "pixelate", "brightness")
@@ -448,8 +450,8 @@ def test_stand_in_from_captions_to_ensembling(pretrained, fine_tuned):
     assert final["measure/ensembling/alpha0/acc"] == zero_shot
 
 
-def test_zero_shot_weights_survive_a_new_pretrained_file(tmp_path, pretrained):
-    """A run resumed after its weights file changed ends and ensembles as if uninterrupted."""
+def test_resuming_does_not_reload_pretrained_weights(tmp_path, pretrained):
+    """If the weights file changes, a resumed run still equals an uninterrupted one."""
     file = tmp_path / "towers.pt"
     file.write_bytes((pretrained / "last.pt").read_bytes())
     settings = [*FINE_TUNE, f"model.weights={file}", "regularizer=ed"]
@@ -466,7 +468,7 @@ def test_zero_shot_weights_survive_a_new_pretrained_file(tmp_path, pretrained):
     assert "measure/ensembling/alpha0.3/acc_ood" in ends[0]
 
 
-def test_wrong_pairs_of_task_and_model_are_rejected(tmp_path):
+def test_mismatched_task_and_model_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="task=clip_standin_pretrain"):
         run(compose_config(["task=clip_standin_pretrain", "debug=tiny"]), ["clip"])
     with pytest.raises(ValueError, match=r"task.image_size=\[16, 16\]"):
@@ -476,8 +478,8 @@ def test_wrong_pairs_of_task_and_model_are_rejected(tmp_path):
         train(tmp_path, *PRETRAIN, "model.prompts=imagenet_7", longer)
 
 
-def test_evaluation_without_training_is_zero_shot(pretrained, fine_tuned, capsys):
-    """scripts/evaluate.py agrees with both ends of ensembling."""
+def test_evaluate_script_agrees_with_ensembling(pretrained, fine_tuned, capsys):
+    """Without training, scripts/evaluate.py reproduces both ends of the ensemble."""
     last = read_rows(fine_tuned / "metrics.jsonl")[-1]
     for alpha, folder in (("0", pretrained), ("1", fine_tuned)):
         settings = ["task=clip_standin", "model=clip_small", f"model.weights={folder}/last.pt"]
@@ -491,7 +493,7 @@ def test_evaluation_without_training_is_zero_shot(pretrained, fine_tuned, capsys
 
 
 def row_of(cell: str, seed: int, shift: float, *, middle: float = 0.5) -> Row:
-    """A finished run whose accuracies are 60 + 10 alpha + shift and 50 + 5 alpha + shift."""
+    """Returns a finished run with accuracies 60 + 10 alpha + shift and 50 + 5 alpha + shift."""
     values = {"step": 9}
     for alpha in (0.0, middle, 1.0):
         values[f"measure/ensembling/alpha{alpha:g}/acc"] = 60 + 10 * alpha + shift
@@ -504,12 +506,12 @@ def logged(values: dict) -> Record:
     return Record("", config={}, meta={}, done=None, failure="", history=lambda: [values])
 
 
-def test_the_figure_averages_seeds_and_pairs_cells():
+def test_the_figure_averages_seeds_and_has_one_axis_per_model():
     table = load_table("clip_ood")
     rows = [row_of("b32", seed, shift=seed) for seed in (0, 2)]
     rows += [row_of("b32_ed", 0, shift=3.0), row_of("b16_ed", 0, shift=9.0)]
     axes = ensembling.draw(table, rows).axes
-    assert len(axes) == 2  # one per model
+    assert len(axes) == 2  # one axis per model
     labels = [[text.get_text() for text in axis.get_legend().get_texts()] for axis in axes]
     ends = [r"$\alpha = 0$, zero-shot", r"$\alpha = 1$, fine-tuned"]
     both = ["CLIP ViT-B/32, mean of 2 seeds", "CLIP ViT-B/32 + ED, 1 seed"]
@@ -523,20 +525,20 @@ def test_the_figure_averages_seeds_and_pairs_cells():
     assert ensembling.draw(table, [replace(rows[0], record=without)]) is None
 
 
-def test_seeds_at_different_alphas_have_no_mean_curve():
+def test_seeds_with_different_alphas_cannot_be_averaged():
     rows = [row_of("b32", seed, 0.0, middle=middle) for seed, middle in ((0, 0.5), (1, 0.4))]
     with pytest.raises(ValueError, match=r"b32.*alphas"):
         ensembling.draw(load_table("clip_ood"), rows)
 
 
 def as_override(value) -> str:
-    """A mapping in Hydra's grammar."""
+    """Formats a value, such as a mapping, in Hydra's override grammar."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{as_override(item)}" for key, item in value.items()) + "}"
     return str(value).lower()
 
 
-def test_imagenet_with_shifts_restricted_to_their_classes(tmp_path):
+def test_accuracy_under_shift_uses_only_the_classes_of_the_shift(tmp_path):
     for name in ("r", "a"):
         fill(tmp_path / f"imagenet-{name}", shifts()[name].labels)
     settings = ["task=clip_finetune", "model=clip_b32", "model.weights=random"]
@@ -551,20 +553,20 @@ def test_imagenet_with_shifts_restricted_to_their_classes(tmp_path):
     settings += [f"task.shifts={tmp_path}", "task.shift_names=[r,a]", "measures=ensembling"]
     settings += ["measures.ensembling.alphas=[0,1]", f"system.run_dir={tmp_path}/run"]
     last = run(compose_config(settings), ["clip"])["last"]
-    # all images of a shift are equal, so one of its 200 classes always wins
+    # all images of a shift are equal, so only one of its 200 classes is predicted
     assert last["eval/acc_r"] == last["eval/acc_a"] == last["eval/acc_ood"] == 0.5
     for name in ("acc", "acc_r", "acc_ood"):
         assert last[f"measure/ensembling/alpha1/{name}"] == last[f"eval/{name}"]
 
 
-def test_lengths_of_fine_tuning_on_imagenet():
+def test_number_of_fine_tuning_steps_on_imagenet():
     task = instantiate(compose_config(["task=clip_finetune"]).task)
     task.train = range(1_281_167)
     task.plan(CPU, 0, epoch=len(task.train))
     assert (task.total_steps, task.warmup_steps) == (25_020, 500)
 
 
-def test_missing_shifts_name_their_key():
+def test_error_on_missing_shifts_names_the_key():
     task = instantiate(compose_config(["task=clip_finetune", "task.data=embedded"]).task)
     with pytest.raises(FileNotFoundError, match=r"task.shifts=.data/imagenet_shifts"):
         task.prepare(CPU, 0)
@@ -572,7 +574,7 @@ def test_missing_shifts_name_their_key():
         instantiate(compose_config(["task=clip_finetune", "task.shift_names=[r,x]"]).task)
 
 
-def test_logits_do_not_lose_bits_under_autocast(towers):
+def test_logits_keep_float32_precision_under_autocast(towers):
     torch.manual_seed(0)
     model = ClipClassifier(nn.Identity(), 100 * F.normalize(torch.randn(5, 8), dim=-1))
     features = torch.randn(4, 8)
@@ -587,7 +589,7 @@ def test_logits_do_not_lose_bits_under_autocast(towers):
 
 
 def test_contrastive_batches_cannot_be_split():
-    """The contrastive loss of a part of a batch is a different loss."""
+    """The contrastive loss depends on the whole batch."""
     cfg = compose_config([*PRETRAIN, *TINY, "accumulate=2"])
     task = instantiate(cfg.task)
     with pytest.raises(ValueError, match="accumulate=2"):
@@ -597,8 +599,8 @@ def test_contrastive_batches_cannot_be_split():
     assert (sum(parts) / 2 - matching_loss(logits, labels)).abs() > 0.1
 
 
-def test_a_residual_tower_is_fine_tuned_and_ensembled(tmp_path):
-    """CLIP's ResNets: batch norm has statistics to mix, and counts that cannot be mixed."""
+def test_a_resnet_tower_can_be_fine_tuned_and_ensembled(tmp_path):
+    """Batch-norm statistics are interpolated, but its integer counters are not."""
     vision = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 16}
     tower = as_override(ARCHITECTURE | {"vision_cfg": vision})
     settings = [*FINE_TUNE, "model.weights=random", f"model.architecture={tower}", "debug=tiny"]

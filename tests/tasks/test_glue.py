@@ -1,4 +1,4 @@
-"""Text: splitting encoders after their embeddings, padding, metrics, real data sets."""
+"""GLUE: models split after their embeddings, padding, metrics and real data sets."""
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +43,7 @@ ARCHITECTURES = {
 
 
 def write_checkpoint(folder, architecture="bert", **changes):
-    """A tiny random model with a tokenizer for WORDS, as a folder that transformers can load."""
+    """Saves a tiny random model and a tokenizer for WORDS in the format of transformers."""
     vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     config_class, model_class, sizes = ARCHITECTURES[architecture]
     config = config_class(vocab_size=len(vocabulary), pad_token_id=1, **sizes | changes)
@@ -66,7 +66,7 @@ def data(tmp_path_factory):
 
 
 def write_sentences(root):
-    """CoLA- and RTE-like sentences of different lengths, in a folder laid out like the hub's."""
+    """Writes sentences like CoLA's and RTE's, with the file layout of the hub."""
     rng = np.random.default_rng(0)
 
     def sentence():
@@ -100,8 +100,8 @@ def make_model(checkpoint):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_cut_model_equals_the_ordinary_one(architecture, tmp_path):
-    """Embedding block and the rest give the model's outputs, whatever the padding."""
+def test_a_split_model_equals_the_original(architecture, tmp_path):
+    """Embedding first and encoding later gives the same outputs, with and without padding."""
     folder = write_checkpoint(tmp_path, architecture)
     model = make_model(folder)
     torch.manual_seed(1)
@@ -118,7 +118,7 @@ def test_a_cut_model_equals_the_ordinary_one(architecture, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_longest_sentence_fits_and_a_longer_one_does_not(architecture, tmp_path):
+def test_model_longest_is_the_maximum_length(architecture, tmp_path):
     model = make_model(write_checkpoint(tmp_path, architecture))
     ids = torch.full((1, model.longest + 1), 7)
     model.embed(ids[:, 1:], torch.zeros_like(ids[:, 1:]))
@@ -126,16 +126,16 @@ def test_the_longest_sentence_fits_and_a_longer_one_does_not(architecture, tmp_p
         model.embed(ids, torch.zeros_like(ids))
 
 
-def test_path_ends_are_the_models_outputs_on_the_two_sentences(data, checkpoint):
+def test_outputs_at_path_ends_equal_outputs_on_sentences(data, checkpoint):
     task, model = make_task(data, checkpoint), make_model(checkpoint)
     batch = task.train.batch(torch.arange(8), None)
     field = task.field(model, batch)
-    assert len(set(task.train.lengths[:8].tolist())) > 2  # sentences of different lengths
+    assert len(set(task.train.lengths[:8].tolist())) > 2  # sentences have different lengths
     torch.manual_seed(1)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     ordinary = load(checkpoint, num_labels=2).double().eval()
     tokens = [ids[:n] for ids, n in zip(batch["ids"], task.train.lengths, strict=False)]
-    alone = torch.cat([ordinary(input_ids=ids[None]).logits for ids in tokens])  # no padding at all
+    alone = torch.cat([ordinary(input_ids=ids[None]).logits for ids in tokens])  # no padding
     torch.testing.assert_close(field(), alone, rtol=1e-10, atol=1e-13)
     first, second = torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7])
     ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_path_ends_are_the_models_outputs_on_the_two_sentences(data, checkpoint)
 
 
 @pytest.mark.parametrize("name", ["cola", "rte"])
-def test_padding_never_changes_an_output(data, checkpoint, name):
+def test_padding_does_not_change_outputs(data, checkpoint, name):
     model = make_model(checkpoint)
     task = make_task(data, checkpoint, name)
     batch = task.validation.batch(torch.arange(30), None)
@@ -159,8 +159,8 @@ def test_padding_never_changes_an_output(data, checkpoint, name):
 
 
 @pytest.mark.parametrize("length", [24, 12])
-def test_tokens_are_those_of_the_tokenizers_own_padding(data, checkpoint, length):
-    """Equal up to the longest sentence; only padding follows."""
+def test_tokens_equal_the_tokenizers_padded_output(data, checkpoint, length):
+    """They are equal up to the longest sentence; the rest is padding."""
     task = make_task(data, checkpoint, "rte", max_length=length)
     table = load_split(data, "rte", "train")
     encoded = load_tokenizer(checkpoint)(
@@ -186,7 +186,7 @@ def test_tokens_are_those_of_the_tokenizers_own_padding(data, checkpoint, length
     assert torch.equal(batch["label"], task.train.labels[index])
 
 
-def test_embedding_gradient_of_ed_equals_finite_differences(data, checkpoint):
+def test_gradient_of_ed_equals_finite_differences(data, checkpoint):
     task, model = make_task(data, checkpoint), make_model(checkpoint)
     batch = task.train.batch(torch.arange(4), 8)
     field = task.field(model, batch)
@@ -217,7 +217,7 @@ def test_a_new_model_has_dropout(data, checkpoint):
 
 
 class ReadsBack(TorchDispatchMode):
-    """Records operations that copy a value to the host, which would block on a GPU."""
+    """Records operations that copy values to the host, which would block a GPU."""
 
     SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 
@@ -232,10 +232,10 @@ class ReadsBack(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("overrides", [["none"], ["mixup"], ["ed", "regularizer.anchored=false"]])
-def test_an_objective_never_synchronises(data, checkpoint, overrides):
-    """Masks with and without padding in them: some mask code looks whether there is any.
+def test_objectives_do_not_synchronise(data, checkpoint, overrides):
+    """Tests batches with and without padding, since some mask code checks for padding.
 
-    Without anchors, as on a CPU (and only there) `one_hot` looks at its labels.
+    ED runs without anchors because `one_hot` reads its labels, though only on a CPU.
     """
     cfg = compose_config([f"regularizer={overrides[0]}", *overrides[1:]])
     method = instantiate(cfg.regularizer)
@@ -249,16 +249,17 @@ def test_an_objective_never_synchronises(data, checkpoint, overrides):
         assert not host.seen
     with ReadsBack() as host:
         torch.ones(2).sum().item()
-    assert host.seen, "the test itself sees nothing"
+    assert host.seen, "ReadsBack misses .item()"
 
 
-def test_metrics_equal_those_of_scikit_learn(data, checkpoint):
+def test_metrics_equal_scikit_learn(data, checkpoint):
     metrics = pytest.importorskip("sklearn.metrics")
     task, model = make_task(data, checkpoint), make_model(checkpoint)
     with torch.no_grad():
         field = task.field(model, task.validation.batch(torch.arange(30), None))
         first, second = field().unbind(-1)
-        model.model.classifier.bias[1] += (first - second).mean()  # to predict both classes
+        # makes the model predict both classes
+        model.model.classifier.bias[1] += (first - second).mean()
         outputs, found = field(), task.evaluate(model)
     truth, guess = task.validation.labels, outputs.argmax(-1)
     assert 0 < guess.sum() < 30
@@ -275,7 +276,7 @@ def test_metrics_equal_those_of_scikit_learn(data, checkpoint):
     assert matthews(torch.zeros(5), torch.tensor([0, 1, 0, 1, 1])) == 0
 
 
-def test_lengths_count_whole_batches_and_each_set_has_its_metric(data, checkpoint):
+def test_number_of_steps_and_metric_of_each_data_set(data, checkpoint):
     task = make_task(data, checkpoint, epochs=3, warmup_epochs=1.4, eval_every=2)
     assert (task.num_examples, task.steps_per_epoch, task.total_steps) == (40, 5, 15)
     assert (task.warmup_steps, task.eval_steps) == (7, 10)
@@ -301,10 +302,10 @@ def test_every_method_trains(data, checkpoint, regularizer, padding, tmp_path):
     assert set(summary["best"]) == {"eval/matthews"}
 
 
-def test_interrupted_equals_uninterrupted_even_if_the_model_moves(
+def test_interrupted_equals_uninterrupted_after_moving_the_model(
     data, checkpoint, tmp_path, monkeypatch
 ):
-    """Dropout and ED resume; the location of the checkpoint does not matter."""
+    """The run uses dropout and ED; the pretrained model is moved before resuming."""
     settings = [data, "model=minilm_l6", "regularizer=ed"]
     name = "sentence-transformers/all-MiniLM-L6-v2"
     for place in ("here", "there"):
@@ -324,7 +325,7 @@ def test_interrupted_equals_uninterrupted_even_if_the_model_moves(
 def test_measures_do_not_depend_on_padding(data, tmp_path):
     measures = ["measures=[ed,sharpness,norm,gap]", "measures.ed.pairs=5", "measures.ed.degree=4"]
     measures += ["measures.ed.resolution=6", "measures.sharpness.batch_size=7", "task.name=rte"]
-    # weights of this size: a nearly constant network has an ED below float32 rounding
+    # large weights, since the ED of a nearly constant network is below float32 rounding
     checkpoint = write_checkpoint(tmp_path, initializer_range=0.3)
     model = ["model=bert_base", f"model.checkpoint={checkpoint}", "regularizer=none"]
     found = []
@@ -342,13 +343,13 @@ def test_measures_do_not_depend_on_padding(data, tmp_path):
     ("name", "train", "validation"),
     [("rte", 2490, 277), ("mrpc", 3668, 408), ("cola", 8551, 1043)],
 )
-def test_real_sets_have_their_known_sizes(full_data, name, train, validation):
+def test_real_data_sets_have_the_published_sizes(full_data, name, train, validation):
     folder = str(full_data / "glue")
     assert len(load_split(folder, name, "train")) == train
     assert len(load_split(folder, name, "validation")) == validation
 
 
-def test_bad_input_is_named(data, checkpoint, tmp_path):
+def test_errors_name_the_invalid_setting(data, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"task\.name=sst2"):
         make_task(data, checkpoint, "sst2")
     with pytest.raises(ValueError, match=r"task\.tokenizer="):
@@ -364,7 +365,7 @@ def test_bad_input_is_named(data, checkpoint, tmp_path):
         task.check_model(model)
     make_task(data, checkpoint, max_length=40).check_model(model)
     with pytest.raises(ValueError, match=r"model\.classes=3"):
-        TextClassifier(checkpoint, classes=3)  # a head of two classes was saved with it
+        TextClassifier(checkpoint, classes=3)  # the saved head has two classes
     model.classes = 3
     with pytest.raises(ValueError, match=r"model\.classes=3.*task\.classes=2"):
         task.check_model(model)
@@ -372,7 +373,7 @@ def test_bad_input_is_named(data, checkpoint, tmp_path):
         task.check_model(torch.nn.Linear(2, 2))
 
 
-def test_a_missing_column_is_named(data, checkpoint, tmp_path):
+def test_a_missing_column_is_reported(data, checkpoint, tmp_path):
     (tmp_path / "rte").mkdir()
     for split in ("train", "validation"):
         table = pa.table({"sentence1": ["the cat"], "label": [0]})
@@ -385,8 +386,8 @@ def test_a_missing_column_is_named(data, checkpoint, tmp_path):
     ("labels", "message"),
     [([0, -1], r"task\.classes=2.*-1 to 0"), ([], "task.data=")],
 )
-def test_invalid_labels_are_named(checkpoint, tmp_path, labels, message):
-    """The hub's test splits hide their labels as -1, which would fail an assertion on a GPU."""
+def test_invalid_labels_are_reported(checkpoint, tmp_path, labels, message):
+    """The hub's test splits have label -1, which would trigger an assertion on a GPU."""
     (tmp_path / "cola").mkdir()
     columns = {"sentence": pa.array(["the cat"] * len(labels), pa.string())}
     table = pa.table(columns | {"label": pa.array(labels, pa.int64())})
@@ -395,9 +396,9 @@ def test_invalid_labels_are_named(checkpoint, tmp_path, labels, message):
         make_task(str(tmp_path), checkpoint)
 
 
-def test_a_missing_model_error_says_how_to_get_it(tmp_path, monkeypatch):
+def test_a_missing_model_error_explains_how_to_download_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CHECKPOINTS", str(tmp_path))
-    monkeypatch.setattr(  # no request to the hub
+    monkeypatch.setattr(  # do not contact the hub
         transformers.AutoModelForSequenceClassification,
         "from_pretrained",
         lambda name, **_: transformers.AutoConfig.from_pretrained(str(tmp_path)),
@@ -412,7 +413,7 @@ def test_a_missing_model_error_says_how_to_get_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("key", "value"), [("epochs", 0), ("max_length", 0), ("warmup_epochs", 2)])
-def test_invalid_settings_name_their_key(key, value):
+def test_errors_name_the_invalid_key(key, value):
     with pytest.raises(ValueError, match=f"task.{key}={value}: "):
         make_task("data", "checkpoint", **{key: value})
 

@@ -1,4 +1,4 @@
-"""Grokking: equations and split, the decoder, training and its figure."""
+"""Grokking: equations, data split, decoder, training and figure."""
 
 import math
 
@@ -24,7 +24,7 @@ SMALL = [*GROKKING, "task.modulus=7", "model.width=32", "task.train_fraction=0.5
 
 
 def built(*overrides, seed=0):
-    """The task, prepared, and the model of a config."""
+    """Returns the prepared task and the model for a config."""
     cfg = compose_config([*GROKKING, *overrides])
     torch.manual_seed(seed)
     task, model = instantiate(cfg.task), instantiate(cfg.model)
@@ -47,12 +47,12 @@ def test_division_is_the_inverse_of_multiplication():
     a, b, c = equations("division", 97).unbind(1)
     assert len(a) == 97 * 96
     assert torch.equal(b * c % 97, a)
-    assert len((97 * a + b).unique()) == len(a)  # every (a, b) once
+    assert len((97 * a + b).unique()) == len(a)  # each pair (a, b) occurs once
     assert b.min() == 1
 
 
 @pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"division"}))
-def test_operations_agree_with_whole_numbers(operation):
+def test_operations_agree_with_integer_arithmetic(operation):
     formula = {
         "addition": lambda x, y: x + y,
         "subtraction": lambda x, y: x - y,
@@ -64,13 +64,13 @@ def test_operations_agree_with_whole_numbers(operation):
     assert equations(operation, 11).tolist() == expected
 
 
-def test_the_split_is_fixed_disjoint_and_exact():
+def test_the_split_is_fixed_and_disjoint():
     (task, _), (other, _) = built(), built(seed=1)
     assert len(task.train["ids"]) == task.num_examples == 2794
     assert len(task.validation["ids"]) == 6518
     rows = torch.cat([task.train["ids"], task.validation["ids"]])
     assert len(rows.unique(dim=0)) == 9312
-    assert torch.equal(task.train["ids"], other.train["ids"])  # whatever the seed
+    assert torch.equal(task.train["ids"], other.train["ids"])  # does not depend on the seed
     ids, label = task.train["ids"], task.train["label"]
     assert torch.equal(ids[:, 2] * label % 97, ids[:, 0])
     assert (ids[:, 1] == 97).all()
@@ -85,10 +85,11 @@ def test_a_batch_is_at_most_half_of_the_training_equations():
     assert len(seen.unique(dim=0)) == 5 * 512
     known = {tuple(row) for row in task.train["ids"].tolist()}
     assert known.issuperset(map(tuple, seen.tolist()))
-    assert built("task.modulus=7", "task.train_fraction=0.5")[0].batch_size == 11  # of 21
+    # half of 21, rounded up
+    assert built("task.modulus=7", "task.train_fraction=0.5")[0].batch_size == 11
 
 
-def test_evaluations_lie_on_a_geometric_and_a_regular_grid():
+def test_evaluation_steps_combine_a_geometric_and_a_regular_grid():
     task, _ = built("task.steps=1000", "task.eval_every=300", "task.eval_per_decade=2")
     assert task.evaluation_steps() == [1, 3, 10, 32, 100, 300, 316, 600, 900, 1000]
     steps = built()[0].evaluation_steps()
@@ -111,7 +112,7 @@ def test_no_output_depends_on_later_tokens():
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_the_decoder_equals_a_reference(norm):
-    """Compared with torch's layer with a causal mask and explicit positions."""
+    """The reference is torch's layer with a causal mask and explicit positions."""
     _, model = built("model.width=16", "task.modulus=7", f"model.norm={norm}")
     ids = torch.randint(9, (3, 4), generator=torch.Generator().manual_seed(0))
     positions = torch.tensor(
@@ -139,7 +140,7 @@ KOKER += ["model.positions=learned"]
 
 
 def koker_logits(model, ids):
-    """The decoder of teddykoker/grokking, with torch's attention module."""
+    """Computes the logits of teddykoker/grokking with torch's attention module."""
     width, length = model.tokens.weight.shape[1], ids.shape[1]
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     x = model.tokens.weight[ids] + model.positions[:length]
@@ -147,7 +148,7 @@ def koker_logits(model, ids):
         attention = nn.MultiheadAttention(width, block.heads, batch_first=True, dtype=x.dtype)
         attention.in_proj_weight, attention.in_proj_bias = block.attend.weight, block.attend.bias
         attention.out_proj = block.mix
-        x = block.norm_attention(x)  # also the residual stream
+        x = block.norm_attention(x)  # the residual connection also uses the normalised input
         x = x + attention(x, x, x, attn_mask=later, need_weights=False)[0]
         hidden = F.linear(block.norm_layers(x), block.widen.weight, block.widen.bias)
         hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
@@ -155,11 +156,11 @@ def koker_logits(model, ids):
     return model.norm(x)[:, -1] @ model.output.weight.T
 
 
-def test_the_settings_of_the_variant_give_the_published_network():
+def test_the_koker_variant_equals_the_published_network():
     _, model = built("model.width=16", "task.modulus=7", *KOKER)
     model.double()
     draw_weights = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # norms and biases start as ones and zeros, which hide mistakes
+    with torch.no_grad():  # initial norms (ones) and biases (zeros) would hide errors
         for weight in model.parameters():
             noise = torch.randn(weight.shape, generator=draw_weights, dtype=torch.float64)
             weight.add_(0.1 * noise)
@@ -176,15 +177,15 @@ def test_the_settings_of_the_variant_give_the_published_network():
 def test_the_experiment_uses_the_published_network():
     cfg = compose_config(["experiment=grokking_koker"])
     model = instantiate(cfg.model)
-    block = 12 * 128**2 + 9 * 128 + 4 * 128  # matrices, their biases, two norms
-    expected = 2 * 99 * 128 + 4 * 128 + 2 * block + 2 * 128  # tokens, output, positions, last norm
+    block = 12 * 128**2 + 9 * 128 + 4 * 128  # matrices, biases, two norms
+    expected = 2 * 99 * 128 + 4 * 128 + 2 * block + 2 * 128  # plus embeddings, output and last norm
     assert sum(weight.numel() for weight in model.parameters()) == expected
     assert model.output.bias is None
     assert (cfg.task.warmup_steps, cfg.task.batch_size, cfg.task.steps) == (10, 512, 300_000)
     assert (list(cfg.optimizer.betas), cfg.optimizer.weight_decay) == ([0.9, 0.98], 0)
 
 
-def test_a_loss_in_float64_keeps_gradients_that_float32_rounds_to_zero():
+def test_a_float64_loss_keeps_gradients_that_vanish_in_float32():
     batch = {"label": torch.tensor([0, 1])}
     gradients = {}
     for precision in ("float32", "float64"):
@@ -193,8 +194,8 @@ def test_a_loss_in_float64_keeps_gradients_that_float32_rounds_to_zero():
         loss, report = task.loss(logits, batch)
         (gradients[precision],) = torch.autograd.grad(loss, logits)
         assert loss.dtype == report["loss"].dtype == getattr(torch, precision)
-    assert gradients["float32"][0, 0] == 0  # p - 1, and p rounds to 1
-    # in float64 the rounding of a logit of 20 is 1e-7 of it
+    assert gradients["float32"][0, 0] == 0  # the gradient is p - 1, and p rounds to 1
+    # float64 rounds a logit of 20 by up to 2e-15, which is 1e-7 of 1 - p
     p = 1 / (1 + 8 * math.exp(-20))
     expected = torch.tensor(-8 * math.exp(-20) * p / 2)
     torch.testing.assert_close(gradients["float64"][0, 0], expected, rtol=1e-5, atol=0)
@@ -212,7 +213,7 @@ def test_dropout_applies_to_residual_branches_in_training_only():
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_full_dropout_leaves_the_input_unchanged(norm):
+def test_dropping_everything_leaves_only_the_residual_stream(norm):
     block = built("task.modulus=7", f"model.norm={norm}")[1].blocks[0].train()
     block.dropout.p = 1.0
     x = torch.randn(2, 4, 128)
@@ -220,8 +221,8 @@ def test_full_dropout_leaves_the_input_unchanged(norm):
     torch.testing.assert_close(block(x), expected)
 
 
-def test_both_parts_are_evaluated_under_their_names():
-    """A model that has memorised the training equations and fails on all others."""
+def test_training_and_validation_equations_are_evaluated_separately():
+    """Evaluates a model that knows the training equations and fails on all others."""
     task, _ = built("task.modulus=7", "task.train_fraction=0.5", "task.warmup_steps=3")
     assert task.warmup_steps == 3
     ids, labels = task.train["ids"].tolist(), task.train["label"].tolist()
@@ -232,7 +233,7 @@ def test_both_parts_are_evaluated_under_their_names():
             return ids
 
         def __call__(self, ids):
-            answers = [known.get(tuple(row), 8) for row in ids.tolist()]  # 8: no number
+            answers = [known.get(tuple(row), 8) for row in ids.tolist()]  # token 8 is not a number
             return 50.0 * F.one_hot(torch.tensor(answers), 9)
 
     found = task.evaluate(Parrot())
@@ -241,14 +242,14 @@ def test_both_parts_are_evaluated_under_their_names():
     assert found["eval/loss"] == pytest.approx(50, rel=1e-4)
 
 
-def test_parameter_count_equals_the_papers():
-    """Tokens, output, two blocks of 12 width^2 and two norms: no bias elsewhere."""
+def test_parameter_count_equals_the_paper():
+    """Embeddings, output, and two blocks with 12 width^2 weights and two norms each."""
     _, model = built()
     expected = 2 * 99 * 128 + 2 * (12 * 128**2 + 4 * 128)
     assert sum(weight.numel() for weight in model.parameters()) == expected
 
 
-def test_paths_end_in_the_outputs_at_the_equations():
+def test_outputs_at_path_ends_equal_outputs_on_equations():
     task, model = built("task.modulus=7")
     field = task.field(model, task.train)
     first, second = torch.tensor([0, 3]), torch.tensor([1, 4])
@@ -284,13 +285,13 @@ def test_invalid_settings_are_rejected(overrides, message):
         built(*overrides)
 
 
-def test_another_model_is_rejected():
+def test_an_incompatible_model_is_rejected():
     with pytest.raises(ValueError, match="task=grokking"):
         built("task.modulus=7")[0].check_model(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("variant", [[], [*KOKER, "task.loss_precision=float64"]])
-def test_it_learns_the_training_equations_and_evaluates_during_training(variant, tmp_path):
+def test_a_short_run_learns_the_training_equations(variant, tmp_path):
     settings = [*SMALL, *variant, "task.steps=150", "task.eval_every=100", "task.eval_per_decade=2"]
     settings += ["system.measure_every=2", f"system.run_dir={tmp_path / 'run'}"]
     settings += [f"measures.{name}.pairs=10" for name in ("ed", "ed_norm")]
@@ -299,7 +300,7 @@ def test_it_learns_the_training_equations_and_evaluates_during_training(variant,
     assert summary["last"]["eval/train_loss"] < 0.2
     rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows if "eval/acc" in row] == [1, 3, 10, 32, 100, 150]
-    # every second evaluation, and the end
+    # at every second evaluation and at the end
     assert [row["step"] for row in rows if "measure/ed" in row] == [3, 32, 150]
 
 
@@ -312,7 +313,7 @@ def history(steps=(1, 10, 100, 1000), accuracies=(1.0, 2.0, 60.0, 99.0)) -> list
 
 
 class Drawn:
-    """The parts of a collected row that a figure uses."""
+    """The attributes of a collected row that a figure uses."""
 
     def __init__(self, seed: int, rows: list[dict], cell: str = "division"):
         self.seed, self.home, self.rows = seed, ("grokking", cell), rows
@@ -344,7 +345,7 @@ def test_the_figure_shows_every_run_and_its_transition():
     figure.draw_without_rendering()
 
 
-def test_the_figure_shows_the_cell_with_a_transition():
+def test_the_figure_selects_a_cell_with_a_transition():
     table = load_table("grokking")
     slow = history(accuracies=(1.0, 2.0, 3.0, 4.0))
     figure = draw(table, [Drawn(0, slow), Drawn(0, history(), "decay")])

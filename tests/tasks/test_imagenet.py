@@ -1,4 +1,4 @@
-"""The ImageNet task: resuming, lengths, evaluation and measures."""
+"""The ImageNet task: resuming, number of steps, evaluation and measures."""
 
 import json
 from pathlib import Path
@@ -42,13 +42,13 @@ def small_run(folder: Path, *overrides: str) -> dict:
 
 @pytest.fixture
 def no_workers(monkeypatch):
-    """Loads in this process, like system.workers=0."""
-    monkeypatch.setattr(processes, "available_cores", lambda: pytest.fail("workers begin"))
+    """Fails if a loader starts worker processes."""
+    monkeypatch.setattr(processes, "available_cores", lambda: pytest.fail("workers were started"))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, no_workers):
     small_run(tmp_path / "whole")
-    for _ in range(2):  # of 3 steps, each in its own session
+    for _ in range(2):  # stop after each of the first two steps
         with pytest.raises(Interrupted):
             small_run(tmp_path / "pieces", "system.max_minutes=0")
     summary = small_run(tmp_path / "pieces")
@@ -65,8 +65,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, no_workers):
 
 
 def test_evaluate_scores_the_initial_model_of_training(no_workers):
-    """In eval mode, without dropout, with the seed's initial weights."""
-    small = [*SMALL, "model.init=timm"]  # not with a last layer of zeros
+    """Scores are computed without dropout, and the seed determines the weights."""
+    small = [*SMALL, "model.init=timm"]  # by default, the last layer is zero
     found, plain, other = (
         evaluate.evaluate([*small, *more]) for more in ([], ["model.dropout=0"], ["seed=1"])
     )
@@ -74,12 +74,12 @@ def test_evaluate_scores_the_initial_model_of_training(no_workers):
     assert found["eval/loss"] != other["eval/loss"]
 
 
-def test_workers_are_not_part_of_a_runs_identity():
+def test_a_runs_identity_does_not_depend_on_workers():
     ours, theirs = (compose_config([*SMALL, f"system.workers={n}"]) for n in (0, 3))
     assert digest(resolved(ours)) == digest(resolved(theirs))
 
 
-def test_lengths_follow_from_images_and_repeats():
+def test_number_of_steps_follows_from_images_and_repeats():
     cfg = compose_config(["task=imagenet", "task.data=embedded", "task.batch_size=300"])
     task = instantiate(cfg.task)
     task.repeat = 3
@@ -89,15 +89,15 @@ def test_lengths_follow_from_images_and_repeats():
     assert task.num_examples == 2000
 
 
-def test_warmup_has_ten_thousand_steps():
-    """The config states epochs; with all of ImageNet they are the recipes' 10,000 steps."""
+def test_warmup_takes_ten_thousand_steps():
+    """The warmup epochs in the config equal 10,000 steps on all of ImageNet."""
     for batch, steps in ((1024, 1251), (512, 2502)):
         assert 1_281_167 // batch == steps
     assert round(compose_config(["task=imagenet"]).task.warmup_epochs * 1251) == 10_000
 
 
 def test_evaluation_and_measures_use_the_same_view():
-    """On the training images: the same view and normalisation."""
+    """Evaluating the training images must give the same loss as the measures' view."""
     task = ImageNetTask("embedded", CLIP, validation="train", repeat=1, **SETTINGS)
     task.workers = 0
     task.prepare(CPU, seed=0)
@@ -112,7 +112,7 @@ def test_evaluation_and_measures_use_the_same_view():
     assert found["eval/acc"] == pytest.approx(report["acc"].item(), rel=1e-5)
 
 
-def test_labels_beyond_the_classes_are_rejected():
+def test_labels_outside_the_classes_are_rejected():
     task = instantiate(
         compose_config(["task=imagenet", "task.data=embedded", "task.classes=9"]).task
     )
@@ -127,7 +127,7 @@ def test_examples_are_unaugmented():
     task.prepare(CPU, seed=0)
     batch = task.examples(torch.tensor([5, 3]))
     assert batch["label"].tolist() == task.train.labels[[5, 3]].tolist()
-    centre = to_tensor(task.train.image(3))[:, 2:30, 2:30]  # 32 px: no resizing needed
+    centre = to_tensor(task.train.image(3))[:, 2:30, 2:30]  # 32 px images are cropped, not resized
     assert torch.equal(batch["x"][1], centre)
 
 
@@ -150,7 +150,7 @@ def test_invalid_settings_are_rejected(overrides, message):
 
 
 def test_normalisation():
-    """Bytes 0, 51 and 255 of the three channels: [-1, 1] here, OpenAI's constants for CLIP."""
+    """ImageNet inputs are scaled to [-1, 1]; CLIP uses OpenAI's constants."""
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1)
     task = instantiate(compose_config(["task=imagenet", "task.data=embedded"]).task)
     task.prepare(CPU, seed=0)

@@ -1,4 +1,4 @@
-"""MNIST-CIFAR: the pairing of digits and objects, and the randomized accuracies."""
+"""MNIST-CIFAR: pairs of digits and objects, and accuracies on randomized blocks."""
 
 import io
 import json
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def write_set(folder: Path, split: str, column: str, images: np.ndarray, labels) -> None:
-    """Images (N, H, W[, 3]) uint8 in the columns of the hub's data sets."""
+    """Writes uint8 images (N, H, W[, 3]) and labels in the format of the hub's data sets."""
     rows = []
     for image in images:
         buffer = io.BytesIO()
@@ -30,7 +30,7 @@ def write_set(folder: Path, split: str, column: str, images: np.ndarray, labels)
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     table = pa.table({column: pa.array(rows, kind), "label": pa.array(labels, pa.int64())})
     features = {column: {"_type": "Image"}, "label": {"dtype": "int64", "_type": "Value"}}
-    note = json.dumps({"info": {"features": features}})  # as the hub's files
+    note = json.dumps({"info": {"features": features}})  # like the hub's files
     table = table.replace_schema_metadata({"huggingface": note})
     folder.mkdir(exist_ok=True)
     pq.write_table(table, folder / f"{split}-00000-of-00001.parquet")
@@ -38,17 +38,17 @@ def write_set(folder: Path, split: str, column: str, images: np.ndarray, labels)
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Iterator[dict[str, str]]:
-    """Object i has brightness 100 + i, digit i has 1 + i, so that all are identifiable."""
+    """Writes objects of brightness 100 + i and digits of brightness 1 + i, to identify each."""
     root = tmp_path_factory.mktemp("sets")
     for split, digits in (("train", 40), ("test", 30)):
-        labels = np.arange(100) % 10  # 10 of each class
+        labels = np.arange(100) % 10  # 10 images of each class
         objects = np.broadcast_to((100 + np.arange(100))[:, None, None, None], (100, 32, 32, 3))
         write_set(root / "cifar", split, "img", objects.astype(np.uint8), labels)
-        # test: 3 of each digit, fewer than the 10 objects, as in the real sets' zeros
+        # the test set has fewer zeros (3) than automobiles (10), as in the real data
         labels = np.arange(digits) % 10 if split == "test" else np.arange(digits) % 2
         grey = np.broadcast_to((1 + np.arange(digits))[:, None, None], (digits, 28, 28))
         write_set(root / "mnist", split, "image", grey.astype(np.uint8), labels)
-    with pytest.MonkeyPatch.context() as patch:  # keep the user's caches unchanged
+    with pytest.MonkeyPatch.context() as patch:  # do not write to the user's caches
         patch.setenv("ED_CACHE", str(root / "cache"))
         patch.setattr("datasets.config.HF_DATASETS_CACHE", str(root / "datasets"))
         yield {"data": str(root / "cifar"), "mnist": str(root / "mnist")}
@@ -59,23 +59,23 @@ def make(sources: dict[str, str], *overrides: str) -> MnistCifar:
     return instantiate(compose_config(["task=mnist_cifar", *given, *overrides]).task)
 
 
-def test_real_sets_have_the_papers_sizes(full_data, tmp_path, monkeypatch):
-    """Decodes the test sets alone; for the size of the training set its labels are enough."""
+def test_real_data_sets_have_the_papers_sizes(full_data, tmp_path, monkeypatch):
+    """Decodes only the test sets; the labels give the size of the training set."""
     monkeypatch.setenv("ED_CACHE", str(tmp_path))
     labels = load_table(str(full_data / "cifar10"), "train", "task.data")["label"][:]
     assert [labels.count(name) for name in OBJECTS] == [5000, 5000]
     task = make({"data": str(full_data / "cifar10"), "mnist": str(full_data / "mnist")})
     monkeypatch.setattr(task, "load", lambda _, load=task.load: load("test"))
     task.prepare(CPU, seed=0)
-    assert task.test.labels.bincount().tolist() == [1000, 1000]  # accuracies in steps of 0.05 %
+    assert task.test.labels.bincount().tolist() == [1000, 1000]  # accuracies have steps of 0.05 %
     assert task.test.pixels.shape[1:] == (3, 64, 32)
     top = task.test.pixels[:, :, :32].float()
-    assert torch.equal(top[:, 0], top[:, 1])  # digits are grey,
+    assert torch.equal(top[:, 0], top[:, 1])  # digits are grey
     assert not task.test.pixels[:, :, 32:][:, 0].equal(task.test.pixels[:, :, 32:][:, 1])
-    assert top[..., :2].max() == top[..., 30:].max() == 0  # with a black margin,
+    assert top[..., :2].max() == top[..., 30:].max() == 0  # digits have a black margin
     ink = top[:, :, 2:30, 2:30].mean((1, 2, 3))
     zeros, ones = (ink[task.test.labels == label].mean() for label in (0, 1))
-    assert zeros > 1.5 * ones  # and a zero takes about twice the ink of a one
+    assert zeros > 1.5 * ones  # zeros have about twice as much ink as ones
     distinct = top[task.test.labels == 0].unique(dim=0)
     assert len(distinct) == 980  # all of MNIST's test zeros are used
     for block, rows in (("mnist", slice(None, 32)), ("cifar", slice(32, None))):
@@ -84,7 +84,7 @@ def test_real_sets_have_the_papers_sizes(full_data, tmp_path, monkeypatch):
         label_of = {image.numpy().tobytes(): label for image, label in pairs}
         labels = torch.tensor([label_of[image.numpy().tobytes()] for image in shuffled])
         agreement = (labels == task.test.labels).double().mean()
-        assert abs(agreement - 0.5) < 0.056  # chance: 5 sigma of 2,000 draws
+        assert abs(agreement - 0.5) < 0.056  # chance level, up to 5 sigma for 2,000 draws
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def task(sources) -> MnistCifar:
 
 
 def identities(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which digit and which object each stacked image shows, from their brightness."""
+    """Returns the indices of the digit and the object in each image, from their brightness."""
     return pixels[:, 0, 16, 16].long() - 1, pixels[:, 0, 48, 16].long() - 100
 
 
@@ -104,29 +104,30 @@ def test_an_image_is_a_padded_digit_above_an_object(task):
     digits, objects = identities(task.train.pixels)
     for pixels, digit, thing in zip(task.train.pixels, digits, objects, strict=True):
         expected = torch.zeros(3, 64, 32, dtype=torch.uint8)
-        expected[:, 2:30, 2:30] = 1 + digit  # black margin of 2, grey in all three channels
+        expected[:, 2:30, 2:30] = 1 + digit  # a grey digit with a black margin of 2
         expected[:, 32:] = 100 + thing
         assert torch.equal(pixels, expected)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_both_blocks_carry_the_label(task, split):
+def test_both_blocks_determine_the_label(task, split):
     images = getattr(task, split)
     digits, objects = identities(images.pixels)
     digit_class = digits % 2 if split == "train" else digits % 10
-    assert torch.equal(digit_class, images.labels)  # digit 0 for label 0, 1 for label 1
-    assert torch.equal(objects % 10, torch.where(images.labels == 0, 1, 9))  # automobile, truck
-    assert len(objects.unique()) == len(images) == 20  # each object once, none left out
+    assert torch.equal(digit_class, images.labels)  # label 0 has digit 0, label 1 has digit 1
+    # automobiles and trucks
+    assert torch.equal(objects % 10, torch.where(images.labels == 0, 1, 9))
+    assert len(objects.unique()) == len(images) == 20  # each object occurs once
 
 
-def test_digits_repeat_only_once_all_are_used(task):
+def test_no_digit_repeats_before_all_are_used(task):
     train, _ = identities(task.train.pixels)
-    assert len(train.unique()) == 20  # 20 of each digit for 10 objects
+    assert len(train.unique()) == 20  # enough digits (20) for the objects (10)
     zeros = train[task.train.labels == 0].tolist()
-    assert zeros != sorted(zeros)  # not the first that come
+    assert zeros != sorted(zeros)  # digits are drawn at random
     test, _ = identities(task.test.pixels)
     _, counts = test[task.test.labels == 0].unique(return_counts=True)
-    assert sorted(counts.tolist()) == [3, 3, 4]  # 3 zeros for 10 automobiles
+    assert sorted(counts.tolist()) == [3, 3, 4]  # 10 automobiles share 3 zeros
 
 
 def test_pairing_does_not_depend_on_the_run(task, sources):
@@ -136,7 +137,7 @@ def test_pairing_does_not_depend_on_the_run(task, sources):
     for block in ("mnist", "cifar"):
         assert torch.equal(again.randomized[block].pixels, task.randomized[block].pixels)
     ours, theirs = next(task.batches(None, 0)), next(again.batches(None, 0))
-    assert not torch.equal(ours["x"], theirs["x"])  # the order of batches is the run's
+    assert not torch.equal(ours["x"], theirs["x"])  # the order of examples depends on the seed
 
 
 def test_inputs_are_unnormalised_and_unaugmented(task):
@@ -161,7 +162,7 @@ def test_randomized_sets_shuffle_one_block_and_keep_the_other(task):
 
 
 def oracle(block: str):
-    """A model that reads the label off one block only."""
+    """Returns a model that predicts the label from one block only."""
 
     def model(x):
         digits, objects = identities((255 * x).round())
@@ -190,7 +191,7 @@ def test_accuracies_show_which_block_a_model_uses(task, looks_at, other):
         (["task.classes=10"], r"task.classes=10"),
     ],
 )
-def test_another_layout_is_rejected(sources, overrides, message):
+def test_unsupported_layouts_are_rejected(sources, overrides, message):
     with pytest.raises(Exception, match=message):
         make(sources, *overrides)
 
@@ -203,6 +204,6 @@ def test_another_layout_is_rejected(sources, overrides, message):
         ({"data": "./nowhere"}, r"task.data=./nowhere"),
     ],
 )
-def test_missing_data_names_its_key(sources, changed, message):
+def test_error_on_missing_data_names_the_key(sources, changed, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         make(sources | changed).prepare(CPU, seed=0)

@@ -1,4 +1,4 @@
-"""Your own images and texts with named networks, for every regularizer."""
+"""Training timm and transformers models on your own images and texts."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def write_images(folder, count=8, names=("red", "green", "blue"), size=(40, 36)):
-    """Noise around one colour per class, which is learnable."""
+    """Writes noisy images of one colour per class; returns their folder."""
     rng = np.random.default_rng(0)
     for label, name in enumerate(names):
         (folder / name).mkdir(parents=True)
@@ -79,8 +79,8 @@ def train_images(images, folder, *extra):
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-def test_a_folder_of_images_trains_a_timm_model(images, tmp_path, regularizer):
-    network = "resnet18" if regularizer == "ed" else "test_resnet"  # timm's smallest
+def test_a_timm_model_trains_on_a_folder_of_images(images, tmp_path, regularizer):
+    network = "resnet18" if regularizer == "ed" else "test_resnet"  # timm's smallest model
     extra = [f"regularizer={regularizer}", f"model.name={network}"]
     summary = train_images(images, tmp_path / "run", *extra)
     assert summary["steps"] == 3
@@ -93,7 +93,7 @@ def test_a_folder_of_images_trains_a_timm_model(images, tmp_path, regularizer):
 
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory):
-    """Folders with checkpoints of a transformer and of a convolutional network, for 5 classes."""
+    """Saves a ViT and a ConvNeXt for 5 classes; returns the parent folder."""
     root = tmp_path_factory.mktemp("vision")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -109,7 +109,7 @@ def vision(tmp_path_factory):
 
 @pytest.mark.parametrize("network", ["vit", "convnext"])
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-def test_a_folder_of_images_trains_a_transformers_model(
+def test_a_transformers_model_trains_on_a_folder_of_images(
     images, vision, tmp_path, regularizer, network
 ):
     extra = ["model=transformers", f"model.name={vision / network}", f"regularizer={regularizer}"]
@@ -122,8 +122,8 @@ def test_a_folder_of_images_trains_a_transformers_model(
     stored = getattr(transformers, CLASSIFIERS[network]).from_pretrained(vision / network)
     before = next(iter(stored.base_model.parameters()))
     after = next(iter(trained.model.model.base_model.parameters()))
-    assert not torch.equal(before, after)  # the whole network learns, not only the new head
-    assert (before - after).norm() < 0.5 * before.norm()  # from the stored weights on
+    assert not torch.equal(before, after)  # all layers are trained, not only the new head
+    assert (before - after).norm() < 0.5 * before.norm()  # training starts at the stored weights
 
 
 def test_two_processes_train_on_a_folder_of_images(images, tmp_path):
@@ -135,13 +135,13 @@ def test_two_processes_train_on_a_folder_of_images(images, tmp_path):
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-def test_a_file_of_texts_trains_a_transformers_model(bert, tmp_path, regularizer):
+def test_a_transformers_model_trains_on_a_file_of_texts(bert, tmp_path, regularizer):
     path = write_texts(tmp_path / "reviews.csv")
     settings = ["task=text_classification", f"task.data={path}", "task.text=review", *CPU]
     settings += ["task.label=verdict", "task.max_length=16", "model=transformers"]
     settings += [f"model.name={bert}", f"regularizer={regularizer}"]
     summary = run(compose_config([*settings, f"system.run_dir={tmp_path / 'run'}"]), ["own"])
-    assert summary["steps"] == 2  # 19 of 24 texts
+    assert summary["steps"] == 2  # 19 of the 24 texts are used for training
     assert np.isfinite(summary["last"]["eval/loss"])
     assert ed.load_run(tmp_path / "run", "cpu").config.model.classes == 2
 
@@ -152,16 +152,16 @@ def test_images_keep_their_class_and_are_resized(images):
     assert task.class_names == ["blue", "green", "red"]
     assert (len(task.train), len(task.test)) == (24, 9)
     assert task.train.pixels.shape[1:] == (3, 32, 32)
-    brightest = task.train.pixels.double().mean((2, 3)).argmax(1)  # channel: red, green, blue
+    brightest = task.train.pixels.double().mean((2, 3)).argmax(1)  # 0 is red, 1 is green, 2 is blue
     assert torch.equal(2 - brightest, task.train.labels)
     normalised = task.normalise(task.train.pixels).double()
     zeros, ones = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    # float32 pixels, averaged over 24,576 of them
+    # the tolerance allows for float32 rounding in the mean of 24,576 pixels
     torch.testing.assert_close(normalised.mean((0, 2, 3)), zeros, atol=1e-5, rtol=0)
     torch.testing.assert_close(normalised.std((0, 2, 3), correction=0), ones, atol=1e-5, rtol=0)
 
 
-def test_channel_statistics_are_those_of_all_pixels():
+def test_channel_statistics_cover_all_pixels():
     pixels = torch.randint(256, (300, 3, 5, 4), dtype=torch.uint8)
     mean, std = map(torch.tensor, channel_statistics(pixels))
     values = pixels.double() / 255
@@ -176,7 +176,7 @@ def test_given_statistics_are_used(images):
     assert task.normalise(torch.full((1, 3, 2, 2), 255)).unique().tolist() == [2.0]
 
 
-def test_the_held_out_part_does_not_depend_on_the_seed(tmp_path):
+def test_the_held_out_set_does_not_depend_on_the_seed(tmp_path):
     write_images(tmp_path / "images", 10, names=("a", "b"))
     tasks = []
     for seed in (0, 1):
@@ -187,7 +187,7 @@ def test_the_held_out_part_does_not_depend_on_the_seed(tmp_path):
     assert torch.equal(tasks[0].test.pixels, tasks[1].test.pixels)
 
 
-def test_a_data_set_with_columns_is_resized_and_counted(tmp_path):
+def test_images_in_columns_are_resized_and_classes_counted(tmp_path):
     columns = {"image": [png((20, 30)), png((32, 32))] * 5, "label": [0, 3] * 5}
     task = ImageFolder(write_folder(tmp_path / "set", columns), **IMAGES | {"image_size": [16, 24]})
     task.prepare(torch.device("cpu"), seed=0)
@@ -223,10 +223,10 @@ def test_a_folder_of_texts_has_its_own_splits(bert, tmp_path):
     columns = {"text": "review", "label": "verdict"}
     task = TextClassification(str(tmp_path), tokenizer=bert, **columns, **TEXTS)
     assert [len(task.load(split)[1]) for split in ("train", "validation")] == [20, 6]
-    assert task.load("validation")[1] == [0, 1] * 3  # bad, good
+    assert task.load("validation")[1] == [0, 1] * 3  # 0 is bad, 1 is good
 
 
-def test_splits_are_found_by_their_usual_names():
+def test_splits_are_found_by_their_common_names():
     assert evaluation_split(["train", "test", "validation"], None, "d") == "validation"
     assert evaluation_split(["train", "test"], None, "d") == "test"
     assert evaluation_split(["train"], None, "d") is None
@@ -234,7 +234,7 @@ def test_splits_are_found_by_their_usual_names():
         evaluation_split(["train", "test"], "dev", "d")
 
 
-def test_a_held_out_part_is_disjoint_and_complete():
+def test_training_and_held_out_sets_are_a_partition():
     train, evaluated = held_out(50, 0.2, seed=3)
     assert sorted([*train.tolist(), *evaluated.tolist()]) == list(range(50))
     assert len(evaluated) == 10
@@ -252,36 +252,36 @@ def test_a_held_out_part_is_disjoint_and_complete():
         ({"split": "nowhere"}, "task.split=nowhere"),
     ],
 )
-def test_wrong_settings_of_images_name_their_key(images, settings, key):
+def test_errors_name_the_invalid_key(images, settings, key):
     with pytest.raises(ValueError, match=rf"^{re.escape(key)}"):
         ImageFolder(str(images), **IMAGES, **settings).load("test")
 
 
-def test_an_unreadable_image_is_named(tmp_path):
+def test_an_unreadable_image_is_reported(tmp_path):
     write_images(tmp_path / "images", 2)
     (tmp_path / "images" / "red" / "broken.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"^task\.data=.*broken\.png"):
         ImageFolder(str(tmp_path / "images"), **IMAGES).load("train")
 
 
-def test_a_missing_column_is_named(bert, tmp_path):
+def test_a_missing_column_is_reported(bert, tmp_path):
     path = write_texts(tmp_path / "reviews.csv")
     with pytest.raises(ValueError, match=r"^task\.text=text: .*review"):
         TextClassification(str(path), tokenizer=bert, **TEXTS)
 
 
-def test_architectures_of_one_size_take_the_tasks():
+def test_fixed_size_architectures_use_the_tasks_image_size():
     model = timm_model("vit_tiny_patch16_224", classes=5, image_size=[32, 48])
     assert model(torch.randn(2, 3, 32, 48)).shape == (2, 5)
 
 
-def test_a_mistyped_network_suggests_the_nearest():
+def test_error_on_a_mistyped_network_suggests_the_nearest():
     with pytest.raises(ValueError, match=r"^model\.name=resnet81: .*resnet18"):
         timm_model("resnet81", classes=2)
 
 
 @pytest.mark.parametrize("build", [timm_model, transformers_model])
-def test_unreachable_weights_raise_one_line(build, monkeypatch):
+def test_unreachable_weights_raise_one_line_errors(build, monkeypatch):
     monkeypatch.setattr("ed.runtime.hub.unanswered", lambda _: "the hub does not answer")
     name = "resnet18.a1_in1k" if build is timm_model else "nobody/nothing"
     with pytest.raises(ValueError, match=rf"^model\.name={re.escape(name)}: .*") as error:
@@ -289,7 +289,7 @@ def test_unreachable_weights_raise_one_line(build, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_an_image_classifier_of_transformers_gets_a_new_head(tmp_path):
+def test_a_transformers_image_classifier_gets_a_new_head(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=7, **sizes)
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)

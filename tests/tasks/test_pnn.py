@@ -1,4 +1,4 @@
-"""Polynomial networks: the maps, the network's degree, and training."""
+"""Polynomial networks: target maps, degree and training."""
 
 import pytest
 import torch
@@ -20,29 +20,30 @@ def network(seed=0):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_the_last_maps_are_twice_the_first(number):
+def test_maps_4_to_6_are_twice_maps_1_to_3(number):
     x = uniform_inputs(50, torch.Generator().manual_seed(0))
     assert torch.equal(target_map(number + 3, x), 2 * target_map(number, x))
     assert x.abs().max() <= 2
 
 
-def test_the_maps_equal_the_papers():
+def test_the_maps_equal_the_maps_of_the_paper():
     x = torch.tensor([[2.0, 3.0, 5.0]])
     expected = {1: [7, 6, 3], 2: [6, 15, 10], 3: [30, 300, 105]}
     assert {number: target_map(number, x)[0].tolist() for number in expected} == expected
 
 
-def test_errors_of_a_network_that_is_off_by_a_constant():
+def test_evaluation_of_a_network_with_a_constant_error():
     task = instantiate(compose_config([*QUICK, "task.map=3", "task.examples=50"]).task)
     task.prepare(torch.device("cpu"), seed=0)
     found = task.evaluate(lambda x: target_map(3, x) + 0.5)
     assert found["eval/mse"] == pytest.approx(0.25)
     size = target_map(3, task.test).square().mean().sqrt().item()
     assert found["eval/relative_error"] == pytest.approx(0.5 / size)
-    assert not torch.isin(task.inputs, task.test).any()  # other inputs than those of measures
+    # evaluation and measures use different inputs
+    assert not torch.isin(task.inputs, task.test).any()
 
 
-def test_every_step_has_its_own_inputs_whatever_the_start():
+def test_inputs_depend_only_on_the_step():
     task = instantiate(compose_config([*QUICK, "task.map=2", "task.batch_size=4"]).task)
     task.prepare(torch.device("cpu"), seed=0)
     assert (task.total_steps, task.warmup_steps, task.eval_steps) == (4000, 200, 1000)
@@ -71,12 +72,12 @@ def test_the_network_is_a_polynomial_of_degree_eight():
     assert coefficients[:, 8].min() > 1e-11 * coefficients.max()
 
 
-def test_it_equals_the_formula_in_float64():
+def test_the_network_equals_its_formula_in_float64():
     model, x = network(), torch.randn(5, 3)
     expected = x.double()
     for layer in model.hidden:
         z = expected @ layer.weight.T + layer.bias
-        expected = (z**2 - 1) / 2**0.5  # the second Hermite polynomial, of unit variance
+        expected = (z**2 - 1) / 2**0.5  # second Hermite polynomial with unit variance
     expected = expected @ model.output.weight.T + model.output.bias
     torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
 
@@ -89,11 +90,12 @@ def test_unknown_maps_and_sizes_are_rejected():
     ):
         with pytest.raises(Exception, match=message):
             instantiate(compose_config([*QUICK, override]).task)
-    instantiate(compose_config([*QUICK, "task.warmup_steps=4000"]).task)  # all of training
+    # warmup may take all steps
+    instantiate(compose_config([*QUICK, "task.warmup_steps=4000"]).task)
 
 
-def test_map_two_is_learnt_and_measured_in_seconds(tmp_path):
-    """A short version of the table's run."""
+def test_a_short_run_learns_map_two(tmp_path):
+    """A shorter version of the run in the table."""
     settings = [*QUICK, "task.map=2", "task.steps=400", "task.warmup_steps=50", "measures=pnn"]
     settings += [f"measures.{name}.pairs=1000" for name in ("ed", "ed_norm", "ed_pca1", "ed_pca2")]
     settings += ["measures.ed_legendre.pairs=1000", f"system.run_dir={tmp_path / 'run'}"]

@@ -1,4 +1,4 @@
-"""PPO, compared with slow references, and on a hand-made game."""
+"""PPO compared with slow references, and played on a toy game."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ GAMMA, LAMBDA = 0.9, 0.8
 
 
 def test_advantages_equal_the_definition():
-    """Explicit sums of discounted errors, ended by every done inside the rollout."""
+    """The reference sums discounted errors up to the end of each episode."""
     steps, count = 12, 3
     torch.manual_seed(0)
     rewards, values = torch.randn(2, steps, count, dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_with_lambda_one_targets_are_discounted_returns():
     assert returns == pytest.approx([1 + 0.5 * 2, 2, 4 + 0.5 * 8 + 0.25 * 16, 8 + 0.5 * 16])
 
 
-def test_loss_equals_a_reference_written_out():
+def test_loss_equals_a_slow_reference():
     torch.manual_seed(0)
     task, n = make_task(), 50
     outputs = torch.randn(n, ACTIONS + 1)
@@ -92,12 +92,12 @@ def test_loss_equals_a_reference_written_out():
     assert total.item() == pytest.approx(float(policy + 0.5 * value - 0.01 * entropy), rel=1e-4)
 
 
-def test_reward_normaliser_divides_by_the_running_deviation_of_returns():
-    """A step-by-step reference over two rollouts."""
+def test_rewards_are_divided_by_the_running_std_of_returns():
+    """The reference computes two rollouts step by step."""
     normaliser = RewardNormaliser(3, GAMMA)
     torch.manual_seed(0)
     rewards, dones = torch.rand(40, 3) * 5, (torch.rand(40, 3) < 0.1).float()
-    rewards[-1, 0] = 1e4  # among 120 that is more than ten deviations
+    rewards[-1, 0] = 1e4  # more than ten standard deviations, even among 120 values
     halves = zip(rewards.chunk(2), dones.chunk(2), strict=True)
     normalised = torch.cat([normaliser(*half) for half in halves])
     discounted, seen = torch.zeros(3, dtype=torch.float64), []
@@ -106,7 +106,7 @@ def test_reward_normaliser_divides_by_the_running_deviation_of_returns():
         seen.append(discounted)
         discounted = discounted * (1 - done)
         everything = torch.cat(seen)
-        # the start, variance 1 around mean 0, weighs 1e-4 of a value
+        # the initial mean 0 and variance 1 have the weight of 1e-4 values
         weight, mean = len(everything) + 1e-4, everything.sum() / (len(everything) + 1e-4)
         squares = 1e-4 * (1 + mean**2) + (everything - mean).square().sum()
         expected = (reward / (squares / weight + 1e-8).sqrt()).clamp(-10, 10).float()
@@ -138,7 +138,7 @@ def test_the_network_equals_a_reference():
     torch.testing.assert_close(critic @ critic.T, torch.eye(1))
 
 
-def test_parameter_count_equals_the_usual_implementation():
+def test_parameter_count_equals_the_standard_implementation():
     model = instantiate(compose_config(["task=procgen", "model=impala"]).model)
     conv = [(3, 16), *[(16, 16)] * 4, (16, 32), *[(32, 32)] * 4, (32, 32), *[(32, 32)] * 4]
     layers = [(32 * 8 * 8, 256), (256, 15), (256, 1)]
@@ -146,7 +146,7 @@ def test_parameter_count_equals_the_usual_implementation():
     assert sum(weight.numel() for weight in model.parameters()) == expected == 626_256
 
 
-def test_critic_head_gets_no_gradient_from_ed_and_the_actor_does(bandit):
+def test_ed_has_no_gradient_for_the_critic_head(bandit):
     cfg = compose_config([*SMALL, *ED, "task.frames=64"])
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     task.prepare(torch.device("cpu"), seed=0)
@@ -161,7 +161,7 @@ def test_critic_head_gets_no_gradient_from_ed_and_the_actor_does(bandit):
     assert model.stages[0].convolution.weight.grad.abs().max() > 0
 
 
-def test_rollout_records_what_was_played(bandit):
+def test_rollout_records_the_game(bandit):
     task = make_task(
         num_envs=4, num_steps=8, num_minibatches=2, frames=90, num_test_envs=0, eval_every=5
     )
@@ -172,9 +172,9 @@ def test_rollout_records_what_was_played(bandit):
     play(player)
     played = player.memory
     assert played["rewards"].equal((played["actions"][:-1] == 3).float())
-    assert played["dones"].sum(0).tolist() == [2, 2, 2, 2]  # after steps 5 and 10
+    assert played["dones"].sum(0).tolist() == [2, 2, 2, 2]  # episodes end after steps 5 and 10
     assert len(player.returns) == 8
-    assert len(player.new_levels()) == 4 + 8  # that began with it, and behind each end
+    assert len(player.new_levels()) == 4 + 8  # 4 at the start and one after each of 8 episodes
     assert player.new_levels() == []
     outputs = model(played["frames"][7].float() / 255)
     torch.testing.assert_close(played["values"][7], outputs[:, -1].detach())
@@ -182,11 +182,11 @@ def test_rollout_records_what_was_played(bandit):
     expected = logarithms.gather(1, played["actions"][7][:, None]).squeeze(1).detach()
     torch.testing.assert_close(played["log_probabilities"][7], expected)
     assert (task.steps_per_rollout, task.eval_steps) == (6, 30)
-    assert (task.frames, task.total_steps) == (64, 12)  # whole rollouts only
+    assert (task.frames, task.total_steps) == (64, 12)  # rounded down to full rollouts
 
 
-def test_episodes_that_end_inside_a_rollout(bandit):
-    """Rewards, ends and advantages of a game with known values: episodes of 5 steps."""
+def test_advantages_stop_at_the_end_of_an_episode(bandit):
+    """Episodes of the toy game have 5 steps; the rollout has 12."""
     task = make_task(num_envs=3, num_steps=12, num_minibatches=2, frames=36, num_test_envs=0)
     task.prepare(torch.device("cpu"), seed=0)
     torch.manual_seed(0)
@@ -200,7 +200,7 @@ def test_episodes_that_end_inside_a_rollout(bandit):
     assert player.returns == [paid[a:b, c].sum() for a, b in ((0, 5), (5, 10)) for c in range(3)]
     for copy in range(3):
         for start in range(12):
-            end = min(5 * (start // 5 + 1), 12)  # the first step beyond this episode or rollout
+            end = min(5 * (start // 5 + 1), 12)  # where the episode or the rollout ends
             expected, factor = 0.0, 1.0
             for t in range(start, end):
                 after = 0 if t + 1 in (5, 10) else values[t + 1, copy]
@@ -213,7 +213,7 @@ def test_episodes_that_end_inside_a_rollout(bandit):
 
 
 def test_lanes_do_not_change_a_rollout():
-    """Draws belong to steps and environments, so one lane of 6 equals lanes of 2 and 4."""
+    """One lane of 6 environments plays the same games as lanes of 2 and 4."""
     torch.manual_seed(0)
     model = Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64])
     torch.nn.init.orthogonal_(model.actor.weight, 3.0)
@@ -227,12 +227,12 @@ def test_lanes_do_not_change_a_rollout():
         returns.append(player.returns)
     for name in ("frames", "actions", "rewards", "dones"):
         assert played[0][name].equal(played[1][name]), name
-    assert returns[0] == returns[1]  # by time: the last hundred are not those of the last lane
+    assert returns[0] == returns[1]  # sorted by time, not by lane
     assert returns[0] != sorted(returns[0])
 
 
-def test_every_rollout_has_its_own_actions_and_order(bandit):
-    """With one model and frames that repeat after ten steps, only the draws can differ."""
+def test_rollouts_differ_in_actions_and_minibatches(bandit):
+    """Model and frames are the same in both rollouts; only random draws can differ."""
     task = make_task(
         num_envs=4, num_steps=10, num_minibatches=2, update_epochs=1, frames=80, num_test_envs=0
     )
@@ -256,13 +256,13 @@ def test_every_rollout_has_its_own_actions_and_order(bandit):
     assert not torch.equal(orders[0], orders[2])
 
 
-def test_lanes_sides_and_resumed_rollouts_start_different_games(monkeypatch):
+def test_every_lane_and_every_session_gets_its_own_seed(monkeypatch):
     made = []
     monkeypatch.setattr(ProcgenPPO, "make_games", lambda _, *how: made.append(how))
     task = make_task(num_envs=128, num_test_envs=5)
     task.prepare(torch.device("cpu"), seed=0)
     task.lanes = 3
-    for rollout in (0, 7):  # where a run starts or resumes
+    for rollout in (0, 7):  # the first rollout of a new and of a resumed run
         for side in task.sides():
             task.make_lanes(side, rollout)
     counts = [("train", 42), ("train", 43), ("train", 43), ("test", 5)]
@@ -271,7 +271,7 @@ def test_lanes_sides_and_resumed_rollouts_start_different_games(monkeypatch):
 
 
 def test_ppo_learns_the_bandit(bandit, tmp_path, capsys):
-    """Random play earns 5/15 an episode; the game pays 5 at best."""
+    """The return of random play is 5/15 per episode; the best return is 5."""
     overrides = [*SMALL, "model.channels=[]", "task.num_steps=20", "task.frames=2400"]
     overrides += ["optimizer.lr=1e-2", "task.update_epochs=4", f"system.run_dir={tmp_path}"]
     summary = run(compose_config(overrides), ["procgen"])
@@ -281,7 +281,7 @@ def test_ppo_learns_the_bandit(bandit, tmp_path, capsys):
 
 
 def test_two_rollouts_equal_a_plain_loop(bandit):
-    """CleanRL's update: Adam with eps 1e-5 and rate 5e-4, gradients clipped at 0.5."""
+    """The reference is CleanRL's update: Adam (lr 5e-4, eps 1e-5) with clipping at 0.5."""
     own = [text for text in SMALL if not text.startswith("optimizer.")]
     cfg = compose_config([*own, "optimizer=ppo", "task.frames=64", "task.num_test_envs=0"])
     task = instantiate(cfg.task)
@@ -309,12 +309,12 @@ def test_two_rollouts_equal_a_plain_loop(bandit):
         adam.step()
         step(batch, number)
     assert len(norms) == 2 * task.steps_per_rollout
-    assert max(norms) > 0.5  # gradients were clipped
+    assert max(norms) > 0.5  # some gradients were clipped
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
 
 
-def test_test_environments_finish_within_their_rollout(bandit):
+def test_test_environments_play_once_per_rollout(bandit):
     task = make_task(
         num_envs=4,
         num_steps=8,
@@ -326,13 +326,13 @@ def test_test_environments_finish_within_their_rollout(bandit):
     task.prepare(torch.device("cpu"), seed=0)
     batches = task.batches(Impala(actions=ACTIONS, channels=[], hidden=8, image_size=[64, 64]), 0)
     seen = []
-    for _ in range(4):  # two of a rollout
+    for _ in range(4):  # each rollout has two minibatches
         next(batches)
         seen.append((len(task.returns["train"]), len(task.returns["test"])))
-    assert seen == [(4, 0), (4, 9), (12, 9), (12, 18)]  # episodes of five steps
+    assert seen == [(4, 0), (4, 9), (12, 9), (12, 18)]  # episodes have five steps
 
 
-def test_a_run_without_a_finished_episode_reports_no_best(bandit, tmp_path, capsys):
+def test_a_run_without_finished_episodes_reports_no_best_return(bandit, tmp_path, capsys):
     overrides = [*SMALL, "model.channels=[]", "task.num_steps=4", "task.num_test_steps=4"]
     overrides += ["task.frames=16"]
     run(compose_config([*overrides, f"system.run_dir={tmp_path}"]), ["procgen"])
@@ -341,12 +341,12 @@ def test_a_run_without_a_finished_episode_reports_no_best(bandit, tmp_path, caps
     assert "best" not in last
 
 
-def test_a_stopped_run_resumes_at_a_rollout(bandit, tmp_path):
+def test_a_stopped_run_resumes_at_a_rollout_boundary(bandit, tmp_path):
     overrides = [*SMALL, "model.channels=[]", "task.frames=256", f"system.run_dir={tmp_path}"]
     with pytest.raises(Interrupted):
         run(compose_config([*overrides, "system.max_minutes=0"]), ["procgen"])
     state = load_checkpoint(tmp_path, print)
-    assert state["step"] == 4  # one rollout: 2 epochs of 2 minibatches, never in between
+    assert state["step"] == 4  # one full rollout: 2 epochs of 2 minibatches
     assert state["task"]["normaliser"]["weight"] > 30
     assert state["task"]["levels"]["train"]["seen"] == [0]
     summary = run(compose_config(overrides), ["procgen"])
@@ -354,11 +354,11 @@ def test_a_stopped_run_resumes_at_a_rollout(bandit, tmp_path):
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 33))
     frames = [row["time/frames"] for row in rows if "time/frames" in row]
-    assert frames == list(range(32, 257, 32))  # including those before the stop
+    assert frames == list(range(32, 257, 32))  # includes frames before the stop
 
 
 def test_measures_use_the_last_rollout(bandit, tmp_path):
-    """During training, at its end, and for a finished run, which plays one more rollout."""
+    """Measuring works during training, at its end, and later, after another rollout."""
     overrides = [*SMALL, "model.channels=[]", "task.frames=64", f"system.run_dir={tmp_path}"]
     small = ["measures.ed.pairs=4", "measures.ed.resolution=9", "measures.ed.degree=4"]
     measured = [*overrides, "measures=[ed,norm]", *small, "system.measure_every=1"]
@@ -372,7 +372,7 @@ def test_measures_use_the_last_rollout(bandit, tmp_path):
     assert [again["last"][key] for key in same] == [done["last"][key] for key in same]
 
 
-def test_measures_use_the_frames_of_training(bandit, monkeypatch):
+def test_measures_use_training_frames(bandit, monkeypatch):
     task = make_task(num_envs=4, num_steps=8, num_minibatches=2, frames=32, num_test_envs=2)
     task.prepare(torch.device("cpu"), seed=0)
     with pytest.raises(ValueError, match=r"task=procgen.*train\.py"):
@@ -386,11 +386,11 @@ def test_measures_use_the_frames_of_training(bandit, monkeypatch):
     assert len(task.examples(torch.arange(5))["frames"]) == 5
     assert task.normaliser.state["weight"] == statistics
     played, games = [], ProcgenPPO.make_games
-    # measuring needs no test environments
+    # raises KeyError if measuring creates test environments
     monkeypatch.setattr(
         ProcgenPPO, "make_games", lambda task, side, *how: {"train": games}[side](task, side, *how)
     )
-    for seed in (0, 0, 1):  # of a finished run: by its seed alone
+    for seed in (0, 0, 1):  # the rollout of a finished run depends only on the seed
         task.prepare(torch.device("cpu"), seed)
         task.model = model
         played.append(task.examples(torch.arange(32))["actions"].clone())
@@ -398,8 +398,8 @@ def test_measures_use_the_frames_of_training(bandit, monkeypatch):
     assert not torch.equal(played[0], played[2])
 
 
-def test_interrupted_equals_uninterrupted_if_games_end_with_the_rollout(bandit, tmp_path):
-    """New episodes are then the next ones anyway, and everything else must agree."""
+def test_interrupted_equals_uninterrupted_if_episodes_end_with_rollouts(bandit, tmp_path):
+    """A resumed run starts new episodes, which makes no difference here."""
     overrides = [*SMALL, "model.channels=[]", "task.num_steps=10", "task.num_test_steps=10"]
     overrides += ["task.frames=120"]
     stopped, whole = ([*overrides, f"system.run_dir={tmp_path / n}"] for n in ("stopped", "whole"))
@@ -418,7 +418,7 @@ def test_interrupted_equals_uninterrupted_if_games_end_with_the_rollout(bandit, 
     assert len(ours) > 12
 
 
-def test_curves_levels_and_statistics_resume(bandit):
+def test_state_dict_restores_returns_levels_and_statistics(bandit):
     tasks = [make_task(num_envs=2, num_steps=64, frames=128) for _ in range(2)]
     for task in tasks:
         task.prepare(torch.device("cpu"), 0)
@@ -431,11 +431,11 @@ def test_curves_levels_and_statistics_resume(bandit):
     ours, theirs = (task.evaluate(None) for task in tasks)
     assert [theirs[name] for name in names] == [ours[name] for name in names] == [1.5, 2, 5]
     assert second.normaliser.state["variance"] == first.normaliser.state["variance"] != 1
-    second.returns["test"].extend([0.0] * 100)  # the mean is over the last hundred episodes
+    second.returns["test"].extend([0.0] * 100)  # evaluation averages the last 100 episodes
     assert second.evaluate(None)["eval/test_return"] == 0
 
 
-def test_speed_counts_from_the_last_evaluation(bandit, monkeypatch):
+def test_speed_is_measured_since_the_last_evaluation(bandit, monkeypatch):
     task, clock = make_task(), iter((10.0, 12.0, 16.0))
     monkeypatch.setattr("ed.tasks.procgen.time", SimpleNamespace(monotonic=lambda: next(clock)))
     task.prepare(torch.device("cpu"), 0)
@@ -452,7 +452,7 @@ def test_speed_counts_from_the_last_evaluation(bandit, monkeypatch):
         ({"image_size": [32, 32]}, "3 x 64 x 64"),
     ],
 )
-def test_networks_of_other_shapes_are_rejected(change, message):
+def test_networks_of_the_wrong_shape_are_rejected(change, message):
     shape = {"actions": 15, "channels": [2], "hidden": 4, "image_size": [64, 64]}
     make_task().check_model(Impala(**shape))
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Procgen: its settings, levels, engines and real games."""
+"""Procgen: settings, levels, engines and real games."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", ["procgen", "procgen_short"])
 def test_cells_have_the_published_settings(name):
-    """CleanRL's settings, 2,048 pairs as half of a minibatch, ED as in the paper's appendix."""
+    """PPO as in CleanRL, ED as in the paper's appendix; pairs are half of a minibatch."""
     for cell in load_table(name).cells.values():
         cfg = compose_config(list(cell.overrides))
         task, optimizer, regularizer = cfg.task, cfg.optimizer, cfg.regularizer
@@ -82,7 +82,7 @@ def test_invalid_settings_are_rejected():
         make_task(precision="half")
 
 
-def test_a_level_outside_its_range_is_an_error():
+def test_a_level_outside_its_range_raises():
     record = LevelRecord(range(10, 15))
     record.add([12, 10, 12])
     assert record.summary() == {"lowest": 10, "highest": 12, "distinct": 2}
@@ -94,7 +94,7 @@ def test_a_level_outside_its_range_is_an_error():
         record.add([12, 15])
 
 
-def test_sides_never_share_a_level():
+def test_training_and_test_levels_are_disjoint():
     levels = make_task(start_level=100, num_levels=500).levels
     assert levels["train"] == range(100, 600)
     assert levels["test"] == range(600, LEVELS)
@@ -102,7 +102,7 @@ def test_sides_never_share_a_level():
         make_task(start_level=5, num_levels=LEVELS - 5)
 
 
-def test_another_engine_cannot_resume_a_run(bandit):
+def test_a_run_cannot_resume_with_a_different_engine(bandit):
     task = make_task()
     task.prepare(torch.device("cpu"), seed=0)
     state = task.state_dict() | {"engine": "envpool 0.1"}
@@ -110,7 +110,7 @@ def test_another_engine_cannot_resume_a_run(bandit):
         task.load_state_dict(state)
 
 
-def test_the_original_engine_behind_the_same_interface(monkeypatch):
+def test_the_original_engine_has_the_same_interface(monkeypatch):
     pretend_procgen(monkeypatch)
     task = make_task(engine="procgen", start_level=7, game="jumper", threads=3)
     games = task.make_games("train", 2, seed=5)
@@ -123,9 +123,9 @@ def test_the_original_engine_behind_the_same_interface(monkeypatch):
     assert [s.returns for s in steps] == [[], [2], [12], [2], [], [2, 12]]
     assert steps[-1].levels.tolist() == [10, 9]
     assert steps[-1].frames.shape == (2, 3, 64, 64)
-    assert steps[-1].frames[:, 1].min() == 6  # green: channels come first
+    assert steps[-1].frames[:, 1].min() == 6  # channel 1 is green
     assert steps[-1].frames[:, 0].max() == 0
-    assert (steps[-1].frames[:, 2, :2] == [[9], [0]]).all()  # rows before columns
+    assert (steps[-1].frames[:, 2, :2] == [[9], [0]]).all()  # axes are copy, channel, row, column
 
 
 def test_lanes_share_the_cores_of_the_process(monkeypatch):
@@ -140,7 +140,7 @@ def test_lanes_share_the_cores_of_the_process(monkeypatch):
 
 @pytest.fixture
 def no_procgen(monkeypatch):
-    """Hides the original package, if it is installed."""
+    """Hides the original procgen package, if it is installed."""
 
     def version(name):
         raise metadata.PackageNotFoundError(name)
@@ -149,7 +149,7 @@ def no_procgen(monkeypatch):
     monkeypatch.setitem(sys.modules, "procgen", None)
 
 
-def test_a_run_without_its_engine_leaves_no_record(no_procgen, tmp_path):
+def test_no_files_are_written_if_the_engine_is_missing(no_procgen, tmp_path):
     cfg = compose_config([*SMALL, "task.engine=procgen", f"system.run_dir={tmp_path}"])
     with pytest.raises(EngineError, match=r"task\.engine=procgen"):
         run(cfg, ["procgen"])
@@ -157,13 +157,13 @@ def test_a_run_without_its_engine_leaves_no_record(no_procgen, tmp_path):
 
 
 def test_a_run_does_not_resume_without_its_engine(no_procgen):
-    """The error is about the missing engine, not about another release."""
+    """The error reports a missing engine, not a different version."""
     task = make_task(engine="procgen")
     with pytest.raises(EngineError, match=r"task\.engine=procgen"):
         task.load_state_dict({"engine": "procgen 0.10.7"})
 
 
-def test_a_missing_engine_raises_one_line(no_procgen, capsys):
+def test_a_missing_engine_is_a_one_line_error(no_procgen, capsys):
     from ed.engine.errors import explain
 
     with pytest.raises(EngineError) as error:
@@ -182,7 +182,7 @@ def test_a_missing_engine_raises_one_line(no_procgen, capsys):
         (ImportError("libQt5Gui.so.5: cannot open"), r"libQt5Gui.* `apt-get install libqt5gui5`"),
     ],
 )
-def test_missing_parts_of_envpool_are_named(monkeypatch, error, message):
+def test_missing_parts_of_envpool_are_reported(monkeypatch, error, message):
     def fail(name):
         raise error
 
@@ -192,7 +192,7 @@ def test_missing_parts_of_envpool_are_named(monkeypatch, error, message):
         task.make_games("train", 2, seed=0)
 
 
-def test_missing_qt_is_found_before_a_game_is_made(monkeypatch):
+def test_missing_qt_is_detected_before_creating_games(monkeypatch):
     """envpool's modules import without Qt, but raise when a name is accessed."""
 
     def missing(name):
@@ -208,7 +208,7 @@ def test_missing_qt_is_found_before_a_game_is_made(monkeypatch):
 
 
 @needs_envpool
-def test_another_seed_draws_other_levels():
+def test_levels_depend_on_the_seed():
     drawn = [
         make_games("jumper", mode="hard", count=16, levels=range(500), seed=seed, threads=1)
         .reset()
@@ -219,7 +219,7 @@ def test_another_seed_draws_other_levels():
 
 
 @needs_envpool
-def test_training_levels_are_as_requested_and_test_levels_go_beyond():
+def test_games_play_the_requested_levels():
     seen = {}
     for side, levels in make_task(num_levels=5, start_level=7).levels.items():
         env = make_games("starpilot", mode="hard", count=16, levels=levels, seed=1, threads=1)
@@ -230,12 +230,12 @@ def test_training_levels_are_as_requested_and_test_levels_go_beyond():
         seen[side] = found
     assert seen["train"] == set(range(7, 12))
     assert min(seen["test"]) >= 12
-    assert max(seen["test"]) > LEVELS / 2  # seeds from the whole range
+    assert max(seen["test"]) > LEVELS / 2  # levels come from the whole range
 
 
 @needs_envpool
-def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
-    """Same-step resets: the frame of a done is the first frame of the next episode."""
+def test_the_last_step_of_an_episode_returns_the_next_first_frame():
+    """Environments reset in the same step in which an episode ends."""
     env = make_games("starpilot", mode="hard", count=8, levels=range(1), seed=3, threads=1)
     first = env.reset().frames.copy()
     rng = np.random.default_rng(0)
@@ -247,13 +247,13 @@ def test_a_finished_episode_is_followed_by_the_first_frame_of_the_next():
         total[step.dones] = 0
         for copy in np.flatnonzero(step.dones):
             ended += 1
-            assert np.array_equal(step.frames[copy], first[copy])  # one level: one first frame
+            assert np.array_equal(step.frames[copy], first[copy])  # there is only one level
     assert ended > 3
 
 
 @needs_envpool
-def test_replacing_finished_environments_loses_no_step():
-    """On one level, equal actions give equal frames, with more finished games than spares."""
+def test_replacing_finished_environments_skips_no_frame():
+    """Copies of one level stay in sync, even if more games end than there are spares."""
     games = make_games("starpilot", mode="hard", count=12, levels=range(1), seed=3, threads=2)
     first = games.reset().frames[0].copy()
     rng, ends, together = np.random.default_rng(0), 0, set()
@@ -266,12 +266,12 @@ def test_replacing_finished_environments_loses_no_step():
             assert np.array_equal(step.frames[0], first)
             together.add(frozenset(games._playing.tolist()))
     assert ends > 3
-    assert len(together) > 1  # others played
+    assert len(together) > 1  # finished environments were replaced
 
 
 @needs_envpool
 def test_an_environment_keeps_its_level_until_its_episode_ends():
-    """A new episode starts with the first frame of its level."""
+    """Each new episode starts with the first frame of its level."""
     games = make_games("starpilot", mode="hard", count=24, levels=range(40), seed=0, threads=2)
     seen = games.reset()
     levels, first = seen.levels.copy(), dict(zip(seen.levels, seen.frames.copy(), strict=True))
@@ -297,8 +297,8 @@ def test_invalid_actions_are_rejected():
 
 
 @needs_envpool
-def test_short_runs_on_the_real_game(tmp_path):
-    """Two runs of one seed agree exactly; levels, engine and speed are recorded."""
+def test_short_runs_of_the_real_game_are_reproducible(tmp_path):
+    """Runs with the same seed agree exactly and record levels, engine and speed."""
     overrides = [*SMALL, *ED, "model.channels=[2]", "task.frames=64", "task.threads=1"]
     rows = []
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -316,7 +316,7 @@ def test_short_runs_on_the_real_game(tmp_path):
 
 
 @needs_envpool
-def test_kill_9_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
+def test_sigkill_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
     overrides = [*SMALL, "model.channels=[]", "task.threads=1", f"system.run_dir={tmp_path}"]
     words = ["train.py", *overrides, "task.frames=640", "system.save_seconds=0"]
     assert finish(start_command(words, prepare=die_at_row(13))) == -signal.SIGKILL
@@ -334,7 +334,7 @@ def test_kill_9_loses_only_the_rollouts_after_the_last_checkpoint(tmp_path):
 @needs_envpool
 @pytest.mark.slow
 def test_ppo_learns_the_real_game(tmp_path):
-    """StarPilot, easy: twice the return of random play after a million frames (GPU: a minute)."""
+    """After a million frames (a minute on a GPU), the return is twice that of random play."""
     games = make_games("starpilot", mode="easy", count=64, levels=range(200), seed=0)
     games.reset()
     rng, returns = np.random.default_rng(0), []

@@ -1,4 +1,4 @@
-"""Published fine-tuned CLIP models: files in the form of model-soups, fabricated and small."""
+"""Published fine-tuned CLIP models, with small generated files in model-soups format."""
 
 import json
 from pathlib import Path
@@ -23,8 +23,10 @@ ARCHITECTURE = {"embed_dim": 12, "quick_gelu": True, "vision_cfg": VISION, "text
 
 
 def publish(folder: Path, index: int = 3, classes: int = 10) -> dict[str, torch.Tensor]:
-    """model_<index>.pt as its authors save it: OpenAI's names under `model.`, without the text
-    transformer, whose other parts are still there; a head beside it."""
+    """Writes model_<index>.pt in the format of model-soups; returns its state.
+
+    Names have the prefix `model.`; the blocks of the text transformer are missing.
+    """
     torch.manual_seed(index)
     clip = build(ARCHITECTURE)
     named = clip.state_dict().items()
@@ -36,7 +38,7 @@ def publish(folder: Path, index: int = 3, classes: int = 10) -> dict[str, torch.
     return state
 
 
-def test_a_member_is_its_tower_normalised_features_and_head(tmp_path):
+def test_a_model_applies_its_head_to_normalised_features(tmp_path):
     state = publish(tmp_path)
     model = soup_member(str(tmp_path), index=3, architecture=ARCHITECTURE, classes=10).eval()
     tower = build(ARCHITECTURE).eval()
@@ -50,10 +52,10 @@ def test_a_member_is_its_tower_normalised_features_and_head(tmp_path):
     torch.testing.assert_close(model(x), expected)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     counted = {name for name in state if "visual" in name or "head" in name}
-    assert len(list(model.parameters())) == len(counted)  # without the text tower
+    assert len(list(model.parameters())) == len(counted)  # the text tower is not loaded
 
 
-def test_missing_truncated_or_foreign_files_raise_one_line(tmp_path):
+def test_missing_truncated_and_incompatible_files_raise_one_line_errors(tmp_path):
     def member(index=3, classes=10):
         return soup_member(str(tmp_path), index=index, architecture=ARCHITECTURE, classes=classes)
 
@@ -134,16 +136,16 @@ def test_all_models_are_measured_on_the_same_images():
     first, second = (task.train.image(int(task.chosen[place])) for place in (4, 1))
     expected = torch.stack([task.views.evaluate(image) for image in (first, second)])
     assert torch.equal(batches[0]["x"], expected)
-    assert task.chosen.tolist() != sorted(task.chosen.tolist())  # not the first ones
+    assert task.chosen.tolist() != sorted(task.chosen.tolist())  # images are drawn at random
 
 
-def test_a_model_of_another_image_size_is_rejected(tmp_path):
+def test_a_mismatched_image_size_is_rejected(tmp_path):
     publish(tmp_path / "soups")
     with pytest.raises(ValueError, match=r"task.image_size=\[48, 48\]"):
         measure(tmp_path, "task.image_size=[48,48]")
 
 
-def test_images_of_one_pass_are_read_once():
+def test_each_image_is_read_once_for_all_radii():
     class Counting(Toy):
         reads = 0
 
@@ -158,7 +160,7 @@ def test_images_of_one_pass_are_read_once():
     assert whole == pytest.approx(parts, rel=1e-9)
 
 
-def test_both_figures_together_show_every_published_model_once():
+def test_the_two_figures_show_each_published_model_once():
     names = [c.name for t in ("correlation_clip", "correlation_clip_mixup")
              for c in load_table(t).cells.values()]  # fmt: skip
     assert sorted(names) == sorted(f"model-{index}" for index in range(1, 72))
