@@ -1,4 +1,7 @@
-"""Add the ED penalty to a LightningModule and log ED. python examples/lightning_module.py"""
+"""Add the ED penalty to a LightningModule and log ED.
+
+Run with: python examples/lightning_module.py
+"""
 
 import lightning.pytorch as pl
 import torch
