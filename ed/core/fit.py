@@ -11,7 +11,7 @@ from torch import Tensor
 from ed.core.bases import Basis, chebyshev
 from ed.core.validate import not_negative
 
-DAMPING = 1e-6  # on cosine nodes, values from 1e-8 to 1e-4 give the same results
+DAMPING = 1e-6  # on cosine nodes, 1e-8 to 1e-4 give nearly the same results
 
 
 def fit_matrix(

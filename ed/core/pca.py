@@ -40,7 +40,7 @@ def principal_scores(values: Tensor, components: int, *, detach: bool = False) -
         with torch.no_grad():
             eigenvalues, vectors = _gram_eigen_above(centred, noise)
             top = (vectors * _inverse_root(eigenvalues)[..., None, :])[..., :components]
-        # equals centred @ directions with directions = centred' V / sqrt(L), which may be large
+        # equals centred @ directions, but avoids the large matrix directions = centred' V / sqrt(L)
         return ((centred @ centred.detach().mT) @ top).to(values.dtype)
 
 
@@ -136,7 +136,7 @@ def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
     if gram.is_cuda and gram.shape[-1] <= JACOBI_MAX_SIZE:
         eigenvalues, vectors = jacobi_eigen(gram)
     else:
-        # return nan so that callers can report non-finite outputs; LAPACK's error is unspecific
+        # return nan so that callers can report non-finite outputs; LAPACK's error is unclear
         finite = gram.isfinite().all(-1).all(-1)
         eigenvalues, vectors = torch.linalg.eigh(torch.where(finite[..., None, None], gram, 0.0))
         eigenvalues = torch.where(finite[..., None], eigenvalues, torch.nan)
@@ -146,7 +146,9 @@ def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecomposition by parallel Jacobi rotations, with fixed steps and no host sync.
+    """Eigendecomposition by parallel Jacobi rotations, without host syncs.
+
+    The number of steps is fixed, so it can be captured in a CUDA graph.
 
     Each round zeroes the entries (p, q) of floor(r / 2) disjoint index pairs, and a sweep of
     rounds covers every pair once. Kernel launches dominate the cost, so each round uses few.

@@ -177,7 +177,7 @@ class Player:
 
     @property
     def returns(self) -> list[float]:
-        """Raw returns of the episodes that ended in the last rollout, in order of their end."""
+        """Raw returns of the episodes that ended in the last rollout, earliest first."""
         ended = [each for lane in self.lanes for each in lane.returns]
         return [value for _, value in sorted(ended, key=lambda each: each[0])]
 

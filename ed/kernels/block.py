@@ -18,7 +18,7 @@ from ed.kernels.attention import HEAD_SIZES, TOKENS, attention
 from ed.kernels.rowwise import WIDTHS, add_norm, gelu
 
 HALVES = (torch.bfloat16, torch.float16)
-TRITON = find_spec("triton") is not None  # comes with torch on Linux
+TRITON = find_spec("triton") is not None  # included with torch on Linux
 
 
 def applies(blocks: Iterable[nn.Module], x: Tensor) -> bool:

@@ -35,7 +35,7 @@ POOL = {"BLOCK": 64, "num_warps": 4}
 PARTS = 2 * 132  # number of programs that keep an H200 busy
 HALVES = (torch.bfloat16, torch.float16)
 LAST = torch.channels_last
-TRITON = find_spec("triton") is not None  # comes with torch on Linux
+TRITON = find_spec("triton") is not None  # included with torch on Linux
 
 
 def convolve(

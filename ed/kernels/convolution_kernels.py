@@ -124,7 +124,7 @@ def convolve_few(
 ):  # fmt: skip
     """Like `convolve`, for a block of single groups, which is faster for few images."""
     N: tl.constexpr = FOLD * CO
-    line, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)  # a line is a row
+    line, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)
     source, inside = around(line, column, here, 1, W, CI, FOLD, K)
     place = outputs(line, column, 1, W, CO, N)
     band = bands + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]

@@ -39,7 +39,7 @@ def add_norm_gradient(
     to_total, to_normed, total, weight, means, scales, to_x, to_y, sums, rows, steps,
     C: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Computes to_x = to_y, in their own dtypes, and sums (programs, 3, C) for the parameters."""
+    """Computes to_x and to_y, equal up to dtype, and sums (programs, 3, C) for the parameters."""
     program, column = tl.program_id(0), tl.arange(0, WIDE)
     inside = column < C
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)

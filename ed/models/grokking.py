@@ -77,7 +77,7 @@ class GrokkingTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention, then an MLP with two layers."""
+    """Causal attention followed by a two-layer MLP."""
 
     def __init__(
         self, width: int, heads: int, *, norm: str, dropout: float, bias: bool, activation: str

@@ -104,7 +104,8 @@ def load_classifier(checkpoint: str, classes: int, given: str) -> nn.Module:
             return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
     except RuntimeError as error:  # raised only for a size mismatch
         raise ValueError(
-            f"{given}: its head does not match model.classes={classes}; use one without a head"
+            f"{given}: its head does not match model.classes={classes}; use a checkpoint without "
+            "a head"
         ) from error
     except (OSError, ValueError) as error:
         raise ValueError(

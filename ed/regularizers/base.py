@@ -33,7 +33,7 @@ class Regularizer:
     no_checkpointing: str | None = None  # reason for not supporting activation checkpointing
     no_capture: str | None = None  # reason for not supporting CUDA graphs
     no_kernels: str | None = None  # reason for not supporting the kernels of `ed.kernels`
-    penalty_label = "penalty"  # name of train/penalty in the terminal
+    penalty_label = "penalty"  # label of train/penalty in the terminal
 
     def check(self, task, parts: int = 1) -> None:
         """Raises ValueError if this regularizer does not work with this task."""
