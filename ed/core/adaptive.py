@@ -1,4 +1,4 @@
-"""Adaptive resolution: adds nodes to each path, and paths to the mean, until errors are small.
+"""Adaptive resolution: adds nodes and paths until the estimated errors are small enough.
 
 A path is sampled at N + 1 Chebyshev points of the second kind, with N = K/4, K/2, K, 2K (11, 21,
 41, 81 points for K = 40), until its coefficients show that more points would not change ED. Every
@@ -61,7 +61,7 @@ def points_of_second_kind(intervals: int) -> Tensor:
 
 
 def interpolation(intervals: int) -> Tensor:
-    """Matrix from values at the points of the second kind to coefficients: (N + 1, N + 1)."""
+    """Returns the matrix from values at points of the second kind to coefficients of T_0..T_N."""
     return torch.linalg.inv(chebyshev(2 * points_of_second_kind(intervals) - 1, intervals))
 
 
@@ -123,7 +123,7 @@ def estimate_adaptively(
                 break
     if target_se is not None and not error <= target_se:
         warnings.warn(
-            f"target_se={target_se:g}: {done} paths have a standard error of {error:.2g}; raise "
+            f"target_se={target_se:g}: {done} paths have a standard error of {error:.2g}; increase "
             "pairs",
             stacklevel=3,
         )
@@ -221,7 +221,7 @@ class _Walk:
         return effective_degree(magnitudes[:, : settings.degree + 1]), errors
 
     def _finish(self, held: Tensor, intervals: int, paths: Tensor) -> None:
-        """Resamples at points of the first kind, fits as the fixed protocol does, and stores."""
+        """Resamples finished paths at points of the first kind, and fits as the fixed protocol."""
         count = max(intervals, self.representation.degree) + 1
         settings = replace(self.representation, resolution=count)
         nodes = settings.nodes(1, device="cpu", dtype=torch.float64)

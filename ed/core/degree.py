@@ -1,4 +1,4 @@
-"""Effective degree of a polynomial from its coefficients.
+"""Computes the effective degree of a polynomial from its coefficients.
 
 Uses sums instead of matrix products, which autocast would run in bf16 or float16.
 """

@@ -13,7 +13,7 @@ LAYOUT = "a tensor or array (N, ...), or a tuple or dict of them"
 def points_of(
     inputs, module: nn.Module | None = None, *, examples: int | None = None
 ) -> tuple[Tensor, Callable[[Tensor], tuple[tuple, dict]]]:
-    """Converts inputs to a tensor of points; also returns a function back to model arguments.
+    """Returns inputs as one tensor of points, and a function from points to model arguments.
 
     Several inputs are flattened and concatenated to (B, D1 + D2 + ...), so that a path
     interpolates all of them together.
@@ -88,7 +88,7 @@ def _home(module: nn.Module | None, default: Tensor) -> Tensor:
 def _pack(parts: list[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
     sizes = {len(part) for part in parts}
     if len(sizes) != 1:
-        raise ValueError(f"inputs: got {sorted(sizes)} examples; use equally many in each input")
+        raise ValueError(f"inputs: got {sorted(sizes)} examples; all inputs need the same number")
     shapes, dtypes = [part.shape[1:] for part in parts], [part.dtype for part in parts]
     widths = [shape.numel() for shape in shapes]
 

@@ -53,8 +53,8 @@ def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Te
         rows = by_position(labels, class_dim)
         if rows.shape[-1] != classes:
             raise ValueError(
-                f"labels: got {rows.shape[-1]} classes; the model has {classes}, so pass "
-                f"({len(labels)}, {classes})"
+                f"labels: got {rows.shape[-1]} classes, but the model has {classes}; pass "
+                f"probabilities ({len(labels)}, {classes})"
             )
         valid = _probable(rows, -1)
     else:

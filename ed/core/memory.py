@@ -12,7 +12,7 @@ from ed.core.field import Field
 from ed.core.representation import Representation
 from ed.core.validate import positive
 
-LIVE_TENSORS = 4  # large activations alive at once in a forward pass without gradients
+LIVE_TENSORS = 4  # large activations that coexist in a forward pass without gradients
 FIT_BYTES = 24  # per output and node: probabilities, a float64 copy, part of the coefficients
 COEFFICIENT_BYTES = 24  # per coefficient: float64 value, rounded copy, magnitude
 

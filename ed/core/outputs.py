@@ -30,8 +30,8 @@ def pick(returned, output: str | int | None = None) -> Tensor:
     if output is not None:
         raise ValueError(f"output={output!r}: not found; the {kind} has {_entries(returned)}")
     raise ValueError(
-        f"outputs: the model returns a {kind} without logits; select them, e.g. "
-        f"output={next(iter(returned), 0) if keys else 0!r}; it has {_entries(returned)}"
+        f"outputs: the model returns a {kind} without logits; it has {_entries(returned)}. Set "
+        f"output, e.g. output={next(iter(returned), 0) if keys else 0!r}"
     )
 
 

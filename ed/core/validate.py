@@ -59,7 +59,7 @@ def optional(check: Callable, key: str, value, **limits):
 
 
 def each(check: Callable, key: str, values, *, empty: bool = False, length: int = 0, **limits):
-    """Applies `check` to each item of a list, which may be restricted in length."""
+    """Checks each item of a list; `empty` allows no items, and `length` requires a number."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not listed or not (values or empty):
         raise ValueError(f"{key}={values}: must be a list in brackets, with at least one item")

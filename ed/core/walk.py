@@ -42,7 +42,7 @@ def outputs_on_paths(
 
 @contextlib.contextmanager
 def reporter(progress, total: int):
-    """Yields a function of the number of finished paths that updates the bar or callback."""
+    """Yields a function to call with the number of finished paths, which reports progress."""
     if progress is True:
         from tqdm import tqdm
 

@@ -24,7 +24,7 @@ MODES = ("easy", "hard")
 ACTIONS = 15
 FRAME = (3, 64, 64)
 LEVELS = 2**31 - 1  # upper bound of level seeds, exclusive
-PLAYING_PER_SPARE = 8  # enough: on average, at most two of 64 copies finish in a step
+PLAYING_PER_SPARE = 8  # on average, at most two of 64 copies finish in a step
 
 
 class EngineError(ImportError):

@@ -24,7 +24,7 @@ class Measure:
         """Raises ValueError if this measure does not apply to the task."""
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        """Returns values by suffix, to be added to the measure's name; one may be empty."""
+        """Returns values by suffix; the measure's name plus the suffix names each value."""
         raise NotImplementedError
 
     @property

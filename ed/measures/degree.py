@@ -69,7 +69,8 @@ class EffectiveDegree(Measure):
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
-                "measures: endpoints=noise: needs an image task with task.space=input; use examples"
+                "measures: endpoints=noise: requires an image task with task.space=input; use "
+                "endpoints=examples"
             )
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:

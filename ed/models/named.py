@@ -107,7 +107,7 @@ def load_timm(name: str, given: str, remedy: str, *, pretrained: bool, **setting
     try:
         with hub_or_cache(name) if remote else contextlib.nullcontext():
             return timm.create_model(name, pretrained=pretrained, **settings)
-    except Exception as error:  # many types: offline, unknown tag, gated, ...
+    except Exception as error:  # many causes: offline, unknown tag, no access, ...
         raise unreachable(given, error, remedy) from error
 
 
@@ -132,7 +132,7 @@ def _images(name: str, given: str, config, kind, pretrained: bool) -> nn.Module:
     source, how = checkpoint_source(name), {"config": config, "output_loading_info": True}
     try:
         with hub_or_cache(source):
-            # a head for other classes is replaced
+            # replaces the head if its number of classes differs
             model, loaded = kind.from_pretrained(source, ignore_mismatched_sizes=True, **how)
     except Exception as error:
         raise unreachable(given, error, FOLDER) from error

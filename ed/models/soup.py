@@ -10,7 +10,7 @@ from ed.core.validate import brief
 from ed.models.clip import ClipClassifier, build
 from ed.models.weights import load_weights, read_weights
 
-# prefixes of parameter names: theirs to ours
+# maps prefixes of parameter names in the published files to ours
 NAMES = {"model.visual.": "visual.", "classification_head.": "head."}
 RECIPES = "hparam_info.json"  # from their repository: {"model_1": {"lr": ..., "mix": ...}, ...}
 

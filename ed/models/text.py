@@ -81,7 +81,7 @@ class _Given(nn.Module):
             return inputs_embeds
         return next(
             value for value in positional if value is not None
-        )  # DistilBERT passes them by position
+        )  # DistilBERT passes a positional argument
 
 
 def checkpoint_source(name: str) -> str:

@@ -93,7 +93,8 @@ class EDRegularizer(Regularizer):
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
-                "regularizer.endpoints=noise: needs an image task with task.space=input; use batch"
+                "regularizer.endpoints=noise: requires an image task with task.space=input; use "
+                "regularizer.endpoints=batch"
             )
 
     def variant(self, step: int) -> int:
