@@ -126,7 +126,9 @@ def sincos_positions(rows: int, columns: int, width: int, temperature: float = 1
     that decrease geometrically from 1 to 1 / temperature.
     """
     if width % 4 or width < 8:
-        raise ValueError(f"model.width={width}: with positions=sincos, use a multiple of 4, >= 8")
+        raise ValueError(
+            f"model.width={width}: model.positions=sincos requires a multiple of 4, >= 8"
+        )
     frequencies = temperature ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     x, y = (place.reshape(-1, 1) * frequencies for place in (column, row))

@@ -28,7 +28,7 @@ class Sam(Regularizer):
         before = [weight.detach().clone() for weight in weights]
         with torch.no_grad():
             torch._foreach_add_(weights, self.ascent(named))
-        closure(update_statistics=False)  # statistics of the original weights
+        closure(update_statistics=False)  # keep those of the original weights
         with torch.no_grad():
             torch._foreach_copy_(weights, before)  # subtracting e would not restore w exactly
         optimizer.step()
