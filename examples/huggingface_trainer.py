@@ -1,7 +1,4 @@
-"""Train BERT with the ED penalty in the Hugging Face Trainer.
-
-Run with: python examples/huggingface_trainer.py
-"""
+"""Train BERT with the ED penalty in the Hugging Face Trainer."""
 
 import tempfile
 

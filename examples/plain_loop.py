@@ -1,7 +1,4 @@
-"""Measure and penalise ED in a plain PyTorch loop.
-
-Run with: python examples/plain_loop.py
-"""
+"""Measure and penalise ED in a plain PyTorch loop."""
 
 import torch
 from torch import nn

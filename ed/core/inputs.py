@@ -71,7 +71,10 @@ def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
         home = _home(module, part)
         part = part.to(home.device, home.dtype if part.is_floating_point() else part.dtype)
     if not isinstance(part, Tensor):
-        raise ValueError(f"{where}: got {type(part).__name__}; pass {LAYOUT}, or a DataLoader")
+        raise ValueError(
+            f"{where}: got {type(part).__name__}; pass {LAYOUT}, or a DataLoader (join a list of "
+            "batches with torch.cat)"
+        )
     if name and not part.is_floating_point():
         raise ValueError(
             f"{where} is {part.dtype}: convert to float, or pass masks as context={{name: mask}}"

@@ -21,10 +21,7 @@ def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | 
 
 
 class TrackED(TrainerCallback):
-    """Logs ED every `every` epochs; add it with `trainer.add_callback(TrackED(trainer, inputs))`.
-
-    The other arguments are those of `ed.integrations.lightning.TrackED`.
-    """
+    """Callback that logs ED, with the arguments of `ed.integrations.lightning.TrackED`."""
 
     def __init__(
         self,
