@@ -39,7 +39,8 @@ from ed.core.walk import measuring, outputs_on_paths, reporter, warn_if_misread
 
 TOLERANCE = 0.02  # relative to mean ED
 # For N >= K only aliasing remains. Its estimate is two to three times too high (measured) and noisy
-# on a single path, so errors up to this multiple of the limit are accepted.
+# on a single path, so errors up to this multiple of the limit are accepted, for a path or for the
+# mean of a block.
 ALIASING = 3
 # Largest accepted change of ED between two levels, as a multiple of the limit: at few points, a
 # rough path can look smooth.

@@ -138,7 +138,7 @@ class Field:
 
     def with_paths(self, paths: Field) -> tuple[Tensor, Tensor]:
         """Returns outputs at the batch and on paths, from one forward pass if possible."""
-        if self._aside() is None:  # one shared pass is about 10 % faster
+        if self._aside() is None:  # about 10 % faster, but paths would update batch norm
             outputs = self.join(paths)()
             return outputs[: len(self.x)], outputs[len(self.x) :]
         return self(), paths.apart()

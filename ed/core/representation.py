@@ -72,7 +72,7 @@ class Representation:
         if self.resolution <= self.degree:
             warnings.warn(
                 f"resolution={self.resolution}: too few nodes for the {self.degree + 1} "
-                f"coefficients of degree={self.degree}, so the fit is not unique; use "
+                f"coefficients of degree={self.degree}, so only damping determines the fit; use "
                 f"resolution >= {self.degree + 1}",
                 stacklevel=3,
             )

@@ -32,7 +32,7 @@ LAUNCH = {  # by input channels; the best of five or six settings on an H200
     },
 }
 POOL = {"BLOCK": 64, "num_warps": 4}
-PARTS = 2 * 132  # number of programs that keep an H200 busy
+PARTS = 2 * 132  # number of programs that keep a GPU busy
 HALVES = (torch.bfloat16, torch.float16)
 LAST = torch.channels_last
 TRITON = find_spec("triton") is not None  # included with torch on Linux

@@ -48,7 +48,7 @@ def in_groups(measures: dict[str, Measure]) -> list[dict[str, Measure]]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Sets eval mode; restores modes, weights, buffers and random state, but not `.grad`."""
+    """Sets eval mode; restores modes, weights, buffers and random state exactly, not `.grad`."""
     state = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().clone() for tensor in state]
     devices = {tensor.device.index for tensor in state if tensor.device.type == "cuda"}
