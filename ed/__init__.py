@@ -2,12 +2,12 @@
 
     import ed
     print(ed.estimate(model, images))                     # measure any model on your data
-    loss = task_loss + 7 * ed.penalty(model, x, labels)   # label-anchored penalty
+    loss = task_loss + 7 * ed.penalty(model, x, labels)   # penalise it during training
 
-Both take a module, a function, or a `Field`, which starts inside a network, e.g. at word
-embeddings. Settings of the `Representation` are keywords (`components=3`) or one object. `estimate`
-returns an `Estimate`: mean, standard error, values per path, spectrum. `compare` measures two
-models on the same paths, and `load_run` opens a run folder of `train.py`.
+Both accept a module, a function, or a `Field`, which can start inside a network, e.g. at word
+embeddings. Pass settings of the fit as keywords (`components=3`) or as a `Representation`.
+`estimate` returns an `Estimate` with mean, standard error, values per path, and spectrum. `compare`
+measures two models on the same paths, and `load_run` loads a run folder of `train.py`.
 
 Building blocks: samplers (`RandomizedCosine`, `ChebyshevNodes`, `UniformNodes`, `StratifiedNodes`),
 bases (`chebyshev`, `legendre`), `fit`, `principal_scores`, and degrees (`effective_degree`,

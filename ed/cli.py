@@ -1,4 +1,4 @@
-"""Console scripts: ed-train is train.py, ed-measure is scripts/measure.py, and so on."""
+"""Console scripts: ed-train runs train.py, ed-measure runs scripts/measure.py, and so on."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""BERT with the ED penalty in the Hugging Face Trainer. python examples/huggingface_trainer.py"""
+"""Train BERT with the ED penalty in the Hugging Face Trainer."""
 
 import tempfile
 
@@ -14,7 +14,7 @@ class MyTrainer(EDTrainer, Trainer):
 
 
 def sentences(count: int) -> list[dict[str, torch.Tensor]]:
-    """Random tokens; the label is 1 if the first token is in the upper half."""
+    """Draws random tokens, labelled 1 if the first token is above 49 and 0 otherwise."""
     rows = torch.randint(100, (count, 12))
     return [{"input_ids": row, "labels": (row[0] > 49).long()} for row in rows]
 

@@ -1,4 +1,4 @@
-"""Add the ED penalty to a LightningModule and log ED. python examples/lightning_module.py"""
+"""Add the ED penalty to a LightningModule and log ED."""
 
 import lightning.pytorch as pl
 import torch

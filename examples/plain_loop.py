@@ -1,4 +1,4 @@
-"""Measure and penalise ED in a plain PyTorch loop. python examples/plain_loop.py"""
+"""Measure and penalise ED in a plain PyTorch loop."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ import ed
 
 
 def data(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two interleaved spirals with noise, centred at 0."""
+    """Draws points on two interleaved noisy spirals."""
     labels = torch.randint(2, (count,))
     radius = torch.rand(count)
     angle = 6 * radius + torch.pi * labels

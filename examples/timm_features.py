@@ -1,7 +1,7 @@
-"""ED in the feature space of a timm backbone. python examples/timm_features.py [--pretrained]
+"""Measure and penalise ED in the feature space of a timm backbone.
 
-Paths run between features of images, and the field is the classifier on top. For a DINO backbone,
-replace resnet18 by vit_small_patch14_dinov2.lvd142m.
+Paths connect features of images, and the field is the classifier on top. With --pretrained, the
+backbone is pretrained. For DINO, replace resnet18 with vit_small_patch14_dinov2.lvd142m.
 """
 
 import sys
@@ -17,7 +17,7 @@ from ed.datasets.images import load_images
 def main(count: int = 200, steps: int = 100) -> None:
     torch.manual_seed(0)
     backbone = timm.create_model("resnet18", pretrained="--pretrained" in sys.argv, num_classes=0)
-    images = load_images("embedded", "test", classes=10, size=(32, 32))  # 500 of CIFAR-10
+    images = load_images("embedded", "test", classes=10, size=(32, 32))  # 500 CIFAR-10 images
     with torch.no_grad():
         features = backbone.eval()(images.pixels[:count].float() / 255)
     features = (features - features.mean(0)) / features.std(0).clamp(min=1e-6)

@@ -1,16 +1,17 @@
-"""Adaptive resolution: as many nodes as each path needs, as many paths as the error needs.
+"""Adaptive resolution: adds nodes and paths until the estimated errors are small enough.
 
 A path is sampled at N + 1 Chebyshev points of the second kind, with N = K/4, K/2, K, 2K (11, 21,
-41, 81 points for K = 40), until its coefficients show that more points would not change ED. At
-least 21 points are used. These points nest when N doubles, so no forward pass is repeated; the
-fixed protocol's points, of the first kind, nest only when it triples.
+41, 81 points for K = 40), until its coefficients show that more points would not change ED. Every
+path uses at least 21 points. These points nest when N doubles, so no forward pass is repeated. The
+fixed protocol uses points of the first kind, which nest only when their number triples.
 
 The target is still the least-squares polynomial of degree K: for N < K, coefficients beyond N count
-as 0, and for N >= K the interpolant is cut at K. Two errors remain. Missing coefficients lower ED.
-Aliasing raises it: on N + 1 points T_k equals T_{2N-k}, so |c_k| becomes |c_k + c_{2N-k}|. Both are
-estimated from a power-law extrapolation of the coefficients, which is right for kinks (ReLU) and
-too high for smooth functions. If coefficients do not fall at all, 81 points alias more than 200
-do: ED was 1 % too high on the roughest network tried.
+as 0, and for N >= K the interpolant is truncated at degree K. Two errors remain. Missing
+coefficients lower ED. Aliasing raises it: on N + 1 points T_k equals T_{2N-k}, so |c_k| becomes
+|c_k + c_{2N-k}|. Both errors are estimated by extrapolating the coefficients with a power law,
+which is accurate for kinks (ReLU) and too high for smooth functions. If the coefficients do not
+decay, aliasing is stronger with 81 points than with 200: ED was 1 % too high on the roughest
+network tested.
 """
 
 from __future__ import annotations
@@ -38,35 +39,38 @@ from ed.core.walk import measuring, outputs_on_paths, reporter, warn_if_misread
 
 TOLERANCE = 0.02  # relative to mean ED
 # For N >= K only aliasing remains. Its estimate is two to three times too high (measured) and noisy
-# on a single path, so this multiple of the limit is allowed, also for the mean of a block.
+# on a single path, so errors up to this multiple of the limit are accepted, for a path or for the
+# mean of a block.
 ALIASING = 3
-CHANGE = 10  # largest change between levels, in limits: a rough path can look smooth at few points
+# Largest accepted change of ED between two levels, as a multiple of the limit: at few points, a
+# rough path can look smooth.
+CHANGE = 10
 DOUBLINGS = 3  # from N = K/4 to 2K
-BLOCK = 50  # paths refined together, between two checks of the standard error
+BLOCK = 50  # paths refined together; the standard error is checked after each block
 
 
 def ladder(representation: Representation) -> list[int]:
-    """Numbers of intervals N, each twice the previous one."""
+    """Returns the numbers of intervals N to try, each twice the previous one."""
     start = max(math.ceil(representation.degree / 4), representation.components or 0, 2)
     return [start * 2**doubling for doubling in range(DOUBLINGS + 1)]
 
 
 def points_of_second_kind(intervals: int) -> Tensor:
-    """alpha_j = (1 - cos(j pi / N)) / 2 for j = 0..N, in float64: (N + 1,)."""
+    """Returns alpha_j = (1 - cos(j pi / N)) / 2 for j = 0..N, in float64: (N + 1,)."""
     steps = torch.arange(intervals + 1, dtype=torch.float64, device="cpu")
     return (1 - torch.cos(steps * (math.pi / intervals))) / 2
 
 
 def interpolation(intervals: int) -> Tensor:
-    """Values at the points of the second kind -> coefficients of T_0..T_N: (N + 1, N + 1)."""
+    """Returns the matrix from values at points of the second kind to coefficients of T_0..T_N."""
     return torch.linalg.inv(chebyshev(2 * points_of_second_kind(intervals) - 1, intervals))
 
 
 def truncation_error(magnitudes: Tensor, degree: int) -> Tensor:
-    """Estimated error of ED on each path, from mean |c_k| with k = 0..N: (P, N + 1) -> (P,).
+    """Estimates the error of ED on each path from mean |c_k|, k = 0..N: (P, N + 1) -> (P,).
 
-    The means of |c_k| over the third and the last quarter give a power law for the coefficients
-    beyond N. Those up to `degree` are missing from ED, and those folded back are added wrongly.
+    A power law through the means of |c_k| over the third and fourth quarters predicts the
+    coefficients beyond N. Those up to `degree` are missing from ED; aliased ones inflate it.
     """
     last = magnitudes.shape[-1] - 1
     half, quarter = last // 2, last - last // 4
@@ -76,11 +80,11 @@ def truncation_error(magnitudes: Tensor, degree: int) -> Tensor:
     tail = magnitudes[:, quarter + 1 :].mean(-1, keepdim=True)
     tiny = torch.finfo(magnitudes.dtype).tiny
     power = (before.clamp_min(tiny) / tail.clamp_min(tiny)).log() / (centres[1] / centres[0]).log()
-    beyond = tail * (k[last + 1 :] / centres[1]) ** -power.clamp_min(0)  # (P, N), from N + 1 on
+    beyond = tail * (k[last + 1 :] / centres[1]) ** -power.clamp_min(0)  # (P, N): k = N + 1..2N
     missing = (beyond * k[last + 1 :])[:, : max(0, degree - last)].sum(-1)
     top = min(degree, last - 1)
     seen, folded = magnitudes[:, 1 : top + 1], beyond.flip(-1)[:, 1 : top + 1]
-    # with independent signs, |c + a| is about sqrt(c^2 + a^2); subtract c
+    # with independent signs, |c + a| is about sqrt(c^2 + a^2); the excess is this minus |c|
     excess = seen - (seen.square() - folded.square()).clamp_min(0).sqrt()
     return missing + (excess * k[1 : top + 1]).sum(-1)
 
@@ -97,8 +101,8 @@ def estimate_adaptively(
     seed: int,
     progress,
 ) -> Estimate:
-    """Implements `ed.estimate(..., resolution="auto")`, which documents the arguments."""
-    from ed.core.estimator import draw_pairs  # circular import
+    """Implements `ed.estimate(..., resolution="auto")`; see there for the arguments."""
+    from ed.core.estimator import draw_pairs  # avoids a circular import
 
     tolerance = TOLERANCE if tolerance is None else tolerance
     _check(representation, tolerance, target_se)
@@ -120,7 +124,7 @@ def estimate_adaptively(
                 break
     if target_se is not None and not error <= target_se:
         warnings.warn(
-            f"target_se={target_se:g}: {done} paths have a standard error of {error:.2g}; raise "
+            f"target_se={target_se:g}: {done} paths have a standard error of {error:.2g}; increase "
             "pairs",
             stacklevel=3,
         )
@@ -130,7 +134,7 @@ def estimate_adaptively(
 def _check(representation: Representation, tolerance: float, target_se: float | None) -> None:
     if representation.sampler != ChebyshevNodes():
         raise ValueError(
-            f'sampler={representation.sampler!r}: resolution="auto" has its own; leave sampler out'
+            f'sampler={representation.sampler!r}: resolution="auto" sets its own; leave sampler out'
         )
     positive("tolerance", tolerance)
     optional(positive, "target_se", target_se)
@@ -148,7 +152,7 @@ class _Walk:
         self.spectrum, self.raw_total, self.curves = 0.0, 0.0, {}
 
     def refine(self, first: Tensor, second: Tensor) -> None:
-        """Measures a block of paths, each with as many nodes as it needs."""
+        """Measures a block of paths, adding nodes to each until its error is small enough."""
         levels, before = ladder(self.representation), len(self.values)
         self.values = torch.cat([self.values, self.values.new_zeros(len(first))])
         self.points = torch.cat([self.points, self.points.new_zeros(len(first))])
@@ -174,7 +178,7 @@ class _Walk:
         self.raw_total += raw.sum().item()
 
     def _limit(self, raw: Tensor) -> Tensor:
-        """Error allowed on a path: the tolerance, or half the standard error if that is less."""
+        """Error allowed on a path: the smaller of the tolerance and half the standard error."""
         limit = self.tolerance * (self.raw_total + raw.sum()) / len(self.values)
         if len(raw) < 2:
             return limit
@@ -193,7 +197,7 @@ class _Walk:
         )
 
     def _outputs(self, first: Tensor, second: Tensor, nodes: Tensor) -> Tensor:
-        """Outputs or probabilities at nodes (n,): (P, n, C), or (P, S, n, C)."""
+        """Outputs or probabilities at nodes (n,): (P, n, C), or (P, S, n, C) with S positions."""
         nodes = nodes.to(first.device, self.dtype)
         outputs = outputs_on_paths(self.source, first, second, nodes, self.chunk).flatten(0, 1)
         class_dim = self.source.class_dim
@@ -204,7 +208,7 @@ class _Walk:
         return values.softmax(-1) if self.softmax else values
 
     def _resolved(self, held: Tensor, intervals: int) -> tuple[Tensor, Tensor]:
-        """ED of each path at this level, in the Chebyshev basis, and its estimated error: (P,)."""
+        """Returns Chebyshev ED of each path at this level and its estimated error, both (P,)."""
         settings = self.representation
         values = (
             held if settings.components is None else principal_scores(held, settings.components)
@@ -218,7 +222,7 @@ class _Walk:
         return effective_degree(magnitudes[:, : settings.degree + 1]), errors
 
     def _finish(self, held: Tensor, intervals: int, paths: Tensor) -> None:
-        """Fits the interpolants at points of the first kind, as the fixed protocol does."""
+        """Resamples finished paths at points of the first kind, and fits as the fixed protocol."""
         count = max(intervals, self.representation.degree) + 1
         settings = replace(self.representation, resolution=count)
         nodes = settings.nodes(1, device="cpu", dtype=torch.float64)
@@ -237,6 +241,6 @@ class _Walk:
 
 
 def _interleaved(held: Tensor, between: Tensor) -> Tensor:
-    """Merges values at N + 1 points with those at the N between: (..., 2 N + 1, C)."""
+    """Merges values at N + 1 points and at the N points in between: (..., 2 N + 1, C)."""
     pairs = torch.stack([held[..., :-1, :], between], dim=-2).flatten(-3, -2)
     return torch.cat([pairs, held[..., -1:, :]], dim=-2)

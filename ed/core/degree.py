@@ -1,4 +1,4 @@
-"""Effective degree of a polynomial from its coefficients.
+"""Computes the effective degree of a polynomial from its coefficients.
 
 Uses sums instead of matrix products, which autocast would run in bf16 or float16.
 """
@@ -21,8 +21,8 @@ def effective_degree(coefficients: Tensor) -> Tensor:
 def normalised_degree(coefficients: Tensor) -> Tensor:
     r"""ED_norm(P) = \sum_k |c_k| k / \sum_k |c_k|, with the constant term in the denominator.
 
-    Between 0 (constant) and K (pure degree K), and independent of the polynomial's scale. The zero
-    polynomial has degree 0. So have polynomials so small that the division would overflow in the
+    Lies between 0 (constant) and K (pure degree K); does not depend on the scale of P. The zero
+    polynomial has degree 0. So do polynomials so small that the division would overflow in the
     backward pass, such as softmax outputs of classes with vanishing probability.
     """
     magnitudes = coefficients.abs()
@@ -33,7 +33,7 @@ def normalised_degree(coefficients: Tensor) -> Tensor:
 
 
 def quadratic_degree(coefficients: Tensor) -> Tensor:
-    r"""\sum_k c_k^2 k, the quadratic weighting, which the paper found weaker."""
+    r"""\sum_k c_k^2 k, the quadratic weighting, which performed worse in the paper."""
     return (coefficients.square() * _degrees(coefficients)).sum(-1)
 
 

@@ -25,7 +25,7 @@ __all__ = [
 # The paper's protocol for trained models: r = 200, K = 40, 400 paths. It does not specify the
 # nodes; Chebyshev nodes give the best conditioned fit.
 PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
-WARNING_LEVEL = 4  # the caller of `estimate`
+WARNING_LEVEL = 4  # stack level of the code that calls `estimate`
 
 
 def estimate(
@@ -44,7 +44,7 @@ def estimate(
     target_se: float | None = None,
     **changes,
 ) -> Estimate:
-    """Effective degree of a model on data, by default with the paper's protocol.
+    """Estimates the effective degree of a model on data, by default with the paper's protocol.
 
         ed.estimate(model, images)
         ed.estimate(model, loader, resolution="auto")           # 2.5 to 10 times fewer passes
@@ -52,27 +52,27 @@ def estimate(
 
     Args:
         model: any callable from inputs (N, ...) to outputs (N, C), or a `Field` (then no inputs). A
-            module runs in eval mode and gets its own mode back. For a function that calls a
+            module runs in eval mode, and its original mode is restored. For a function that calls a
             module, pass `ed.Field.of(function, inputs, module=module)`.
         inputs: the examples that the paths connect: a tensor (N, ...) on the model's device, scaled
             as the model expects; a numpy array; a tuple or dict of these, interpolated together; or
-            a shuffled DataLoader, of which the first 2 * pairs examples are used.
-        pairs: number of paths, between distinct pairs of examples.
+            a shuffled DataLoader, whose first 2 * pairs examples are used.
+        pairs: number of paths, each between a different pair of examples.
         representation: how paths are fitted.
-        softmax: fit probabilities (the paper's raw ED), or the raw outputs (its ED_norm, together
-            with weighting="normalised").
+        softmax: whether to fit probabilities, as for the paper's raw ED, or the raw outputs, as for
+            its ED_norm (which also needs weighting="normalised").
         output: key, attribute or index of the outputs in the model's return value.
-        class_dim: class dimension of outputs (N, C, H, W) or (N, T, V): softmax over it, mean over
-            positions.
+        class_dim: class dimension of outputs (N, C, H, W) or (N, T, V). Softmax is taken over it,
+            and ED is averaged over positions.
         memory_gib: memory budget for a chunk of forward passes and its fit.
         seed: seed for the choice of pairs.
-        progress: True for a bar, or a function called with (finished paths, all paths).
-        tolerance: with resolution="auto", error allowed on a path, relative to mean ED; by default
-            0.02, or half the standard error if that is less.
-        target_se: with resolution="auto", stop adding paths at this standard error; `pairs` is
-            then the maximum.
-        changes: fields of the representation to change, e.g. resolution=50, degree=10, or
-            resolution="auto" to use as many nodes as each path needs (`ed.core.adaptive`).
+        progress: True for a progress bar, or a function called with (finished paths, all paths).
+        tolerance: error allowed on a path, relative to mean ED, if resolution="auto". Defaults to
+            0.02. Half the standard error is used instead if it is smaller.
+        target_se: standard error at which to stop adding paths, if resolution="auto"; `pairs` is
+            then the maximum number of paths.
+        changes: fields of the representation to change, e.g. resolution=50, degree=10. With
+            resolution="auto", each path gets as many nodes as it needs (`ed.core.adaptive`).
     """
     source = as_field(model, inputs, output=output, class_dim=class_dim, examples=2 * pairs)
     how: dict[str, Any] = {"pairs": pairs, "memory_gib": memory_gib, "seed": seed}
@@ -97,22 +97,24 @@ def compare(
     inputs=None,
     **settings,
 ) -> Comparison:
-    """Difference in effective degree of two models, on the same paths.
+    """Compares the effective degree of two models on the same paths.
 
         print(ed.compare(baseline, regularized, images))
         # ED 0.21 - 0.13 = 0.080 +- 0.011, 95 % interval [0.058, 0.1] (400 paths)
 
     Args:
         first, second: as `model` in `estimate`; two fields need the same number of examples.
-        settings: arguments of `estimate`, for both.
+        settings: arguments of `estimate`, used for both models.
     """
     if settings.get("target_se") is not None:
         raise ValueError(
-            "target_se: cannot be used here, as both models need the same paths; set pairs"
+            "target_se: not supported here, as both models need the same paths; set pairs instead"
         )
     if not isinstance(first, Field) and not isinstance(inputs, (Tensor, tuple, dict, type(None))):
         examples = 2 * settings.get("pairs", 400)
-        inputs = Field.of(first, inputs, examples=examples).x  # read a shuffling loader only once
+        inputs = Field.of(
+            first, inputs, examples=examples
+        ).x  # a shuffling loader must be read only once
     results = [estimate(model, inputs, **settings) for model in (first, second)]
     if not torch.equal(results[0].ends, results[1].ends):
         raise ValueError("compare: the two fields must have the same number of examples")
@@ -129,9 +131,9 @@ def estimate_each(
     seed: int = 0,
     progress: bool | Callable[[int, int], None] = False,
 ) -> list[Estimate]:
-    """Several estimates, one per (representation, softmax), from one set of forward passes.
+    """Returns one estimate per (representation, softmax), all from the same forward passes.
 
-    All readings need the same resolution and sampler. Other arguments are those of `estimate`.
+    All readings must share one resolution and sampler. See `estimate` for the other arguments.
     """
     representation = readings[0][0]
     walk = (representation.resolution, representation.sampler)
@@ -148,7 +150,7 @@ def estimate_each(
         points = footprint.points(memory_gib)
         for reading, _ in readings:
             footprint.check(reading, memory_gib)
-        group = max(1, points // representation.resolution)  # whole paths if they fit
+        group = max(1, points // representation.resolution)  # whole paths, if at least one fits
         for start in range(0, pairs, group):
             paths = slice(start, start + group)
             own_nodes = nodes if nodes.dim() == 1 else nodes[paths]
@@ -159,7 +161,7 @@ def estimate_each(
 
 
 def draw_pairs(source: Field, pairs: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
-    """Ends of each path, on the device of the points, and the generator that drew them."""
+    """Draws the ends of each path, and returns them with the generator that drew them."""
     count("seed", seed, least=0)
     source.check_points()
     check_merge(source.context, wait=True)

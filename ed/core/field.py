@@ -1,4 +1,4 @@
-"""The field: a network as a function on a continuous space, with a batch of points in it."""
+"""Fields: networks as functions on a continuous space, each with a batch of points."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ed.core.outputs import pick
 Context = dict[str, Tensor]
 
 
-@dataclass(frozen=True, eq=False)  # hashable for torch.compile; == on tensors is elementwise
+@dataclass(frozen=True, eq=False)  # stays hashable for torch.compile; == on tensors is elementwise
 class Field:
-    """A network that starts from some space (pixels, token embeddings, features), and a batch.
+    """A network as a function of pixels, token embeddings or features, with a batch of points.
 
         field = ed.Field.of(model, images)                    # inputs of any model
         field = ed.Field.from_text(bert, batch)               # word embeddings
@@ -30,22 +30,22 @@ class Field:
 
     Attributes:
         forward: maps points (N, ...) and context to outputs (N, C), or an object holding them.
-        x: (B, ...), the batch in that space.
-        context: per-example tensors (B, ...) that `forward` needs, e.g. the attention mask. The
-            ends of a path keep their own; inner points use the elementwise maximum of both ends.
-            For masks of kept tokens (bool, 0/1, or additive 0/-inf) that is the union. `estimate`
-            and `penalty` reject contexts whose maximum is meaningless: padding masks, and numbers
-            that differ between examples. For `penalty` on a CUDA device, such numbers fail a
-            device assertion, as wrong labels do.
-        aside: context manager for passes at points that are not data; they then get a pass of
-            their own. None: the batch norms of `module` keep their running statistics, and without
-            batch norm, batch and paths may share one forward pass.
+        x: the batch of points, (B, ...).
+        context: per-example tensors (B, ...) that `forward` needs, e.g. the attention mask. Each
+            end of a path keeps its own; inner points use the elementwise maximum of both ends. For
+            masks of kept tokens (bool, 0/1, or additive 0/-inf), this is the union. `estimate` and
+            `penalty` reject contexts whose maximum is meaningless: padding masks, and numbers that
+            differ between examples. In `penalty` on a CUDA device, such numbers trigger a
+            device-side assertion, as wrong labels do.
+        aside: context manager for forward passes on paths, which are then separate from the batch's
+            pass. If None, passes on paths leave the batch-norm statistics of `module` unchanged;
+            without batch norm, batch and paths may share one forward pass.
         module: the network behind `forward`; `estimate` puts it in eval mode.
-        output: key, attribute or index of the outputs in the value that `forward` returns; None:
-            the tensor itself, or its `logits`.
+        output: key, attribute or index of the outputs in the value that `forward` returns. If None,
+            the value itself is used, or its `logits`.
         class_dim: class dimension of outputs with positions, (N, C, H, W) or (N, T, V). Softmax is
-            taken at each position, and ED is the mean over positions; all of them count equally,
-            so leave padding out.
+            taken at each position, and ED is averaged over all positions with equal weight, so
+            exclude padding.
     """
 
     forward: Callable[[Tensor, Context], Tensor]
@@ -66,7 +66,7 @@ class Field:
             model: takes the inputs, and each context tensor as a keyword argument.
             x: a tensor or numpy array (B, ...); a tuple (positional arguments) or dict (keyword
                 arguments) of them, interpolated together; or, with `examples`, a DataLoader that
-                yields tensors or (inputs, ...) tuples, of which the first `examples` are used.
+                yields tensors or (inputs, ...) tuples; its first `examples` examples are used.
             settings: further attributes of the field, e.g. context={"mask": mask}.
         """
         called = model.func if isinstance(model, partial) else model
@@ -105,12 +105,12 @@ class Field:
         return outputs
 
     def part(self, rows: slice) -> Field:
-        """The same function at a slice of the points."""
+        """Returns the same function at a slice of the points."""
         context = {name: value[rows] for name, value in self.context.items()}
         return self.at(self.x[rows], context)
 
     def between(self, first: Tensor, second: Tensor, alpha: Tensor) -> Field:
-        """Points on the paths alpha x1 + (1 - alpha) x2, Eq. (path).
+        """Returns the same function at points alpha x1 + (1 - alpha) x2, Eq. (path).
 
         Args:
             first, second: (P,), indices of x1 (alpha = 1) and x2 (alpha = 0) in the batch.
@@ -119,7 +119,7 @@ class Field:
             A field at P * n points; the nodes of a path are adjacent.
         """
         self.check_points()
-        # at least float32, even for bf16 features: the fit assumes nodes that are not rounded
+        # interpolate in at least float32, even for bf16 features: the fit assumes exact nodes
         dtype = torch.promote_types(self.x.dtype, torch.float32)
         alpha = alpha.expand(len(first), alpha.shape[-1]).to(dtype)
         weight = alpha.reshape(*alpha.shape, *[1] * (self.x.dim() - 1))
@@ -132,19 +132,19 @@ class Field:
         return self.at(points.flatten(0, 1), context)
 
     def join(self, other: Field) -> Field:
-        """One field at both sets of points."""
+        """Returns the same function at the points of both fields."""
         context = {k: torch.cat([v, other.context[k]]) for k, v in self.context.items()}
         return self.at(torch.cat([self.x, other.x]), context)
 
     def with_paths(self, paths: Field) -> tuple[Tensor, Tensor]:
-        """Outputs at the batch and on paths, in one forward pass if the model allows it."""
-        if self._aside() is None:  # about 10 % faster, but with batch norm, paths would count
+        """Returns outputs at the batch and on paths, from one forward pass if possible."""
+        if self._aside() is None:  # about 10 % faster, but paths would update batch norm
             outputs = self.join(paths)()
             return outputs[: len(self.x)], outputs[len(self.x) :]
         return self(), paths.apart()
 
     def apart(self) -> Tensor:
-        """Outputs from a separate pass, which leaves running statistics unchanged."""
+        """Returns outputs from a separate pass that leaves running statistics unchanged."""
         with (self._aside() or nullcontext)():
             return self()
 
@@ -157,25 +157,26 @@ class Field:
         """Raises ValueError if the points cannot be interpolated."""
         if not self.x.is_floating_point():
             raise ValueError(
-                f"inputs are {self.x.dtype}: use floats, or token embeddings (ed.Field.from_text)"
+                f"inputs are {self.x.dtype}: use floats, or ed.Field.from_text for token ids"
             )
         for name, value in self.context.items():
             if len(value) != len(self.x):
                 raise ValueError(
-                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: use as many"
+                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: pass one "
+                    "row per point"
                 )
 
     def at(self, x: Tensor, context: Context | None = None) -> Field:
-        """The same function at other points, optionally with another context."""
+        """Returns the same function at other points, optionally with another context."""
         context = self.context if context is None else context
         # torch.compile in torch 2.6 cannot trace dataclasses.replace
         return Field(self.forward, x, context, self.aside, self.module, self.output, self.class_dim)
 
 
 def as_field(model: Callable[..., Tensor] | Field, inputs=None, **settings) -> Field:
-    """Field of a model at inputs, or the given Field, with all settings that are not None."""
+    """Builds a field of a model at inputs, or updates a given Field with non-None settings."""
     if isinstance(model, Field) != (inputs is None):
-        raise ValueError("inputs: pass them with a model, and leave them out with a Field")
+        raise ValueError("inputs: required with a model; leave them out with a Field")
     settings = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(model, Field):
         return Field.of(model, inputs, **settings)
@@ -187,20 +188,20 @@ def check_merge(context: Context, *, wait: bool = False) -> None:
     """Raises ValueError for contexts whose maximum over two examples is meaningless.
 
     Args:
-        wait: check values on any device, at the cost of a host sync. By default CUDA devices and
-            compiled code assert them instead (`assert_on_device`).
+        wait: check values on any device, at the cost of a host sync. By default, CUDA devices and
+            compiled code use `assert_on_device` instead.
     """
     for name, value in context.items():
         if "padding" in name:
             raise ValueError(
                 f"context {name!r} marks padding, but paths take the maximum of both ends: pass "
-                "the kept tokens, ~mask, under another name, and invert them in `forward`"
+                "~mask, which marks kept tokens, under another name, and invert it in `forward`"
             )
         if value.dtype == torch.bool or value.numel() == 0:
             continue
         message = (
             f"context {name!r} is not a mask and differs between examples, so paths cannot merge "
-            "it: interpolate it as an input, ed.Field.of(model, (x, y)), or use it in `forward`"
+            "it: pass it as an input, ed.Field.of(model, (x, y)), or close over it in `forward`"
         )
         if not (wait or readable(value)):
             assert_on_device(_has_maximum(value), message)
@@ -209,7 +210,7 @@ def check_merge(context: Context, *, wait: bool = False) -> None:
 
 
 def _has_maximum(value: Tensor) -> Tensor:
-    """Whether all examples share the value, or it is a mask: 0/1, or additive 0/-inf."""
+    """Whether all examples share one value, or the tensor is a 0/1 or additive 0/-inf mask."""
     sound = (value == value[:1]).all() | ((value == 0) | (value == 1)).all()
     if not value.is_floating_point():
         return sound
@@ -217,10 +218,10 @@ def _has_maximum(value: Tensor) -> Tensor:
 
 
 def _merge(first: Tensor, second: Tensor, alpha: Tensor) -> Tensor:
-    """Merges tensors (P, ...) of both ends at nodes (P, n) into (P, n, ...)."""
+    """Merges the tensors (P, ...) of both ends for nodes (P, n): (P, n, ...)."""
     alpha = alpha.reshape(*alpha.shape, *[1] * (first.dim() - 1))
     first, second = first.unsqueeze(1), second.unsqueeze(1)
-    # `where`, not a product with 0 or 1: additive masks hold -inf
+    # `where` instead of a product with 0 or 1, as additive masks contain -inf
     return torch.maximum(
         torch.where(alpha > 0, first, second), torch.where(alpha < 1, second, first)
     )

@@ -1,4 +1,4 @@
-"""Damped least squares: from values at nodes to polynomial coefficients.
+"""Fits polynomial coefficients to values at nodes by damped least squares.
 
 The coefficients are linear in the values, c = M y with M = (T'T + eps I)^-1 T', and M depends only
 on the nodes. One small linear solve per set of nodes suffices, and the gradient with respect to y
@@ -11,7 +11,7 @@ from torch import Tensor
 from ed.core.bases import Basis, chebyshev
 from ed.core.validate import not_negative
 
-DAMPING = 1e-6  # no visible effect between 1e-8 and 1e-4 on cosine nodes
+DAMPING = 1e-6  # on cosine nodes, 1e-8 to 1e-4 give nearly the same results
 
 
 def fit_matrix(
@@ -19,8 +19,8 @@ def fit_matrix(
 ) -> Tensor:
     """M = (T'T + damping I)^-1 T' with T_ik = phi_k(2 alpha_i - 1): (..., r) -> (..., K + 1, r).
 
-    Always solved in float64, as the normal equations square the condition number. In float32 the
-    damping is below the rounding error of T'T: for random uniform nodes with r = 15, K = 14, half
+    Always solved in float64, as the normal equations square the condition number. In float32, the
+    damping is below the rounding error of T'T: with random uniform nodes, r = 15 and K = 14, half
     of the fits were off by 17 % or more, and a few were infinite.
     """
     check_resolution(nodes.shape[-1], degree, damping)
@@ -33,7 +33,7 @@ def fit_matrix(
 
 
 def fit(values: Tensor, nodes: Tensor, degree: int, **settings) -> Tensor:
-    """Coefficients of one fitted polynomial per output.
+    """Fits one polynomial per output and returns its coefficients.
 
     Args:
         values: (..., r, C), outputs along the paths.
@@ -47,18 +47,18 @@ def fit(values: Tensor, nodes: Tensor, degree: int, **settings) -> Tensor:
 
 
 def applied(matrix: Tensor, values: Tensor) -> Tensor:
-    """matrix (..., K + 1, r) @ values (..., r, C), in float64: TF32 keeps only three digits."""
+    """Multiplies matrix (..., K + 1, r) by values (..., r, C) in float64; TF32 is too coarse."""
     with torch.autocast(values.device.type, enabled=False):
         return matrix @ widened(values)
 
 
 def widened(values: Tensor) -> Tensor:
-    """Values in float64, except on Apple GPUs, which do not support it."""
+    """Converts values to float64, except on Apple GPUs, which do not support it."""
     return values if values.device.type == "mps" else values.double()
 
 
 def check_resolution(resolution: int, degree: int, damping: float) -> None:
-    """Raises ValueError if undamped nodes do not determine the K + 1 coefficients."""
+    """Raises ValueError if, without damping, r nodes cannot determine K + 1 coefficients."""
     not_negative("damping", damping)
     if resolution <= degree and damping == 0:
         raise ValueError(

@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-LAYOUT = "one tensor or array (N, ...), a tuple or dict of them"
+LAYOUT = "a tensor or array (N, ...), or a tuple or dict of them"
 
 
 def points_of(
     inputs, module: nn.Module | None = None, *, examples: int | None = None
 ) -> tuple[Tensor, Callable[[Tensor], tuple[tuple, dict]]]:
-    """Inputs as one tensor of points, and a function from points to the model's arguments.
+    """Returns inputs as one tensor of points, and a function from points to model arguments.
 
-    Several inputs are flattened and concatenated, (B, D1 + D2 + ...), so that a path interpolates
-    all of them together.
+    Several inputs are flattened and concatenated to (B, D1 + D2 + ...), so that a path
+    interpolates all of them together.
 
     Args:
         inputs: a tensor (B, ...), a numpy array, a tuple (positional arguments) or dict (keyword
             arguments) of these, or a DataLoader.
-        module: arrays and loader batches move to its device; arrays also take its dtype.
+        module: arrays and loader batches are moved to its device, and arrays cast to its dtype.
         examples: number of examples to take from a loader; None rejects loaders.
     """
     if _is_loader(inputs):
         if examples is None:
-            raise ValueError(f"inputs: got a loader; pass one batch, {LAYOUT}")
+            raise ValueError(f"inputs: got a loader; pass one batch: {LAYOUT}")
         inputs = _collect(inputs, examples)
         inputs = inputs.to(_home(module, inputs).device)
     if isinstance(inputs, Mapping):
@@ -46,7 +46,7 @@ def _is_loader(inputs) -> bool:
 
 
 def _collect(loader: Iterable, examples: int) -> Tensor:
-    """First examples of a loader; torch's random state does not change."""
+    """Returns the first examples of a loader, without changing torch's random state."""
     parts, count = [], 0
     with torch.random.fork_rng(devices=[]):
         for batch in loader:
@@ -60,7 +60,7 @@ def _collect(loader: Iterable, examples: int) -> Tensor:
             if count >= examples:
                 break
     if not parts:
-        raise ValueError("inputs: the loader is empty; a generator can be used only once")
+        raise ValueError("inputs: the loader is empty; note that generators can be read only once")
     return torch.cat(parts)[:examples]
 
 
@@ -72,7 +72,8 @@ def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
         part = part.to(home.device, home.dtype if part.is_floating_point() else part.dtype)
     if not isinstance(part, Tensor):
         raise ValueError(
-            f"{where}: got {type(part).__name__}; pass {LAYOUT}, a DataLoader or torch.cat(batches)"
+            f"{where}: got {type(part).__name__}; pass {LAYOUT}, or a DataLoader (join a list of "
+            "batches with torch.cat)"
         )
     if name and not part.is_floating_point():
         raise ValueError(
@@ -82,7 +83,7 @@ def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
 
 
 def _home(module: nn.Module | None, default: Tensor) -> Tensor:
-    """A weight of the module, whose device and dtype inputs take."""
+    """Returns a weight whose device and dtype inputs should match, or the default."""
     weights = module.parameters() if module is not None else ()
     return next((weight for weight in weights if weight.is_floating_point()), default)
 
@@ -90,7 +91,7 @@ def _home(module: nn.Module | None, default: Tensor) -> Tensor:
 def _pack(parts: list[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
     sizes = {len(part) for part in parts}
     if len(sizes) != 1:
-        raise ValueError(f"inputs: got {sorted(sizes)} examples; use the same number in each")
+        raise ValueError(f"inputs: got {sorted(sizes)} examples; all inputs need the same number")
     shapes, dtypes = [part.shape[1:] for part in parts], [part.dtype for part in parts]
     widths = [shape.numel() for shape in shapes]
 

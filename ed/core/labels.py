@@ -1,4 +1,4 @@
-"""Labels for anchoring: class indices or probabilities, and their target vectors."""
+"""Checks labels for anchoring and converts them to target vectors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from ed.core.device_checks import assert_on_device, readable
 from ed.core.outputs import by_position
 
-SUM_TOLERANCE = 0.01  # allows probabilities in bfloat16
+SUM_TOLERANCE = 0.01  # loose enough for bfloat16 probabilities
 
 
 def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> None:
@@ -25,7 +25,8 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
     if not fits or (soft and labels.dim() < 2):
         got = f"{tuple(labels.shape)} and {labels.dtype}" if tensor else type(labels).__name__
         raise ValueError(
-            f"labels: got {got}; use ({size},) and torch.int64, or probabilities ({size}, C)"
+            f"labels: got {got}; use class indices ({size},) as torch.int64, or probabilities "
+            f"({size}, C)"
         )
     if not readable(labels):
         return
@@ -33,26 +34,27 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
         valid = _probable(labels, 1 if class_dim is None else class_dim)
         if not valid.all():
             raise ValueError(
-                f"labels: row {(~valid).nonzero()[0, 0].item()} does not hold probabilities; apply "
-                "softmax, or pass class indices as torch.int64"
+                f"labels: row {(~valid).nonzero()[0, 0].item()} is not a probability distribution; "
+                "apply softmax, or pass class indices as torch.int64"
             )
     elif (labels < 0).any():
         raise ValueError(
-            f"labels: {labels.min().item()} is not a class; leave such examples out of the penalty"
+            f"labels: {labels.min().item()} is not a class; exclude such examples from the penalty"
         )
 
 
 def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Tensor:
-    """(P,) class indices or (P, C) probabilities -> (P, C); with positions, (P, S, C).
+    """Converts indices (P,) or probabilities (P, C) to (P, C), or (P, S, C) with positions.
 
-    A wrong label raises ValueError on the CPU. CUDA devices and compiled code fail a device
-    assertion instead, which avoids a host sync per step. On other devices its row is nan.
+    A wrong label raises ValueError on the CPU. CUDA devices and compiled code use a device-side
+    assertion instead, which avoids a host sync per step. On other devices, its row becomes nan.
     """
     if labels.is_floating_point():
         rows = by_position(labels, class_dim)
         if rows.shape[-1] != classes:
             raise ValueError(
-                f"labels: got {rows.shape[-1]} classes; the model needs ({len(labels)}, {classes})"
+                f"labels: got {rows.shape[-1]} classes, but the model has {classes}; pass "
+                f"probabilities ({len(labels)}, {classes})"
             )
         valid = _probable(rows, -1)
     else:
@@ -67,7 +69,7 @@ def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Te
         assert_on_device(
             valid.all(),
             "labels: an index is outside the model's classes (-100, for example), or a row is not "
-            "a probability distribution; leave such examples out of the penalty",
+            "a probability distribution; exclude such examples from the penalty",
         )
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     return torch.where(valid.unsqueeze(-1), rows, torch.nan)

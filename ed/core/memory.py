@@ -1,4 +1,4 @@
-"""Number of path points that fit a memory budget."""
+"""Computes how many path points fit in a memory budget."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ed.core.field import Field
 from ed.core.representation import Representation
 from ed.core.validate import positive
 
-LIVE_TENSORS = 4  # activations alive at once in a forward pass without gradients
-FIT_BYTES = 24  # per output and node: probabilities, float64 copy, share of the coefficients
-COEFFICIENT_BYTES = 24  # float64, rounded, and magnitude
+LIVE_TENSORS = 4  # large activations that coexist in a forward pass without gradients
+FIT_BYTES = 24  # per output and node: probabilities, a float64 copy, part of the coefficients
+COEFFICIENT_BYTES = 24  # per coefficient: float64 value, rounded copy, magnitude
 
 
 def points_per_chunk(source: Field, memory_gib: float) -> int:
-    """Number of points that fit the budget, at least 1."""
+    """Returns the number of points that fit in the budget, at least 1."""
     return Footprint.of(source).points(memory_gib)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory that a field needs, measured in a pass at two points.
+    """Memory that a field needs, measured in a forward pass at two points.
 
     Attributes:
         point: bytes per point of the largest tensor in a forward pass.
@@ -43,7 +43,7 @@ class Footprint:
         try:
             with probe:
                 outputs = first()
-        except RuntimeError as error:  # torch's message does not name dtypes and devices
+        except RuntimeError as error:  # torch's message omits dtypes and devices
             weight = next(source.module.parameters(), None) if source.module is not None else None
             has = "" if weight is None else f"; its weights are {weight.dtype} on {weight.device}"
             x = first.x
@@ -53,7 +53,7 @@ class Footprint:
         return cls(size, outputs[0].numel(), outputs.element_size() + FIT_BYTES)
 
     def points(self, memory_gib: float) -> int:
-        """Number of points whose activations and fit stay within the budget, at least 1."""
+        """Returns the number of points whose activations and fit stay within the budget (>= 1)."""
         positive("memory_gib", memory_gib)
         size = max(LIVE_TENSORS * self.point, self.outputs * self.output_bytes)
         return max(1, int(memory_gib * 2**30) // size)
@@ -63,8 +63,8 @@ class Footprint:
     ) -> None:
         """Raises ValueError if the fit of a single path exceeds the budget.
 
-        PCA and adaptive resolution (`whole`) need all outputs of a path at once; otherwise only
-        the coefficients are held.
+        PCA and adaptive resolution (`whole`) need all outputs of a path at once. Otherwise, only
+        the coefficients stay in memory.
         """
         nodes, degree = representation.resolution, representation.degree
         whole = whole or representation.components is not None
@@ -85,7 +85,7 @@ class _LargestOutput(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        # skip views: they own no memory, and views of weights can exceed the activations
+        # skip views: they use no extra memory, and a view of a weight can exceed the activations
         inputs = {a.untyped_storage().data_ptr() for a in args if _is_dense(a)}
         for item in result if isinstance(result, (tuple, list)) else (result,):
             if _is_dense(item) and item.untyped_storage().data_ptr() not in inputs:

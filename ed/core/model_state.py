@@ -18,7 +18,7 @@ _making_locks = threading.Lock()
 @contextlib.contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
     """Locks the model against other threads, including models that share a submodule."""
-    with _making_locks:  # sorted, so that two threads cannot deadlock
+    with _making_locks:  # sort the modules, so that two threads cannot deadlock
         parts = sorted(model.modules(), key=id)
         locks = [_locks.setdefault(part, threading.RLock()) for part in parts]
     with contextlib.ExitStack() as held:
@@ -28,16 +28,16 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 
 def evaluating(model: nn.Module) -> contextlib.AbstractContextManager:
-    """Eval mode for all submodules; restores the mode of each, as models may mix modes."""
+    """Puts all submodules in eval mode; restores each one's own mode on exit."""
     return _attribute(list(model.modules()), "training", False)
 
 
 @contextlib.contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norm uses batch statistics, but does not update its running ones.
+    """Lets batch norm use batch statistics without updating its running statistics.
 
-    For passes at points that are not data (paths), or with perturbed weights (SAM). DDP does not
-    broadcast the buffers either: that would modify them before the backward of an earlier pass.
+    Used for points on paths, which are not data, and for perturbed weights (SAM). Also stops DDP
+    from broadcasting buffers, which would modify them before an earlier pass runs backward.
     """
     wrapped = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
     norms = batch_norms(model)
@@ -51,7 +51,10 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def run_again(model: nn.Module) -> contextlib.AbstractContextManager:
-    """Context for re-running a forward pass in its original modes, without updating batch norm."""
+    """Returns a context for re-running a forward pass in its original modes.
+
+    Batch-norm buffers are restored on exit. Used for activation checkpointing.
+    """
     modules, norms = list(model.modules()), batch_norms(model)
     training = [module.training for module in modules]
     tracking = [norm.track_running_stats for norm in norms]
@@ -74,7 +77,7 @@ def run_again(model: nn.Module) -> contextlib.AbstractContextManager:
 
 
 def batch_norms(model: nn.Module) -> list[nn.Module]:
-    """Batch norms, and instance norms with running statistics."""
+    """Returns all batch norms, and instance norms that have running statistics."""
     return [
         module
         for module in model.modules()
@@ -85,7 +88,7 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def _attribute(modules: Sequence[nn.Module], name: str, *values) -> Iterator[None]:
-    """Sets an attribute of modules, to one value for all or one for each."""
+    """Sets an attribute of modules to one value, or to one value each; restores it on exit."""
     before = [getattr(module, name) for module in modules]
     try:
         for module, value in zip(modules, itertools.cycle(values), strict=False):

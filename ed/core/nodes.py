@@ -1,11 +1,11 @@
-"""Samplers: nodes alpha in [0, 1] along a path, rising from x2 (alpha = 0) to x1 (alpha = 1).
+"""Samplers place nodes alpha in [0, 1] along a path, from x2 (alpha = 0) to x1 (alpha = 1).
 
-A sampler maps uniform draws (..., r) to nodes. It is a pure function, so it traces under
-`torch.compile` and is reproducible. Samplers that ignore the draws return (r,): all paths then
-share one fit.
+A sampler maps uniform draws (..., r) to nodes. It is a pure function, so it works with
+`torch.compile` and is reproducible. Samplers that ignore the draws return nodes (r,), which all
+paths share.
 
-With `anchored=True` (label-anchored ED) labels take the two end nodes, and only the r - 2 nodes
-between them need the network.
+With `anchored=True` (label-anchored ED), labels provide the values at the two end nodes, and the
+network is evaluated only at the r - 2 nodes in between.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Sampler(Protocol):
-    """Uniform draws (..., r) in [0, 1) -> nodes (..., r), or (r,) if all paths share them."""
+    """Maps uniform draws (..., r) in [0, 1) to nodes (..., r), or (r,) if all paths share them."""
 
     def __call__(self, uniform: Tensor, anchored: bool = False) -> Tensor: ...
 
@@ -38,8 +38,8 @@ class RandomizedCosine:
 class ChebyshevNodes:
     """alpha_i = (1 - cos((2i - 1) pi / 2r)) / 2, the same for all paths (Eq. cheb_nodes).
 
-    Anchored: the same nodes; labels take the first and the last (0.003 and 0.997 for r = 15), as
-    the paper does not change the equation.
+    Anchored: the nodes stay the same, as in the paper; labels provide the values at the first and
+    the last (0.003 and 0.997 for r = 15).
     """
 
     def __call__(self, uniform: Tensor, anchored: bool = False) -> Tensor:
@@ -50,11 +50,12 @@ class ChebyshevNodes:
 
 @dataclass(frozen=True)
 class UniformNodes:
-    """alpha ~ U[0, 1], sorted; `even=True`: equally spaced, ends included, the same for all paths.
+    """alpha ~ U[0, 1], sorted; with `even=True`, equally spaced from 0 to 1 on every path.
 
-    Anchored: the first node is 0 and the last is 1. If draws nearly coincide and K = r - 1, ED is
-    hundreds of times as sensitive to an output as at Chebyshev nodes, so avoid them in training.
-    Even nodes are 44 times as sensitive at r = 15, and equally at r = 4 (scripts/theory.py).
+    Anchored: the first node is 0 and the last is 1. Avoid random nodes in training: if K = r - 1
+    and two nodes nearly coincide, ED is hundreds of times as sensitive to an output as with
+    Chebyshev nodes. With even nodes, it is 44 times as sensitive at r = 15, and equally sensitive
+    at r = 4 (scripts/theory.py).
     """
 
     even: bool = False
@@ -72,9 +73,9 @@ class UniformNodes:
 class StratifiedNodes:
     """alpha_i ~ U[(i-1)/r, i/r]: randomized cosine sampling without the cosine.
 
-    Anchored: the first node is 0 and the last is 1; strata 2..r-1 are unchanged. With K = r - 1, ED
-    is about as sensitive to an output as at randomized cosine nodes for r = 4, and over 100 times
-    as sensitive for r = 15 (scripts/theory.py).
+    Anchored: the first node is 0 and the last is 1; strata 2..r-1 are unchanged. Compared with
+    randomized cosine nodes at K = r - 1, ED is about equally sensitive to an output for r = 4, and
+    over 100 times as sensitive for r = 15 (scripts/theory.py).
     """
 
     def __call__(self, uniform: Tensor, anchored: bool = False) -> Tensor:
@@ -92,6 +93,6 @@ def _cosine_map(theta: Tensor) -> Tensor:
 
 
 def _with_ends(inner: Tensor) -> Tensor:
-    """0, the inner nodes, 1: (..., r - 2) -> (..., r)."""
+    """Adds the end nodes 0 and 1: (..., r - 2) -> (..., r)."""
     zero = inner.new_zeros(*inner.shape[:-1], 1)
     return torch.cat([zero, inner, zero + 1], dim=-1)

@@ -1,4 +1,4 @@
-"""Selecting a model's outputs and arranging them by path."""
+"""Selects a model's outputs and arranges them by path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def pick(returned, output: str | int | None = None) -> Tensor:
 
     Args:
         returned: a tensor, or a mapping, object or sequence that holds one.
-        output: key, attribute or index of the outputs; None: the tensor itself, or its `logits`.
+        output: key, attribute or index of the outputs. If None, a tensor is returned as it is, and
+            `logits` are selected from anything else.
     """
     found = returned if isinstance(returned, Tensor) and output is None else None
     if found is None:
@@ -23,14 +24,14 @@ def pick(returned, output: str | int | None = None) -> Tensor:
         return found
     if hasattr(returned if found is None else found, "__array__"):
         raise ValueError(
-            "outputs: got numpy; use ed.Field.of(lambda x: torch.as_tensor(model(x)), x)"
+            "outputs: got a numpy array; use ed.Field.of(lambda x: torch.as_tensor(model(x)), x)"
         )
     kind, keys = type(returned).__name__, isinstance(returned, Mapping)
     if output is not None:
-        raise ValueError(f"output={output!r}: the returned {kind} has {_entries(returned)}")
+        raise ValueError(f"output={output!r}: not found; the {kind} has {_entries(returned)}")
     raise ValueError(
-        f"outputs: the model returns a {kind} without logits; select them, e.g. "
-        f"output={next(iter(returned), 0) if keys else 0!r}; it has {_entries(returned)}"
+        f"outputs: the model returns a {kind} without logits; it has {_entries(returned)}. Set "
+        f"output, e.g. output={next(iter(returned), 0) if keys else 0!r}"
     )
 
 
@@ -39,8 +40,8 @@ def check_outputs(outputs: Tensor, *, softmax: bool, class_dim: int | None = Non
     shape = tuple(outputs.shape)
     if outputs.dim() == 1:
         raise ValueError(
-            f"outputs: got {shape} instead of (N, C); add a dimension, "
-            "ed.Field.of(lambda x: model(x)[:, None], x, module=model), and set softmax=False"
+            f"outputs: got {shape} instead of (N, C); set softmax=False and add a dimension: "
+            "ed.Field.of(lambda x: model(x)[:, None], x, module=model)"
         )
     if outputs.dim() != 2 and class_dim is None:
         raise ValueError(
@@ -49,17 +50,17 @@ def check_outputs(outputs: Tensor, *, softmax: bool, class_dim: int | None = Non
     last = outputs.dim() - 1
     if class_dim is not None and not (1 <= class_dim <= last or -last <= class_dim <= -1):
         raise ValueError(
-            f"class_dim={class_dim}: outputs are {shape}, batch first; use 1 to {last}, or -1"
+            f"class_dim={class_dim}: outputs have shape {shape}; use 1 to {last}, or -1"
         )
     if softmax and outputs.shape[1 if class_dim is None else class_dim] == 1:
         raise ValueError(
             "outputs: the model has one output, whose softmax is always 1; set softmax=False, or "
-            f"pad it to two logits, {TWO_LOGITS}"
+            f"pad it to two logits: {TWO_LOGITS}"
         )
 
 
 def by_position(outputs: Tensor, class_dim: int | None) -> Tensor:
-    """Outputs (N, ..., C, ...) -> (N, S, C) with S positions; (N, C) is unchanged."""
+    """Reshapes outputs (N, ..., C, ...) to (N, S, C) with S positions; keeps (N, C)."""
     if outputs.dim() == 2:
         return outputs
     assert class_dim is not None  # see check_outputs
@@ -67,13 +68,13 @@ def by_position(outputs: Tensor, class_dim: int | None) -> Tensor:
 
 
 def by_path(outputs: Tensor, paths: int, class_dim: int | None = None) -> Tensor:
-    """Outputs at P * n points -> (P, n, C), or (P, S, n, C) with S positions."""
+    """Reshapes outputs at P * n points to (P, n, C), or (P, S, n, C) with S positions."""
     outputs = by_position(outputs, class_dim).unflatten(0, (paths, -1))
     return outputs.transpose(1, 2) if outputs.dim() == 4 else outputs
 
 
 def beside(values: Tensor, own: Tensor, dims: int) -> Tensor:
-    """Adds a positions dimension to per-path entries; shared ones have `dims` dimensions."""
+    """Inserts a positions dimension into `own`, unless all paths share it (`dims` dimensions)."""
     return own.unsqueeze(1) if values.dim() == 4 and own.dim() > dims else own
 
 

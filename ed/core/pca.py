@@ -1,4 +1,4 @@
-"""Per-path centred PCA of outputs, through the r x r Gram matrix.
+"""Centred PCA of the outputs on each path, computed from the r x r Gram matrix.
 
 A path has few points (r) and possibly many outputs (C), so the scores V sqrt(L) come from the r x r
 eigenproblem G = Yc Yc' = V L V'. For 4 x 1000 outputs on a GPU this is dozens of times cheaper than
@@ -14,20 +14,20 @@ from torch import Tensor
 from ed.core.fit import widened
 from ed.core.validate import count
 
-JACOBI_MAX_SIZE = 16  # beyond this, Jacobi sweeps launch too many kernels to pay off
-OUTPUT_ROUNDING = 2  # in eps of the largest output; at most 1.1 measured, in sums without FMA
-GRAM_ROUNDING = 16  # in eps of the largest eigenvalue; at most 2.5 measured for r = 4 to 200
+JACOBI_MAX_SIZE = 16  # larger matrices need too many kernel launches
+OUTPUT_ROUNDING = 2  # multiple of eps * largest output; measured: at most 1.1 (without FMA)
+GRAM_ROUNDING = 16  # multiple of eps * largest eigenvalue; measured: at most 2.5 (r = 4 to 200)
 
 
 def principal_scores(values: Tensor, components: int, *, detach: bool = False) -> Tensor:
-    """Principal component scores of the outputs on each path.
+    """Returns the principal component scores of the outputs on each path.
 
     Args:
         values: (..., r, C), outputs along the paths.
         components: m <= r - 1, as r centred points span at most r - 1 directions.
         detach: treat the directions as constants in the backward pass.
     Returns:
-        (..., r, m), by falling variance; the sign of each column is arbitrary.
+        (..., r, m), in order of decreasing variance; the sign of each column is arbitrary.
     """
     resolution = values.shape[-2]
     check_components(components, resolution)
@@ -40,36 +40,37 @@ def principal_scores(values: Tensor, components: int, *, detach: bool = False) -
         with torch.no_grad():
             eigenvalues, vectors = _gram_eigen_above(centred, noise)
             top = (vectors * _inverse_root(eigenvalues)[..., None, :])[..., :components]
-        # centred @ directions, without forming directions = centred' V / sqrt(L)
+        # equals centred @ directions, but avoids the large matrix directions = centred' V / sqrt(L)
         return ((centred @ centred.detach().mT) @ top).to(values.dtype)
 
 
 def check_components(components: int, resolution: int) -> None:
     if count("components", components) > resolution - 1:
         raise ValueError(
-            f"components={components}: {resolution} nodes span {resolution - 1} directions; use at "
-            f"most {resolution - 1}, or a larger resolution"
+            f"components={components}: {resolution} nodes span only {resolution - 1} directions; "
+            f"use at most {resolution - 1}, or a larger resolution"
         )
 
 
 def check_directions(components: int | None, outputs: int, *, softmax: bool) -> None:
-    """Raises ValueError if ED_norm would average over directions that cannot vary."""
+    """Raises ValueError if there are more components than directions in which outputs vary."""
     possible = outputs - 1 if softmax else outputs
     if components is not None and components > possible:
         what = f"probabilities of {outputs} classes" if softmax else f"{outputs} outputs"
         raise ValueError(
-            f"components={components}: {what} vary in {possible} directions; use at most {possible}"
+            f"components={components}: {what} vary in only {possible} directions; use at most "
+            f"{possible}"
         )
 
 
 class _GramScores(torch.autograd.Function):
-    """Centred values (..., r, C) -> scores (..., r, m), with a gradient that is always finite.
+    """Maps centred values (..., r, C) to scores (..., r, m), with a gradient that stays finite.
 
     With S = V sqrt(L) and the upstream gradient B, the gradient of the centred values is
     (D + D') Yc with D = V [diag(dL) + F * (V' dV)] V', where dV = B sqrt(L),
-    dL_j = v_j'B_j / (2 sqrt(L_j)) and F_ij = 1 / (l_j - l_i). Both quotients are guarded: if two
-    eigenvalues are equal in `precision`, the dtype of the original values, the rotation between
-    their vectors is arbitrary and gets no gradient.
+    dL_j = v_j'B_j / (2 sqrt(L_j)) and F_ij = 1 / (l_j - l_i). Both divisions are protected against
+    zero. If two eigenvalues are equal in `precision`, the dtype of the original values, the
+    rotation between their vectors is arbitrary and gets no gradient.
     """
 
     @staticmethod
@@ -92,10 +93,10 @@ class _GramScores(torch.autograd.Function):
         centred, eigenvalues, vectors = ctx.saved_tensors
         m, info = ctx.components, torch.finfo(ctx.precision)
         left, right = eigenvalues[..., :, None], eigenvalues[..., None, :m]
-        blur = info.eps**0.5 * (left + right) + info.tiny**0.5  # relative, so scale-free
+        blur = info.eps**0.5 * (left + right) + info.tiny**0.5  # relative to the eigenvalues
         rotation = (right - left) / ((right - left).square() + blur.square())
         projected = vectors.mT @ grad  # (..., r, m)
-        inner = projected * right.sqrt() * rotation  # the diagonal is 0; dL goes there
+        inner = projected * right.sqrt() * rotation  # its diagonal is 0; dL is added there
         inverse = _inverse_root(eigenvalues)[..., :m]
         growth = projected.diagonal(dim1=-2, dim2=-1) * inverse / 2
         inner.diagonal(dim1=-2, dim2=-1).add_(growth)
@@ -108,7 +109,7 @@ class _GramScores(torch.autograd.Function):
 class _Once(torch.autograd.Function):
     """Passes a gradient through, and raises if it is differentiated again.
 
-    V and L would count as constants, so second derivatives would be silently wrong.
+    V and L would be treated as constants, so second derivatives would be wrong without an error.
     """
 
     @staticmethod
@@ -127,7 +128,7 @@ class _Once(torch.autograd.Function):
 
 
 def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (falling, at least 0) and eigenvectors of symmetric (..., r, r) matrices.
+    """Eigenvalues (decreasing, >= 0) and eigenvectors of symmetric (..., r, r) matrices.
 
     On CUDA, `torch.linalg.eigh` syncs with the host and cannot be captured in a graph, so small
     matrices use Jacobi rotations instead.
@@ -135,7 +136,7 @@ def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
     if gram.is_cuda and gram.shape[-1] <= JACOBI_MAX_SIZE:
         eigenvalues, vectors = jacobi_eigen(gram)
     else:
-        # return nan, so that callers can report non-finite outputs; LAPACK's error names no cause
+        # return nan so that callers can report non-finite outputs; LAPACK's error is unclear
         finite = gram.isfinite().all(-1).all(-1)
         eigenvalues, vectors = torch.linalg.eigh(torch.where(finite[..., None, None], gram, 0.0))
         eigenvalues = torch.where(finite[..., None], eigenvalues, torch.nan)
@@ -145,18 +146,20 @@ def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecomposition by parallel Jacobi rotations: no host sync, a fixed number of steps.
+    """Eigendecomposition by parallel Jacobi rotations, without host syncs.
+
+    The number of steps is fixed, so it can be captured in a CUDA graph.
 
     Each round zeroes the entries (p, q) of floor(r / 2) disjoint index pairs, and a sweep of
-    rounds covers every pair once. Kernel launches dominate the cost, so a round needs few.
+    rounds covers every pair once. Kernel launches dominate the cost, so each round uses few.
     """
     size = matrix.shape[-1]
     identity, rounds = _jacobi_plan(size, matrix.dtype, matrix.device)
     vectors = identity.expand_as(matrix)
-    for _ in range(3 + size // 2):  # 5 at r = 4, 11 at 16: down to float64 rounding
+    for _ in range(3 + size // 2):  # 5 sweeps at r = 4 and 11 at r = 16 reach float64 precision
         for entries, generator, rest in rounds:
             difference, off = (matrix.flatten(-2) @ entries).chunk(2, dim=-1)
-            angle = torch.atan2(off, difference) / 2  # 0 if the entry is zero already
+            angle = torch.atan2(off, difference) / 2  # 0 if the entry is already 0
             rotation = torch.cat([angle.cos(), angle.sin()], dim=-1) @ generator + rest
             rotation = rotation.unflatten(-1, (size, size))
             matrix = rotation.mT @ matrix @ rotation
@@ -166,7 +169,7 @@ def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
-    """Constants of `jacobi_eigen`, cached on the device to avoid an upload per call.
+    """Returns the constants of `jacobi_eigen`, cached to avoid a device transfer per call.
 
     A round has three constants for flattened (size, size) matrices: `entries` extracts a_qq - a_pp
     and 2 a_pq of each pair, `generator` builds the rotation from cosines and sines, and `rest` is
@@ -190,7 +193,7 @@ def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
 
 def _round_robin(size: int) -> list[list[tuple[int, int]]]:
     """Rounds of disjoint pairs that cover every pair of range(size) once (circle method)."""
-    players = list(range(size + size % 2))  # an odd one pairs with a player that does not exist
+    players = list(range(size)) + [None] * (size % 2)
     rounds = []
     for _ in range(len(players) - 1):
         half = len(players) // 2
@@ -201,23 +204,25 @@ def _round_robin(size: int) -> list[list[tuple[int, int]]]:
 
 
 def _rounding(values: Tensor) -> Tensor:
-    """Largest score (..., 1) that rounding of the outputs (..., r, C) can produce."""
+    """Bounds the scores (..., 1) that rounding error in outputs (..., r, C) can produce."""
     largest = values.abs().amax((-2, -1)).unsqueeze(-1)
-    spread = values.shape[-2] ** 0.5 + values.shape[-1] ** 0.5  # spectral norm of unit noise
+    spread = (
+        values.shape[-2] ** 0.5 + values.shape[-1] ** 0.5
+    )  # spectral norm of a matrix of unit noise
     return widened(largest) * (OUTPUT_ROUNDING * torch.finfo(values.dtype).eps * spread)
 
 
 def _gram_eigen_above(centred: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """`gram_eigen` of the values, with eigenvalues at the level of rounding error set to 0.
+    """Calls `gram_eigen`, and sets eigenvalues at the level of rounding error to 0.
 
-    ED_norm ignores the size of a component, so it would otherwise measure rounding error on paths
-    that span fewer directions than `components`.
+    ED_norm does not depend on the size of a component, so it would otherwise measure rounding error
+    on paths that span fewer directions than `components`.
     """
     eigenvalues, vectors = gram_eigen(centred @ centred.mT)
-    # rounding of the outputs, and of the Gram matrix, which squares the scores
+    # `noise` bounds scores, whose squares are eigenvalues; `own` is rounding in the Gram matrix
     own = GRAM_ROUNDING * torch.finfo(eigenvalues.dtype).eps * eigenvalues[..., :1]
     threshold = torch.maximum(noise.square(), own)
-    return torch.where(eigenvalues <= threshold, 0.0, eigenvalues), vectors  # keeps nan
+    return torch.where(eigenvalues <= threshold, 0.0, eigenvalues), vectors  # nan stays nan
 
 
 def _inverse_root(eigenvalues: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The differentiable penalty: effective degree along random paths between examples of a batch."""
+"""Differentiable penalty: effective degree on random paths between examples of a batch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EFFICIENT = Representation()  # the paper's setting for training: r = 4, K = 3
 
 @dataclass(frozen=True)
 class Paths:
-    """Random paths through a batch, for a loss that shares its forward pass with the penalty.
+    """Random paths between examples of a batch. Lets loss and penalty share a forward pass.
 
     Attributes:
         field: the P * n points to evaluate (n = r, or r - 2 with label anchoring).
-        nodes: (P, r) or (r,).
+        nodes: (P, r), or (r,) if all paths share them.
         labels: class indices (P,) or probabilities (P, C) of both ends; None without anchoring.
     """
 
@@ -46,10 +46,10 @@ class Paths:
         """Draws `pairs` paths between examples of `field`.
 
         Args:
-            labels: for label anchoring: class indices (B,) or probabilities (B, C), e.g. from
-                mixup or a teacher. With the field's `class_dim`, one entry per position.
-            pairing: "random", two independent draws per path (Algorithm 1), or "stratified", where
-                every example ends one path before any ends a second.
+            labels: class indices (B,) or probabilities (B, C), e.g. from mixup or a teacher; they
+                enable label anchoring. If the field has a `class_dim`, one entry per position.
+            pairing: "random" draws both ends independently (Algorithm 1). "stratified" uses every
+                example once before it uses any example again.
         """
         anchored, device = labels is not None, field.x.device
         if labels is not None:
@@ -66,7 +66,7 @@ class Paths:
         return cls(representation, points, nodes, ends)
 
     def degrees(self, outputs: Tensor, *, softmax: bool = True) -> Tensor:
-        """Effective degree of each path (P,), from outputs (P * n, C) at `self.field`."""
+        """Returns the effective degree of each path (P,), from outputs (P * n, C) at its points."""
         class_dim, representation = self.field.class_dim, self.representation
         representation.check(outputs, softmax=softmax, class_dim=class_dim)
         if len(outputs) != len(self.field.x):
@@ -74,7 +74,7 @@ class Paths:
                 f"outputs: got {len(outputs)} rows for {len(self.field.x)} path points; pass "
                 "paths.field.apart()"
             )
-        # softmax and fit lose too much in bf16
+        # bf16 is too coarse for softmax and fit
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         inner_nodes = self.nodes.shape[-1] - (2 if self.labels else 0)
         values = by_path(outputs, len(outputs) // inner_nodes, class_dim)
@@ -104,40 +104,40 @@ def penalty(
     generator: torch.Generator | None = None,
     **changes,
 ) -> Tensor:
-    """Differentiable effective degree of any model on a batch: add it to your loss.
+    """Computes the differentiable effective degree of a model on a batch; add it to your loss.
 
         loss = cross_entropy(model(x), labels) + 7 * ed.penalty(model, x, labels)
-        loss = loss + ed.penalty(model, x, labels, scale="classes")   # for any number of classes
+        loss = loss + ed.penalty(model, x, labels, scale="classes")   # does not depend on C
 
     Args:
         model: maps inputs (N, ...) to logits (N, C); or a `Field` (then no inputs). A module keeps
-            its mode, and its batch-norm statistics ignore points on paths. For a function that
-            calls a module, pass `ed.Field.of(function, inputs, module=module)`.
+            its mode, and points on paths do not update its batch-norm statistics. For a function
+            that calls a module, pass `ed.Field.of(function, inputs, module=module)`.
         inputs: (B, ...), the batch whose examples the paths connect; or a tuple or dict of
             inputs, interpolated together.
         labels: for label-anchored ED: (B,) class indices, or (B, C) probabilities. A wrong index
-            raises ValueError on the CPU (RuntimeError if compiled). On a CUDA device it fails a
+            raises ValueError on the CPU (RuntimeError if compiled). On a CUDA device, it triggers a
             device-side assertion, which prints the reason; the process must then restart. On
-            other devices the penalty is nan.
+            other devices, the penalty becomes nan.
         pairs: number of random paths; half the batch by default, as in the paper.
         representation: how paths are fitted.
         softmax: fit probabilities, as in the paper. Set it to False for regression (without
             labels), or if the outputs are probabilities already.
         output: key, attribute or index of the outputs in the model's return value.
-        class_dim: class dimension of outputs (N, C, H, W) or (N, T, V): softmax over it, mean over
-            positions. Labels then have one entry per position.
+        class_dim: class dimension of outputs (N, C, H, W) or (N, T, V). Softmax is taken over it,
+            and ED is averaged over positions. Labels then have one entry per position.
         generator: random generator on the inputs' device; torch's default if None.
         changes: fields of the representation to change, e.g. resolution=15, components=3.
     Returns:
-        The mean over paths, a scalar: 0 for constant probabilities; 1 / C for a straight line from
-        one class to another, or sqrt(1/2) / m with m components, so tune the strength again when
-        you add PCA; 1 for that line with scale="classes". At least float32, even under autocast;
-        call `backward` outside autocast. float16 outputs beyond 65,504 are infinite, and the
-        penalty is then nan.
+        The mean over paths, a scalar in at least float32, even under autocast. Call `backward`
+        outside autocast. Constant probabilities give 0. A straight line from one class to another
+        gives 1 / C, or sqrt(1/2) / m with m components, so retune the strength when you add PCA.
+        With scale="classes", that line gives 1. float16 outputs above 65,504 overflow, and the
+        penalty becomes nan.
 
-    Without labels, a network can flatten every path for free if inputs carry a mark that blending
-    destroys, such as the black border of a zero-padded crop: it stays confident only where it sees
-    the mark. Use crops without borders, or labels (experiments/results/crop).
+    Without labels, a network can lower the penalty without becoming simpler if blending destroys a
+    visible cue, such as the black border of a zero-padded crop: it then stays confident only where
+    it sees the cue. Use crops without borders, or pass labels (experiments/results/crop).
     """
     field = as_field(model, inputs, output=output, class_dim=class_dim)
     check_merge(field.context)
@@ -155,5 +155,6 @@ def check_anchored(resolution: int) -> None:
     """Raises ValueError if label anchoring leaves no node for the network."""
     if resolution < 3:
         raise ValueError(
-            f"resolution={resolution}: labels take both ends of a path; use at least 3 nodes"
+            f"resolution={resolution}: labels replace the network at both ends of a path; use at "
+            "least 3 nodes"
         )

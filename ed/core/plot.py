@@ -1,4 +1,4 @@
-"""Plot of an estimate: outputs on a few paths, fitted polynomials, and the spectrum."""
+"""Plots an estimate: outputs on a few paths, fitted polynomials, and the spectrum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ed.core.bases import BASES
 
 
 def draw(estimate):
-    """Matplotlib figure of an `Estimate`, independent of pyplot."""
+    """Draws an `Estimate` as a Matplotlib figure, without using pyplot."""
     from matplotlib.figure import Figure
 
     settings, curves = estimate.representation, estimate.curves

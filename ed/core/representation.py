@@ -1,4 +1,4 @@
-"""Polynomial representation of a path: outputs -> coefficients -> effective degree."""
+"""Polynomial representation of a path: from outputs to coefficients to effective degree."""
 
 import math
 import warnings
@@ -20,7 +20,7 @@ SCALES = ("paper", "classes")
 
 @dataclass(frozen=True)
 class Representation:
-    """Settings of the polynomial fit. The defaults are the paper's efficiency setting.
+    """Settings of the polynomial fit. Defaults to the paper's efficiency setting.
 
     Attributes:
         resolution: r, nodes per path.
@@ -60,7 +60,7 @@ class Representation:
         choice("basis", self.basis, BASES)
         choice("scale", self.scale, SCALES)
         if self.scale != "paper" and self.weighting != "raw":
-            raise ValueError(f"scale={self.scale}: weighting={self.weighting} needs scale=paper")
+            raise ValueError(f"scale={self.scale}: weighting={self.weighting} requires scale=paper")
         choice("weighting", self.weighting, WEIGHTINGS)
         count("resolution", self.resolution, least=2)
         count("degree", self.degree, least=0)
@@ -72,7 +72,7 @@ class Representation:
         if self.resolution <= self.degree:
             warnings.warn(
                 f"resolution={self.resolution}: too few nodes for the {self.degree + 1} "
-                f"coefficients of degree={self.degree}, so damping picks the smallest fit; use "
+                f"coefficients of degree={self.degree}, so only damping determines the fit; use "
                 f"resolution >= {self.degree + 1}",
                 stacklevel=3,
             )
@@ -88,20 +88,20 @@ class Representation:
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Nodes for `paths` paths: (paths, r), or (r,) if the sampler shares them."""
+        """Draws nodes for `paths` paths: (paths, r), or (r,) if all paths share them."""
         uniform = torch.rand(
             paths, self.resolution, device=device, dtype=dtype, **_drawn_from(generator)
         )
         return self.sampler(uniform, anchored)
 
     def coefficients(self, values: Tensor, nodes: Tensor) -> Tensor:
-        """values (..., r, C) at nodes (..., r) or (r,) -> (..., C or m, K + 1)."""
+        """Fits values (..., r, C) at nodes (..., r) or (r,): (..., C or m, K + 1)."""
         if self.components is not None:
             values = principal_scores(values, self.components, detach=self.detach_pca)
         return fit(values, nodes, self.degree, basis=BASES[self.basis], damping=self.damping)
 
     def degrees(self, coefficients: Tensor) -> Tensor:
-        """Effective degree of each path, the mean over its outputs: (..., C, K + 1) -> (...,)."""
+        """Returns each path's effective degree, a mean over outputs: (..., C, K + 1) -> (...,)."""
         degrees = WEIGHTINGS[self.weighting](coefficients).mean(-1)
         if self.scale == "paper":
             return degrees
@@ -109,22 +109,22 @@ class Representation:
         return degrees * (outputs if self.components is None else math.sqrt(2) * outputs)
 
     def check(self, outputs: Tensor, *, softmax: bool, class_dim: int | None = None) -> None:
-        """Raises ValueError for outputs that do not fit the settings."""
+        """Raises ValueError if outputs do not match the settings."""
         check_outputs(outputs, softmax=softmax, class_dim=class_dim)
-        if self.weighting == "normalised":  # constant directions add 0 to raw ED
+        if self.weighting == "normalised":  # in raw ED, constant directions only add 0
             classes = outputs.shape[1 if class_dim is None else class_dim]
             check_directions(self.components, classes, softmax=softmax)
 
 
 def over_positions(values: Tensor, dims: int) -> Tensor:
-    """Mean over positions of (P, S, ...); values with `dims` dimensions have no positions."""
+    """Averages (P, S, ...) over positions; values with only `dims` dimensions have none."""
     return values.mean(1) if values.dim() > dims else values
 
 
 def sample_pairs(
     size: int, pairs: int, *, generator: torch.Generator | None = None, device=None
 ) -> tuple[Tensor, Tensor]:
-    """Two independent uniform indices per pair (Algorithm 1), each of shape (pairs,)."""
+    """Draws both indices of each pair independently (Algorithm 1): two tensors (pairs,)."""
     _check_pairs(size, pairs, possible=size * size)
     draw = torch.randint(size, (2, pairs), device=device, **_drawn_from(generator))
     return draw[0], draw[1]
@@ -133,7 +133,7 @@ def sample_pairs(
 def stratified_pairs(
     size: int, pairs: int, *, generator: torch.Generator | None = None, device=None
 ) -> tuple[Tensor, Tensor]:
-    """Disjoint pairs from random permutations, `size // 2` from each: two tensors (pairs,)."""
+    """Draws `size // 2` disjoint pairs from each random permutation: two tensors (pairs,)."""
     _check_pairs(size, pairs, possible=size * size)
     half = size // 2  # an odd size leaves one example out of each permutation
     how = {"device": device, **_drawn_from(generator)}
@@ -149,7 +149,7 @@ def _check_pairs(size: int, pairs: int, *, possible: int) -> None:
     count("pairs", pairs)
     if size < 2:
         raise ValueError(
-            f"inputs: paths need at least 2 examples, got {size}; try DataLoader(drop_last=True)"
+            f"inputs: got {size} examples, but paths need 2 or more; try DataLoader(drop_last=True)"
         )
     if pairs > possible:
         raise ValueError(
@@ -158,26 +158,26 @@ def _check_pairs(size: int, pairs: int, *, possible: int) -> None:
 
 
 def distinct_pairs(size: int, pairs: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`pairs` different unordered pairs of different examples, on the CPU: for measurements."""
+    """Draws distinct unordered pairs of different examples, on the CPU; for measurements."""
     possible = size * (size - 1) // 2
     _check_pairs(size, pairs, possible=possible)
     if pairs * 4 > possible:
         code = torch.randperm(possible, generator=generator, device="cpu")[:pairs]
-    else:  # sparse: draw again until there are enough different ones
+    else:  # few of the possible pairs: draw until there are enough distinct ones
         drawn: dict[int, None] = {}
         while len(drawn) < pairs:
             more = torch.randint(possible, (2 * pairs,), generator=generator, device="cpu")
             drawn |= dict.fromkeys(more.tolist())
         code = torch.tensor(list(drawn)[:pairs], device="cpu")
-    # triangular numbering of pairs: code = i (i - 1) / 2 + j with j < i; float64 is exact here
+    # pairs j < i are numbered by code = i (i - 1) / 2 + j; float64 is exact here
     high = ((1 + torch.sqrt(1 + 8 * code.double())) / 2).floor().long()
     low = code - high * (high - 1) // 2
-    flip = torch.rand(pairs, generator=generator, device="cpu") < 0.5  # either may come first
+    flip = torch.rand(pairs, generator=generator, device="cpu") < 0.5  # random order
     return torch.where(flip, low, high), torch.where(flip, high, low)
 
 
 def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Adds the targets at the end nodes, y_1 = t2 and y_r = t1 (Algorithm 1).
+    """Adds the targets as values at the end nodes, y_1 = t2 and y_r = t1 (Algorithm 1).
 
     Args:
         values: (P, r - 2, C), outputs at the inner nodes.
@@ -190,5 +190,5 @@ def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _drawn_from(generator: torch.Generator | None) -> dict:
-    """Omits a generator of None, with which torch.compile cannot handle new batch sizes."""
+    """Omits generator=None, as torch.compile would then fail on new batch sizes."""
     return {} if generator is None else {"generator": generator}

@@ -1,4 +1,4 @@
-"""Results: effective degree of a model, and the difference between two models."""
+"""Result classes: effective degree of a model, and the difference between two models."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Curve:
     """A few outputs on one path, for plots.
 
     Attributes:
-        nodes: (r,), alpha.
-        values: (r, n), the largest outputs, or the first principal components.
+        nodes: (r,), positions alpha on the path.
+        values: (r, n), the largest outputs or the first principal components.
         coefficients: (n, K + 1), the fitted polynomials.
         outputs: indices of the n outputs.
     """
@@ -31,7 +31,7 @@ class Curve:
 
 
 class _Mean:
-    """Mean over paths and its uncertainty, from values (P,) on paths between `ends` (2, P)."""
+    """Mean over paths and its uncertainty, given values (P,) on paths between `ends` (2, P)."""
 
     values: Tensor
     ends: Tensor
@@ -68,8 +68,8 @@ class Estimate(_Mean):
     Attributes:
         values: (P,), effective degree of each path.
         spectrum: (K + 1,), mean |c_k| over paths and outputs.
-        representation: settings of the fit; with resolution="auto", its resolution is the largest
-            number of nodes on any path.
+        representation: settings of the fit. With resolution="auto", `representation.resolution` is
+            the largest number of nodes on any path.
         ends: (2, P), indices of the two examples that each path connects.
         points: (P,), number of nodes on each path.
         curves: the first paths, for `plot`.
@@ -101,7 +101,7 @@ class Estimate(_Mean):
         return format(self.mean, spec) if spec else str(self)
 
     def to_dict(self) -> dict:
-        """The result as plain numbers, lists and strings, for JSON."""
+        """Returns the result as plain numbers, lists and strings, for JSON."""
         settings = ("resolution", "degree", "basis", "components", "scale")
         return {
             "symbol": self.symbol,
@@ -117,7 +117,7 @@ class Estimate(_Mean):
         }
 
     def plot(self, path=None):
-        """Plots paths, fits and spectrum; returns the figure, and saves it if `path` is given."""
+        """Plots paths, fits and spectrum. Returns the figure, and saves it if `path` is given."""
         from ed.core.plot import draw
 
         figure = draw(self)
@@ -154,10 +154,10 @@ class Comparison(_Mean):
 def standard_error(values: Tensor, ends: Tensor) -> float:
     """Standard error of the mean of values (P,) on paths between examples `ends` (2, P).
 
-    The square root of (sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e are deviations from the
-    mean, and p, q are different paths with a common end. The second sum estimates the variance
-    that an example adds to all its paths, so it is clamped at 0. Without it, many paths between few
-    examples would look more precise than they are.
+    The square root of (sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e_p is a path's deviation
+    from the mean, and the second sum is over different paths p, q with a common end. The second sum
+    estimates a variance, so it is clamped at 0. It accounts for paths that share an example and are
+    therefore correlated.
     """
     count = len(values)
     if count < 2:
@@ -171,7 +171,7 @@ def standard_error(values: Tensor, ends: Tensor) -> float:
 
 
 def with_error(mean: float, error: float) -> str:
-    """Formats mean +- error with two significant digits of the error."""
+    """Formats "mean +- error", with two significant digits of the error."""
     known = math.isfinite(error) and error > 0
     digits = max(0, 1 - math.floor(math.log10(error))) if known else 4
     return f"{mean:.{digits}f} +- {error:.{digits}f}"

@@ -14,11 +14,11 @@ from ed.core.field import Field
 from ed.core.model_state import evaluating
 
 TEXT_CONTEXT = ("attention_mask", "token_type_ids")
-CHECKED = 4  # examples for comparing a layer's field with the whole network
+CHECKED = 4  # number of examples on which a layer's field is compared with the whole network
 
 
 def text_field(model: nn.Module, batch, **settings) -> Field:
-    """Field that starts at the word embeddings of a transformers model.
+    """Builds a field that starts at the word embeddings of a transformers model.
 
         batch = tokenizer(sentences, padding=True, return_tensors="pt")
         ed.estimate(ed.Field.from_text(classifier, batch))
@@ -26,14 +26,14 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
 
     Args:
         model: an encoder or decoder that takes `inputs_embeds`.
-        batch: `input_ids` (B, T), and optionally `attention_mask` and `token_type_ids`. Inside a
-            path, both are merged by their maximum: the union of the tokens, and the second segment
-            wherever either end has it.
+        batch: `input_ids` (B, T), and optionally `attention_mask` and `token_type_ids`. On a path,
+            each is the maximum over both ends: a token is kept, or belongs to the second segment,
+            if it does so at either end.
         settings: further attributes of the field.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise ValueError(
-            f"from_text: {type(model).__name__} is an encoder-decoder; build an ed.Field yourself"
+            f"from_text: {type(model).__name__} is an encoder-decoder; build an ed.Field directly"
         )
     embed = getattr(model, "get_input_embeddings", None)
     if embed is None:
@@ -51,18 +51,18 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
 
 
 def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
-    """Field that starts at the output of a layer: paths run between features.
+    """Builds a field that starts at the output of a layer, so that paths connect features.
 
         ed.estimate(ed.Field.at_layer(vit, "blocks.3", images))
         words = ed.Field.from_text(bert, batch)
         ed.estimate(ed.Field.at_layer(bert, "bert.encoder.layer.0", words))
 
-    The whole network runs on the first example, and the points replace the layer's output. Each
-    pass therefore costs as much as a full forward pass.
+    The whole network still runs, on copies of the first example, and the points replace the layer's
+    output. Each pass therefore costs as much as a full forward pass.
 
     Args:
         layer: name of a submodule, as in `model.named_modules()`. It must run once per pass, and no
-            connection may bypass it. If it returns a tuple, the first entry is used.
+            connection may bypass it. If it returns a tuple, the first item is used.
         x: inputs of the model (as in `ed.Field.of`), or a field of the model.
         settings: further attributes of the field.
     """
@@ -86,7 +86,7 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
 
 
 def _check_bypass(model, source: Field, field: Field, features, layer: str) -> None:
-    """Raises ValueError if the outputs depend on the input other than through the layer."""
+    """Raises ValueError if the input affects the outputs other than through the layer."""
     few = source.part(slice(CHECKED))
     with torch.no_grad(), evaluating(model):
         expected = few()
@@ -102,13 +102,13 @@ def _submodule(model: nn.Module, layer: str) -> nn.Module:
     names = dict(model.named_modules())
     if not layer or layer not in names:
         near = difflib.get_close_matches(layer, names, n=3) or list(names)[1:4]
-        raise ValueError(f"at_layer: no layer {layer!r}; use {', '.join(near)}, ...")
+        raise ValueError(f"at_layer: no layer {layer!r}; use one such as {', '.join(near)}")
     return names[layer]
 
 
 @contextlib.contextmanager
 def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
-    """Collects the submodule's output; raises ValueError unless there is exactly one."""
+    """Records the submodule's output; raises ValueError unless it runs exactly once."""
     found = []
 
     def record(module, args, output) -> None:
@@ -121,13 +121,14 @@ def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
         handle.remove()
     if len(found) != 1 or not isinstance(found[0], Tensor):
         raise ValueError(
-            f"at_layer: {layer!r} must run once per pass, not {len(found)} times, with a tensor"
+            f"at_layer: {layer!r} ran {len(found)} times; use a layer that runs once per pass and "
+            "returns a tensor"
         )
 
 
 @contextlib.contextmanager
 def _writing(part: nn.Module, points: Tensor) -> Iterator[None]:
-    """Replaces the submodule's output by the points."""
+    """Replaces the submodule's output with the points."""
 
     def replaced(module, args, output):
         return (points, *output[1:]) if isinstance(output, tuple) else points

@@ -16,9 +16,9 @@ PATHS_SHOWN, OUTPUTS_SHOWN = 3, 3
 
 
 class Tally:
-    """Turns outputs, which arrive a few nodes at a time, into effective degrees.
+    """Computes effective degrees from outputs that arrive a few nodes at a time.
 
-    Coefficients are linear in the outputs, so they add up over the pieces of a path. PCA is not
+    Coefficients are linear in the outputs, so the pieces of a path can be summed. PCA is not
     linear and needs all outputs of a path at once.
     """
 
@@ -79,7 +79,7 @@ class Tally:
         )
 
     def _show(self, values: Tensor) -> None:
-        """Keeps the largest outputs of the first paths, chosen at their first nodes."""
+        """Keeps the largest outputs of the first paths for plots, chosen at the first nodes."""
         few = self._few(values)
         if not len(few):
             return
@@ -101,12 +101,12 @@ class Tally:
             self.curves.append(curve)
 
     def _few(self, values: Tensor) -> Tensor:
-        """The paths among (P, ...) that plots still need."""
+        """Selects the paths from (P, ...) that plots still need."""
         return values[: PATHS_SHOWN - len(self.curves)]
 
 
 def highest_curve(nodes: Tensor, values: Tensor, coefficients: Tensor) -> Curve:
-    """The largest outputs (r, C) or (S, r, C) on one path, with their fits."""
+    """Selects the largest outputs from (r, C) or (S, r, C) on one path, with their fits."""
     flat = values.mT.reshape(-1, values.shape[-2])
     picked = flat.amax(-1).topk(min(OUTPUTS_SHOWN, len(flat))).indices
     fits = coefficients.reshape(-1, coefficients.shape[-1])[picked]
@@ -117,5 +117,5 @@ def check_finite(values: Tensor) -> None:
     bad = int((~values.isfinite()).sum())
     if bad:
         raise ValueError(
-            f"outputs: not finite on {bad} of {len(values)} paths; check weights and input scale"
+            f"outputs: not finite on {bad} of {len(values)} paths; check weights and input scaling"
         )

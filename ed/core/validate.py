@@ -1,4 +1,4 @@
-"""Checks for single settings: return the value, or raise a ValueError that names the key."""
+"""Checks for settings. Each returns the value, or raises a ValueError that names the key."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ def choice(key: str, value, choices: Iterable):
 
 
 def count(key: str, value, *, least: int = 1):
-    """Checks for a whole number."""
+    """Checks that the value is a whole number, at least `least`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(f"{key}={value}: must be a whole number, at least {least}")
     return value
@@ -40,7 +40,7 @@ def not_negative(key: str, value):
 
 
 def fraction(key: str, value, *, zero: bool = True, one: bool = True):
-    """Checks for a number in [0, 1]; `zero` and `one` say whether the ends are allowed."""
+    """Checks for a number in [0, 1]; `zero` and `one` set whether the ends are allowed."""
     inside = _is_number(value) and 0 <= value <= 1
     if not inside or (value == 0 and not zero) or (value == 1 and not one):
         low, high = "at least" if zero else "above", "at most" if one else "below"
@@ -49,7 +49,7 @@ def fraction(key: str, value, *, zero: bool = True, one: bool = True):
 
 
 def optional(check: Callable, key: str, value, **limits):
-    """Accepts None, and every value that `check` accepts."""
+    """Accepts None and all values that `check` accepts."""
     if value is None:
         return None
     try:
@@ -59,7 +59,7 @@ def optional(check: Callable, key: str, value, **limits):
 
 
 def each(check: Callable, key: str, values, *, empty: bool = False, length: int = 0, **limits):
-    """Applies `check` to every item of a list, which may be `empty` or must have a `length`."""
+    """Checks each item of a list; `empty` allows no items, and `length` requires a number."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not listed or not (values or empty):
         raise ValueError(f"{key}={values}: must be a list in brackets, with at least one item")
@@ -71,7 +71,7 @@ def each(check: Callable, key: str, values, *, empty: bool = False, length: int 
 
 
 def brief(error: Exception, *, length: int = 200) -> str:
-    """The error's type and message on one line, for use in another message."""
+    """Returns the error's type and message on one line, for use in another message."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:length]
 
 

@@ -1,4 +1,4 @@
-"""Forward passes along paths: no gradients, eval mode, a few points at a time."""
+"""Runs forward passes along paths in eval mode, without gradients, a few points at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ed.core.model_state import alone, evaluating
 
 @contextlib.contextmanager
 def measuring(source: Field) -> Iterator[None]:
-    """No gradients, module in eval mode and locked against other threads that measure it."""
+    """Disables gradients, sets eval mode, and locks the module against other measurements."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if source.module is not None:
@@ -35,14 +35,14 @@ def pieces_on_paths(
 def outputs_on_paths(
     source: Field, first: Tensor, second: Tensor, nodes: Tensor, points: int
 ) -> Tensor:
-    """Outputs (P, r, ...) at the nodes of P paths, computed up to `points` at a time."""
+    """Returns outputs (P, r, ...) at the nodes of P paths, computed up to `points` at a time."""
     pieces = pieces_on_paths(source, first, second, nodes, points)
     return torch.cat([piece.unflatten(0, (len(first), -1)) for piece in pieces], dim=1)
 
 
 @contextlib.contextmanager
 def reporter(progress, total: int):
-    """Function to call with the number of finished paths: updates a bar, or calls `progress`."""
+    """Yields a function to call with the number of finished paths, which reports progress."""
     if progress is True:
         from tqdm import tqdm
 
@@ -56,7 +56,7 @@ def warn_if_misread(outputs: Tensor, *, softmax: bool, class_dim: int | None, le
     """Warns about outputs that make the estimate misleading."""
     if outputs.dtype in (torch.bfloat16, torch.float16):
         warnings.warn(
-            f"outputs are {outputs.dtype}: rounding can double ED; measure model.float() on "
+            f"outputs are {outputs.dtype}: rounding can double ED; use model.float() and "
             "inputs.float(), outside autocast",
             stacklevel=level,
         )

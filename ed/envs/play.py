@@ -1,12 +1,12 @@
-"""Rollouts: a policy plays many copies of a game while engine and GPU work in parallel.
+"""Rollouts: a policy plays many copies of a game, with engine and GPU working in parallel.
 
-The copies are split into lanes. On a GPU each lane has a thread, a stream and a CUDA graph: while
-the engine steps one lane, the GPU decides for another. A decision is one replay: frames from pinned
-memory, network, sampling, storage, actions to the host. On a CPU the same code runs the lanes one
-after another.
+The copies are split into lanes. On a GPU, each lane has a thread, a stream and a CUDA graph, so the
+engine can step one lane while the GPU selects actions for another. One replay of the graph reads
+frames from pinned memory, runs the network, samples and stores actions, and sends them to the host.
+On a CPU, the same code runs the lanes one after another.
 
 All random numbers of a rollout are drawn before it starts, one per step, copy and action. A rollout
-therefore depends only on seed and weights, not on the order of lanes or on capture.
+therefore depends only on the seed and the weights, not on the order of lanes or on CUDA graphs.
 """
 
 import copy
@@ -21,22 +21,22 @@ from torch.nn import functional as F
 
 from ed.envs.procgen import ACTIONS, FRAME, Games
 
-WARM_UP = 3  # eager decisions before capture, which create library handles
+WARM_UP = 3  # eager calls before capture, so that libraries are initialised
 
 
 def scaled(frames: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 frames -> network inputs in [0, 1]."""
+    """Converts uint8 frames to network inputs in [0, 1]."""
     return frames.to(dtype) / 255
 
 
 class Policy:
-    """A network for playing. On a GPU it is a copy in channels-last format, optionally in bf16."""
+    """A network for playing; on a GPU, a copy in channels-last format, optionally in bf16."""
 
     def __init__(self, model: nn.Module, *, device: torch.device, bf16: bool = False):
         self.device, self.model, self.network = device, model, model
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         if device.type == "cuda":
-            # the copy is not compiled, and its weights need no cast in every decision
+            # the copy is not compiled, and its weights do not need a cast at every step
             self.network = copy.deepcopy(model).to(
                 dtype=self.dtype, memory_format=torch.channels_last
             )
@@ -50,12 +50,12 @@ class Policy:
             torch._foreach_copy_(mine, theirs)
 
     def __call__(self, frames: Tensor) -> Tensor:
-        """Frames (N, 3, 64, 64) uint8 -> action logits and value (N, A + 1), float32."""
+        """Maps uint8 frames (N, 3, 64, 64) to float32 action logits and value (N, A + 1)."""
         return self.network(scaled(frames, self.dtype)).float()
 
 
 class Lane:
-    """Copies of a game that step together, and their columns of the player's memory."""
+    """Copies of a game that step together, with their columns of the player's memory."""
 
     def __init__(self, games: Games, policy: Policy, memory: dict[str, Tensor], *, capture: bool):
         self.games, self.policy, self.memory, self.device = games, policy, memory, policy.device
@@ -64,13 +64,13 @@ class Lane:
         self.actions = self._host(torch.zeros(games.count, dtype=torch.long))
         self.clock = torch.zeros(1, dtype=torch.long, device=self.device)
         self.returns: list[tuple[int, float]] = []  # (step, return) of finished episodes
-        self.levels = first.levels.tolist()  # started since they were last read
+        self.levels = first.levels.tolist()  # of episodes started since the last read
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream, self.decided = None, None
         if self.device.type == "cuda":
-            # high priority: the engine waits for decisions, also while the model trains
+            # high priority, as the engine waits for actions even while the model trains
             self.stream = torch.cuda.Stream(self.device, priority=-1)
-            # blocking waits are not slower, and leave the CPU cores to other runs
+            # blocking waits are not slower, and free the CPU cores for other runs
             self.decided = torch.cuda.Event(blocking=True)
         if capture:
             self._record()
@@ -80,7 +80,7 @@ class Lane:
 
     @torch.no_grad()
     def play(self) -> None:
-        """Fills the memory with one rollout; its last row is the step after the rollout."""
+        """Fills the memory with one rollout; the last row holds the step after it."""
         with torch.cuda.stream(self.stream):  # no effect if None
             self.clock.zero_()
             self.returns = []
@@ -106,12 +106,12 @@ class Lane:
             self.decided.synchronize()
 
     def _decide(self) -> None:
-        """Frames on the host -> actions on the host; the rest stays on the device."""
+        """Selects actions for the frames on the host; everything else stays on the device."""
         frames = self.frames.to(self.device, non_blocking=True)
         outputs = self.policy(frames)
         logarithms = F.log_softmax(outputs[:, :ACTIONS], dim=-1)
         noise = self.memory["noise"].index_select(0, self.clock).squeeze(0)
-        action = (logarithms.exp() / noise).argmax(-1)  # samples the policy, as noise ~ Exp(1)
+        action = (logarithms.exp() / noise).argmax(-1)  # samples from the policy, as noise ~ Exp(1)
         self._keep("frames", frames)
         self._keep("actions", action)
         self._keep("log_probabilities", logarithms.gather(1, action[:, None]).squeeze(1))
@@ -120,7 +120,7 @@ class Lane:
         self.clock.add_(1)
 
     def _keep(self, name: str, value: Tensor) -> None:
-        # a graph cannot use a step counter on the host
+        # the step counter is on the device, as a CUDA graph cannot use one on the host
         self.memory[name].index_copy_(0, self.clock, value.unsqueeze(0))
 
     @torch.no_grad()
@@ -141,9 +141,9 @@ class Player:
     """All lanes, and the memory of their last rollout.
 
     Attributes:
-        memory: frames, actions, log_probabilities, values and noise, (T + 1, N, ...) on the device,
-            where row T is the step after the rollout, for its value; rewards and dones, (T, N) on
-            the host.
+        memory: frames, actions, log_probabilities, values and noise, (T + 1, N, ...) on the device;
+            rewards and dones, (T, N) on the host. Row T is the step after the rollout, whose value
+            is needed for advantages.
     """
 
     def __init__(
@@ -177,12 +177,12 @@ class Player:
 
     @property
     def returns(self) -> list[float]:
-        """Raw returns of the episodes that ended in the last rollout, in order of time."""
+        """Raw returns of the episodes that ended in the last rollout, earliest first."""
         ended = [each for lane in self.lanes for each in lane.returns]
         return [value for _, value in sorted(ended, key=lambda each: each[0])]
 
     def new_levels(self) -> list[int]:
-        """Level seeds of the episodes that started since the last call."""
+        """Returns the level seeds of all episodes that started since the last call."""
         levels = [level for lane in self.lanes for level in lane.levels]
         for lane in self.lanes:
             lane.levels = []
@@ -195,16 +195,16 @@ def play(player: Player) -> None:
 
 
 def begin(player: Player) -> Callable[[], None]:
-    """Starts a rollout, and returns a function that waits for its end.
+    """Starts a rollout, and returns a function that waits until it ends.
 
-    On a GPU all lanes play in threads, and the model may train meanwhile. On a CPU the rollout is
-    finished on return, as the policy is the model itself, which must not change during it.
+    On a GPU, all lanes play in threads, and the model may train at the same time. On a CPU, the
+    policy is the model itself, which must not change, so `begin` returns after the rollout.
     """
     if player.device.type != "cuda":
         for lane in player.lanes:
             lane.play()
         return lambda: None
-    for lane in player.lanes:  # weights and noise may still be in flight on our stream
+    for lane in player.lanes:  # weights and noise may still be pending on this stream
         lane.stream.wait_stream(torch.cuda.current_stream())
     threads = ThreadPoolExecutor(len(player.lanes))
     playing = [threads.submit(lane.play) for lane in player.lanes]
@@ -212,6 +212,6 @@ def begin(player: Player) -> Callable[[], None]:
     def wait() -> None:
         with threads:
             for lane in playing:
-                lane.result()  # raises its error
+                lane.result()  # raises the lane's error, if any
 
     return wait

@@ -1,9 +1,9 @@
-"""Many copies of a Procgen game, from either of two engines.
+"""Many copies of a Procgen game, run by one of two engines.
 
-`envpool` supports current Python versions; `procgen` is the original package (through gym3), whose
-wheels end with Python 3.10. The original returns the first frame of the next episode together with
-the reward that ended the last one. EnvPool returns it one step later; `EnvPoolGames` restores the
-original behaviour by preparing first frames in advance.
+`envpool` supports current Python versions. `procgen` is the original package (through gym3), with
+wheels up to Python 3.10. When an episode ends, the original returns the last reward together with
+the first frame of the next episode. EnvPool returns that frame one step later; `EnvPoolGames`
+restores the original behaviour by preparing first frames in advance.
 """
 
 import importlib
@@ -23,12 +23,12 @@ GAMES += ("fruitbot", "heist", "jumper", "leaper", "maze", "miner", "ninja", "pl
 MODES = ("easy", "hard")
 ACTIONS = 15
 FRAME = (3, 64, 64)
-LEVELS = 2**31 - 1  # level seeds are below this
+LEVELS = 2**31 - 1  # upper bound of level seeds, exclusive
 PLAYING_PER_SPARE = 8  # on average, at most two of 64 copies finish in a step
 
 
 class EngineError(ImportError):
-    """The requested engine is not installed."""
+    """Raised if the requested engine cannot be imported."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class Step:
     """Result of one step of all copies.
 
     Attributes:
-        frames: (N, 3, 64, 64) uint8; after the end of an episode, the first frame of the next.
-        rewards: (N,) float32, raw. dones: (N,) bool.
-        returns: raw returns of the episodes that just ended, in order of their copies.
+        frames: (N, 3, 64, 64) uint8; where an episode has ended, the first frame of the next one.
+        rewards: (N,) float32, not normalised.
+        dones: (N,) bool.
+        returns: raw returns of the episodes that just ended, ordered by copy.
         levels: (N,), current level seed of each copy.
     """
 
@@ -50,14 +51,14 @@ class Step:
 
 
 class Games:
-    """`count` copies of a game; engines implement `_reset` and `_step`."""
+    """Copies of a game; engines implement `_reset` and `_step`."""
 
     def __init__(self, count: int):
         self.count = count
         self._totals = np.zeros(count)
 
     def reset(self) -> Step:
-        """First frames of all copies; call it once."""
+        """Returns the first frames of all copies; call it only once."""
         frames, levels = self._reset()
         zeros = np.zeros(self.count, np.float32)
         return Step(frames, zeros, zeros.astype(bool), [], levels)
@@ -65,11 +66,11 @@ class Games:
     def step(self, actions: np.ndarray) -> Step:
         """Advances all copies; `actions` are (N,) integers in 0..14."""
         actions = np.asarray(actions)
-        # the engines do not check them
+        # the engines do not check actions
         if actions.shape != (self.count,) or actions.min() < 0 or actions.max() >= ACTIONS:
             raise ValueError(
-                f"actions of shape {actions.shape} from {actions.min()} to {actions.max()}: pass "
-                f"{self.count} numbers between 0 and {ACTIONS - 1}"
+                f"actions: got shape {actions.shape} with values {actions.min()} to "
+                f"{actions.max()}; pass {self.count} integers from 0 to {ACTIONS - 1}"
             )
         frames, rewards, dones, levels = self._step(actions.astype(np.int32))
         self._totals += rewards
@@ -88,11 +89,11 @@ class Games:
 
 
 class EnvPoolGames(Games):
-    """Games stepped by EnvPool's C++ threads.
+    """Games run by EnvPool's C++ threads.
 
-    A few spare copies wait at the first frame of an episode. A spare replaces a copy that has
-    finished, which is reset while the others step on: creating a level takes as long as many steps,
-    and all copies would have to wait for it.
+    Creating a level takes as long as many steps, and without spare copies, all games would wait for
+    it. A few spare copies are therefore kept ready at the first frame of an episode. When a copy
+    finishes, a spare replaces it, and the finished copy is reset during the next step.
     """
 
     def __init__(self, game: str, mode: str, count: int, levels: range, seed: int, threads: int):
@@ -107,7 +108,7 @@ class EnvPoolGames(Games):
             num_threads=threads,
         )
         self._playing = np.arange(count, dtype=np.int32)
-        self._finished = self._playing[:0]  # the pool resets these at their next step
+        self._finished = self._playing[:0]  # reset by the pool at the next step
         self._waiting: deque[tuple[int, np.ndarray, int]] = deque()  # copy, first frame, level
 
     def _reset(self):
@@ -118,7 +119,9 @@ class EnvPoolGames(Games):
 
     def _step(self, actions):
         late = len(self._finished)
-        copies = np.concatenate([self._finished, self._playing])  # slow resets first
+        copies = np.concatenate(
+            [self._finished, self._playing]
+        )  # resets come first, as they are slow
         seen = self._exchange(copies, np.concatenate([np.zeros(late, np.int32), actions]))
         self._wait(copies[:late], seen["obs"], seen["info:level_seed"])
         names = ("obs", "reward", "done", "info:level_seed")
@@ -135,12 +138,12 @@ class EnvPoolGames(Games):
         return frames, rewards, dones, levels
 
     def _exchange(self, copies: np.ndarray, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """The pool's `step` without its Python overhead, for which all lanes would wait."""
+        """Replaces the pool's `step`, whose Python overhead would delay all lanes."""
         self._pool._send([copies, copies, actions])  # env ids, player ids (the same), actions
         return dict(zip(self._pool._state_keys, self._pool._recv(), strict=True))
 
     def _wait(self, copies, frames: np.ndarray, levels: np.ndarray) -> None:
-        """Queues spare copies; frames are copied to release the pool's buffer."""
+        """Queues spare copies; copies the frames, so that the pool's buffer can be released."""
         for copy, frame, level in zip(copies, frames, levels, strict=False):
             self._waiting.append((copy, frame.copy(), level))
 
@@ -188,10 +191,10 @@ def make_games(
     threads: int = 0,
     engine: str = "envpool",
 ) -> Games:
-    """`count` copies of a game that draw from `levels`; threads=0 uses one per core."""
+    """Creates copies of a game that play random `levels`; threads=0 uses one thread per core."""
     check_settings(game, mode=mode, engine=engine)
     if not len(levels) or levels.step != 1 or levels.start < 0 or levels.stop > LEVELS:
-        raise ValueError(f"levels={levels}: use a range within 0 to {LEVELS - 1}, not empty")
+        raise ValueError(f"levels={levels}: use a non-empty range within 0 to {LEVELS - 1}")
     return ENGINES[engine](game, mode, count, levels, seed % 2**31, threads)
 
 
@@ -202,16 +205,16 @@ def check_settings(game: str, *, mode: str, engine: str) -> None:
 
 
 def engine_version(engine: str) -> str:
-    """Name and version, to be recorded, as releases draw the same level differently."""
+    """Returns name and version, as releases generate different levels from the same seed."""
     try:
         return f"{engine} {metadata.version(engine)}"
     except metadata.PackageNotFoundError:
-        LOADERS[engine]()  # raises if it is missing
+        LOADERS[engine]()  # raises EngineError if the package is missing
         return f"{engine} of unknown version"
 
 
 def load_envpool():
-    """EnvPool with only Procgen; its entry module would need the assets of all families."""
+    """Loads EnvPool with only Procgen, as its entry module needs the assets of all games."""
     sys.modules.setdefault("envpool.entry", types.ModuleType("envpool.entry"))
     try:
         envpool = importlib.import_module("envpool")
@@ -220,13 +223,13 @@ def load_envpool():
         importlib.import_module("envpool.procgen").ProcgenEnvSpec  # noqa: B018
     except ModuleNotFoundError as error:
         raise EngineError(
-            f"task.engine=envpool needs the package {error.name}: run `bash scripts/setup.sh` or, "
-            "in your own environment, `pip install --no-deps -r requirements-procgen.txt`"
+            f"task.engine=envpool requires the package {error.name}: run `bash scripts/setup.sh`, "
+            "or `pip install --no-deps -r requirements-procgen.txt` in your own environment"
         ) from error
     except ImportError as error:
         raise EngineError(
-            f"task.engine=envpool: EnvPool is installed but does not load ({error}); on Python "
-            "3.11 it needs the system's Qt 5, on Debian `apt-get install libqt5gui5`"
+            f"task.engine=envpool: EnvPool is installed but fails to import ({error}); on Python "
+            "3.11 it needs Qt 5 from the system (on Debian: `apt-get install libqt5gui5`)"
         ) from error
     return envpool
 
@@ -236,7 +239,7 @@ def load_procgen():
         return importlib.import_module("procgen")
     except ImportError as error:
         raise EngineError(
-            f"task.engine=procgen needs the original Procgen ({error}): build it from source "
+            f"task.engine=procgen requires the original Procgen ({error}): build it from source "
             "(wheels exist for x86_64 and Python 3.7 to 3.10), or use task.engine=envpool"
         ) from error
 

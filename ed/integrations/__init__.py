@@ -1,4 +1,4 @@
-"""Integrations with other training frameworks; each module needs its own package."""
+"""Integrations with other training frameworks. Each module requires that framework."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 import ed
 
-QUICK = {"pairs": 50, "resolution": 50, "degree": 20}  # 2,500 forward passes
+QUICK = {"pairs": 50, "resolution": 50, "degree": 20}  # evaluates the model at 2,500 points
 
 
 def track(model: nn.Module, inputs: Tensor | Callable[[nn.Module], ed.Field], **settings) -> float:
-    """ED of a model on fixed inputs, or on the field that `inputs(model)` returns."""
+    """Returns the ED of a model on fixed inputs, or of the field that `inputs(model)` returns."""
     settings = QUICK | settings
     if not isinstance(inputs, Tensor):
         return ed.estimate(inputs(model), **settings).mean

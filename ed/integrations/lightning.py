@@ -1,4 +1,4 @@
-"""Lightning: `Trainer(callbacks=[TrackED(images)])` logs ED during training."""
+"""Lightning callback: `Trainer(callbacks=[TrackED(images)])` logs ED during training."""
 
 from collections.abc import Callable
 
@@ -11,12 +11,12 @@ from ed.integrations import track
 
 
 class TrackED(Callback):
-    """Logs the effective degree of the module under `name`, every `every` epochs.
+    """Logs the effective degree of the module as `name`, every `every` epochs.
 
     Args:
-        inputs: (N, ...) fixed examples for `module(inputs)`, or a function from the module to an
-            `ed.Field`.
-        settings: arguments of `ed.estimate`; by default 50 paths with 50 nodes, degree 20.
+        inputs: fixed examples (N, ...) for `module(inputs)`, or a function that takes the module
+            and returns an `ed.Field`.
+        settings: arguments of `ed.estimate`. Defaults to 50 paths, 50 nodes per path, degree 20.
     """
 
     def __init__(
@@ -32,6 +32,6 @@ class TrackED(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (trainer.current_epoch + 1) % self.every == 0:
-            # all ranks have the same weights and draw the same paths, so their values agree
+            # all ranks have the same weights and paths, so they compute the same value
             value = track(pl_module, self.inputs, **self.settings)
             pl_module.log(self.name, value, rank_zero_only=True)

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: `TrackED` logs ED, `EDTrainer` adds the penalty to the loss."""
+"""Hugging Face Trainer: `TrackED` logs ED, and `EDTrainer` adds the penalty to the loss."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from ed.integrations import track
 
 
 def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | None = None):
-    """Field of a classifier at a batch: pixels, or token embeddings."""
+    """Builds the field of a classifier on a batch of pixels or token embeddings."""
     module = module or model
     if "pixel_values" in batch:
         return ed.Field.of(lambda x: model(pixel_values=x), batch["pixel_values"], module=module)
@@ -21,7 +21,7 @@ def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | 
 
 
 class TrackED(TrainerCallback):
-    """Use `trainer.add_callback(TrackED(trainer, inputs))`; arguments as for Lightning."""
+    """Callback that logs ED, with the arguments of `ed.integrations.lightning.TrackED`."""
 
     def __init__(
         self,
@@ -40,17 +40,17 @@ class TrackED(TrainerCallback):
 
 
 class EDTrainer:
-    """Mixin, `class MyTrainer(EDTrainer, Trainer)`: loss + ed_weight * label-anchored ED."""
+    """Mixin that adds ed_weight * label-anchored ED: `class MyTrainer(EDTrainer, Trainer)`."""
 
     ed_weight = 7.0  # lambda
     ed_settings: Mapping = {}  # arguments of ed.penalty, e.g. {"components": 3}
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs["labels"]  # before super(), which may remove them
+        labels = inputs["labels"]  # read before super(), which may remove them
         field = field_of(model, inputs, self.accelerator.unwrap_model(model))
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
-            # Trainer divides the loss by the accumulation steps unless the loss already is a share
+            # Trainer divides the loss by the accumulation steps, unless it is already divided
             scaled = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             shared = scaled or self.compute_loss_func is not None
             steps = self.current_gradient_accumulation_steps if shared else 1

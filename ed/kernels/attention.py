@@ -1,4 +1,4 @@
-"""Attention from the packed projection to the packed outputs, without copies."""
+"""Attention that reads the packed projection and writes packed outputs, without copies."""
 
 import math
 
@@ -6,26 +6,26 @@ import torch
 from torch import Tensor
 
 TOKENS, HEAD_SIZES = 257, (32, 64)  # maximum number of tokens, supported head sizes
-LAUNCH = {  # tile of tokens, and launch settings
+LAUNCH = {  # tokens per tile, and launch settings
     "forward": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
     "backward": {"BLOCK": 64, "num_warps": 4, "maxnreg": 168},
     "backward_once": {"BLOCK": 64, "num_warps": 4, "maxnreg": 168},
 }
-SMALLEST = 16  # rows of a tensor-core product
+SMALLEST = 16  # minimum number of rows in a tensor-core product
 
 
 def attention(qkv: Tensor, bias: Tensor, heads: int) -> Tensor:
-    """softmax(q k' / sqrt(D)) v for each head: (B, N, 3 H D) -> (B, N, H D).
+    """Computes softmax(q k' / sqrt(D)) v for each head: (B, N, 3 H D) -> (B, N, H D).
 
     Args:
-        bias: (3 H D,), already contained in qkv. It only receives its gradient here, the sum of
-            qkv's gradient over all tokens, so `detach` it where it is added.
+        bias: (3 H D,), already included in qkv. It is passed only so that it receives a gradient,
+            the sum of qkv's gradient over all tokens, so `detach` it where it is added.
     """
     return torch.ops.ed.attention(qkv, bias, heads)[0]
 
 
 def tiles(tokens: int, block: int) -> dict[str, int]:
-    """Number of full tiles, and the size of the last tile, a power of two."""
+    """Returns the number of full tiles, and the size of the last tile, a power of two."""
     rest = tokens % block
     tail = max(SMALLEST, 1 << (rest - 1).bit_length()) if rest else 0
     return {"FULL": tokens // block, "TAIL": tail, "BLOCK": block}
@@ -40,7 +40,7 @@ def _constants(qkv: Tensor, heads: int, direction: str) -> dict[str, int]:
 
 @torch.library.custom_op("ed::attention", mutates_args=())
 def _attention(qkv: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Outputs (B, N, H D) and base-2 logarithms of the softmax sums (B, H, N), float32."""
+    """Returns outputs (B, N, H D), and base-2 logarithms of softmax sums (B, H, N) in float32."""
     from ed.kernels.attention_kernels import attention as kernel
 
     qkv = qkv.contiguous()
@@ -62,14 +62,14 @@ def _outputs(qkv, bias, heads):
 def _attention_gradient(
     gradient: Tensor, qkv: Tensor, out: Tensor, logs: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of qkv (B, N, 3 H D), and its float32 sums over the tokens (B, 3 H D)."""
+    """Returns the gradient of qkv (B, N, 3 H D), and its float32 sums over tokens (B, 3 H D)."""
     from ed.kernels import attention_kernels
 
     gradient, qkv = gradient.contiguous(), qkv.contiguous()
     to_qkv, sums = _gradients(gradient, qkv, out, logs, heads)
     constants, passes = _constants(qkv, heads, "backward"), 2
     kernel = attention_kernels.attention_gradient
-    if constants["FULL"] == 1 and constants["TAIL"] == SMALLEST:  # fits into registers
+    if constants["FULL"] == 1 and constants["TAIL"] == SMALLEST:  # fits in registers
         kernel, passes = attention_kernels.attention_gradient_once, 1
         constants = _constants(qkv, heads, "backward_once")
     factor = 1 / math.sqrt(constants["D"])

@@ -1,9 +1,9 @@
-"""Triton kernels of `ed.kernels.attention`: one (image, head) per program.
+"""Triton kernels of `ed.kernels.attention`. Each program handles one head of one image.
 
-Queries, keys and values are read directly from the packed projection (B, N, 3, H, D). Tokens form
-FULL tiles of size BLOCK and one of size TAIL (65 = 64 + 1 in a tile of 16), which keeps padding
-small. Scores and probabilities stay in registers. Logarithms are to base 2; `scale` includes
-log2(e).
+Queries, keys and values are read directly from the packed projection (B, N, 3, H, D). To limit
+padding, tokens are split into FULL tiles of size BLOCK and one of size TAIL: 65 tokens take a tile
+of 64 and a tile of 16. Scores and probabilities stay in registers. Logarithms are to base 2, and
+`scale` includes log2(e).
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def load(base, start, N: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
-    """Rows start to start + ROWS, zero beyond N: (ROWS, D)."""
+    """Loads ROWS rows from `start` on, zero beyond N: (ROWS, D)."""
     row = start + tl.arange(0, ROWS)
     place = row[:, None] * STRIDE + tl.arange(0, D)[None, :]
     return tl.load(base + place, mask=(row < N)[:, None], other=0.0)
@@ -32,7 +32,7 @@ def absorb(
     query, top, total, mixed, qkv, start, scale,
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Adds a tile of keys and values to a running softmax (maximum, sum, mixture)."""
+    """Adds a tile of keys and values to a running softmax (maximum, sum, weighted values)."""
     key = load(qkv + H * D, start, N, 3 * H * D, D, KEYS)
     value = load(qkv + 2 * H * D, start, N, 3 * H * D, D, KEYS)
     scores = tl.dot(query, tl.trans(key)) * scale
@@ -50,7 +50,7 @@ def attend(
     qkv, out, logs, start, scale, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of a tile of queries, and the logarithms of their softmax sums."""
+    """Stores the outputs of a tile of queries, and the logarithms of their softmax sums."""
     query = load(qkv, start, N, 3 * H * D, D, ROWS)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -73,7 +73,7 @@ def attention(
     qkv, out, logs, scale, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """qkv (B, N, 3, H, D) -> out (B, N, H, D), logs (B, H, N)."""
+    """Computes out (B, N, H, D) and logs (B, H, N) from qkv (B, N, 3, H, D)."""
     image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     qkv += image * (N * 3 * H * D) + head * D
     out += image * (N * H * D) + head * D
@@ -89,7 +89,7 @@ def queries(
     qkv, out, gradient, logs, start,
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries for the backward pass; rows beyond N have zero weights."""
+    """Loads a tile of queries for the backward pass; rows beyond N have zero weights."""
     query = load(qkv, start, N, 3 * H * D, D, ROWS)
     above = load(gradient, start, N, H * D, D, ROWS)
     mixed = load(out, start, N, H * D, D, ROWS)
@@ -100,7 +100,7 @@ def queries(
 
 @triton.jit
 def slopes(key, value, query, above, log, common, here, scale):
-    """Probabilities of a tile and the gradient of its scores, (keys, queries) in half precision."""
+    """Returns probabilities and score gradients of a tile, (keys, queries) in half precision."""
     weights = tl.exp2(tl.dot(key, tl.trans(query)) * scale - log[None, :])
     weights = tl.where(here[:, None], weights, 0.0)
     slope = weights * (tl.dot(value, tl.trans(above)) - common[None, :])
@@ -188,10 +188,10 @@ def attention_gradient(
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """to_qkv (B, N, 3, H, D) and its sums over the tokens of each image, (B, 3, H, D).
+    """Computes to_qkv (B, N, 3, H, D) and its sums over each image's tokens (B, 3, H, D).
 
-    Program axis 1 separates the pass over keys from the pass over queries: scores are computed
-    twice, but no sums go through memory.
+    Program axis 1 separates the pass over keys from the pass over queries. Scores are computed
+    twice, but no partial sums go through memory.
     """
     image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     qkv += image * (N * 3 * H * D) + head * D
@@ -239,7 +239,7 @@ def key_value_once(
     qkv, to_qkv, query, above, log, common, last_query, last_above, last_log, last_common,
     start, scale, factor, N: tl.constexpr, H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values, and its share in the gradients of all queries."""
+    """Stores gradients of a tile of keys and values; returns its share of the query gradients."""
     key = load(qkv + H * D, start, N, 3 * H * D, D, KEYS)
     value = load(qkv + 2 * H * D, start, N, 3 * H * D, D, KEYS)
     here = start + tl.arange(0, KEYS) < N
@@ -262,8 +262,10 @@ def attention_gradient_once(
     N: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """As `attention_gradient`, for one whole tile and a tail: every score is computed once, as the
-    gradients of all queries stay in registers."""
+    """Like `attention_gradient`, for one full tile and a tail.
+
+    Each score is computed only once, as the gradients of all queries fit in registers.
+    """
     image, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     qkv += image * (N * 3 * H * D) + head * D
     to_qkv += image * (N * 3 * H * D) + head * D

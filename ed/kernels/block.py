@@ -1,7 +1,7 @@
-"""Runs timm's transformer blocks with our kernels, on the blocks' own parameters.
+"""Runs timm's transformer blocks with our kernels, using the blocks' own parameters.
 
-The last sum of a block is fused with the norm of the next block into one pass over memory. The
-kernel after each matrix product computes the gradient of its bias.
+The last residual sum of a block is fused with the next block's norm into one pass over memory. The
+bias gradient of a matrix product is computed by the kernel that follows the product.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,11 @@ from ed.kernels.attention import HEAD_SIZES, TOKENS, attention
 from ed.kernels.rowwise import WIDTHS, add_norm, gelu
 
 HALVES = (torch.bfloat16, torch.float16)
-TRITON = find_spec("triton") is not None  # comes with torch on Linux
+TRITON = find_spec("triton") is not None  # included with torch on Linux
 
 
 def applies(blocks: Iterable[nn.Module], x: Tensor) -> bool:
-    """Whether `run` supports the blocks: compiled, on a GPU, in half precision.
+    """Whether `run` supports these blocks here: compiled, on a GPU, in half precision.
 
     Args:
         x: (B, N, C), input of the first block.
@@ -36,7 +36,7 @@ def applies(blocks: Iterable[nn.Module], x: Tensor) -> bool:
 
 
 def supported(block: nn.Module) -> bool:
-    """Whether it is a plain timm block: exact GELU, biases, no dropout, no extra norms."""
+    """Whether this is a plain timm block: exact GELU, biases, no dropout, no extra norms."""
     if type(block) is not Block or type(block.attn) is not Attention or type(block.mlp) is not Mlp:
         return False
     attn, mlp = block.attn, block.mlp
@@ -57,7 +57,7 @@ def supported(block: nn.Module) -> bool:
 def run(
     blocks: Sequence[nn.Module] | nn.Sequential, x: Tensor, *, first_only: bool = False
 ) -> Tensor:
-    """Outputs of the blocks (B, N, C), or (B, 1, C) for only the first token (`first_only`)."""
+    """Returns outputs (B, N, C); with `first_only`, those of the first token (B, 1, C)."""
     rest = None
     for number, block in enumerate(blocks, start=1):
         x, rest = _block(block, x, rest, first_only and number == len(blocks))
@@ -65,10 +65,10 @@ def run(
 
 
 def _block(block: nn.Module, x: Tensor, rest: tuple[Tensor, Tensor] | None, first_only: bool):
-    """Runs one block without its last sum, which is fused with the norm of the next block.
+    """Runs one block without its last sum, which is fused with the next block's norm.
 
     Args:
-        rest: product and bias that the previous block has not added yet; None for the first.
+        rest: product and bias that the previous block has not yet added; None for the first block.
     """
     if rest is None:
         normed = block.norm1(x)
@@ -84,5 +84,5 @@ def _block(block: nn.Module, x: Tensor, rest: tuple[Tensor, Tensor] | None, firs
 
 
 def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """The layer without a gradient for its bias, which the next kernel computes."""
+    """Applies the layer without a bias gradient, which the next kernel computes."""
     return F.linear(x, layer.weight, layer.bias.detach())

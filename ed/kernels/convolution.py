@@ -1,9 +1,9 @@
-"""Fast 3 x 3 convolutions and pooling for few channels, on a GPU in half precision.
+"""Fast 3 x 3 convolutions and pooling for layers with few channels, on a GPU in half precision.
 
-cuDNN is tuned for wide layers: with the 16 and 32 channels of IMPALA it reaches a tenth of the
-memory bandwidth. `convolve` and `pool` use our kernels where they help, and PyTorch elsewhere, on
-the same parameters. The kernels are custom operators with derivatives of any order, as gradients of
-convolutions are convolutions.
+cuDNN is tuned for wide layers: with the 16 and 32 channels of IMPALA, it reaches a tenth of the
+memory bandwidth. `convolve` and `pool` use our kernels where they are faster, and PyTorch
+elsewhere, with the same parameters. The kernels are custom operators with derivatives of any order,
+as gradients of convolutions are convolutions.
 """
 
 from importlib.util import find_spec
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 CHANNELS = (16, 32)  # supported output channels
-WIDTHS = 8  # image widths must be a multiple, so that groups of pixels fit into a row
-LAUNCH = {  # by input channels; best of five or six settings on an H200
+WIDTHS = 8  # image widths must be a multiple of this, so that groups of pixels fill a row
+LAUNCH = {  # by input channels; the best of five or six settings on an H200
     "convolve": {
         4: {"FOLD": 4, "BLOCK": 64, "num_warps": 4},
         16: {"FOLD": 2, "BLOCK": 64, "num_warps": 4},
         32: {"FOLD": 2, "BLOCK": 64, "num_warps": 4},
     },
-    "convolve_few": {  # best of eleven settings for 64 images, the batch of one policy step
+    "convolve_few": {  # the best of eleven settings for 64 images, the batch of a policy step
         4: {"FOLD": 4, "BLOCK": 32, "num_warps": 2},
         16: {"FOLD": 2, "BLOCK": 32, "num_warps": 2},
         32: {"FOLD": 1, "BLOCK": 32, "num_warps": 2},
@@ -32,16 +32,16 @@ LAUNCH = {  # by input channels; best of five or six settings on an H200
     },
 }
 POOL = {"BLOCK": 64, "num_warps": 4}
-PARTS = 2 * 132  # programs that keep a GPU busy
+PARTS = 2 * 132  # number of programs that keep a GPU busy
 HALVES = (torch.bfloat16, torch.float16)
 LAST = torch.channels_last
-TRITON = find_spec("triton") is not None  # comes with torch on Linux
+TRITON = find_spec("triton") is not None  # included with torch on Linux
 
 
 def convolve(
     x: Tensor, layer: nn.Conv2d, *, relu: bool = False, residual: Tensor | None = None
 ) -> Tensor:
-    """layer(x), or layer(relu(x)), plus `residual`, for a 3 x 3 layer with padding 1."""
+    """Returns layer(x) or layer(relu(x)), plus `residual`, for a 3 x 3 layer with padding 1."""
     dtype = _dtype(x)
     if _applies(x, dtype, layer.in_channels, layer.out_channels):
         residual = None if residual is None else residual.to(dtype)
@@ -95,10 +95,11 @@ def _convolve(
     relu: bool,
     transposed: bool,
 ) -> Tensor:
-    """[mask > 0] (relu(x) * weight + bias) + residual, with weight (CO, CI, 3, 3) of any precision.
+    """Computes [mask > 0] (relu(x) * weight + bias) + residual; the weight may have any dtype.
 
     Args:
-        transposed: compute the input gradient of a layer, whose weight is then (CI, CO, 3, 3).
+        weight: (CO, CI, 3, 3).
+        transposed: compute a layer's input gradient; the weight is then (CI, CO, 3, 3).
     """
     from ed.kernels.convolution_kernels import convolve, convolve_few
 
@@ -109,7 +110,7 @@ def _convolve(
     outputs = weight.shape[1 if transposed else 0]
     y = _empty(x, outputs, *x.shape[2:])
     kernel, (shape, number) = convolve, _shape(x, outputs, "convolve")
-    if number <= (PARTS - 1) * shape["BLOCK"]:  # too few strands to fill the GPU
+    if number <= (PARTS - 1) * shape["BLOCK"]:  # too few strands to keep the GPU busy
         kernel, (shape, number) = convolve_few, _shape(x, outputs, "convolve_few")
         number *= shape["H"]
     flags = {"RELU": relu, "BIAS": bias is not None, "MASK": mask is not None}
@@ -137,7 +138,7 @@ def _(x, weight, bias, mask, residual, relu, transposed):
 
 @torch.library.custom_op("ed::weight_gradient", mutates_args=())
 def _weight_gradient(x: Tensor, gradient: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of a convolution of relu(x): weight (CO, CI, 3, 3) and bias, float32."""
+    """Returns gradients of weight (CO, CI, 3, 3) and bias for a convolution of x or relu(x)."""
     from ed.kernels.convolution_kernels import weight_gradient as kernel
 
     x, gradient = (t.contiguous(memory_format=LAST) for t in (x, gradient))
@@ -149,7 +150,7 @@ def _weight_gradient(x: Tensor, gradient: Tensor, relu: bool) -> tuple[Tensor, T
     bands = x.new_empty((programs, 3, k, n), dtype=torch.float32)
     biases = x.new_empty((programs, fold, outputs), dtype=torch.float32)
     kernel[(programs,)](x, gradient, bands, biases, strands, each, **shape, RELU=relu)
-    # each tap appears in the band once per pixel of a group, shifted down and to the right
+    # each tap appears in the band matrix once per pixel of a group, along a diagonal
     sizes = (programs, 3, 3, inputs, fold, outputs)
     strides = (3 * k * n, k * n, inputs * n, n, inputs * n + outputs, 1)
     weights = bands.as_strided(sizes, strides).sum((0, 4))
@@ -164,7 +165,7 @@ def _(x, gradient, relu):
 
 
 def _shape(x: Tensor, outputs: int, kernel: str) -> tuple[dict[str, int], int]:
-    """Constants and launch settings of a kernel, and the number of strands."""
+    """Returns the constants and launch settings of a kernel, and the number of strands."""
     inputs, (height, width) = x.shape[1], x.shape[2:]
     launch = LAUNCH[kernel][inputs]
     k = 1 << ((launch["FOLD"] + 2) * inputs - 1).bit_length()
@@ -216,7 +217,7 @@ def _keep_weight_gradient(ctx, inputs, output) -> None:
 
 
 def _weight_gradient_gradient(ctx, to_weight: Tensor, to_bias: Tensor):
-    """The weight gradient is linear in x and in the upstream gradient."""
+    """Differentiates the weight gradient, which is linear in x and in the upstream gradient."""
     x, gradient = ctx.saved_tensors
     to_x = _input_gradient(gradient, to_weight, x if ctx.relu else None, True)
     to_gradient = torch.ops.ed.convolve(x, to_weight, to_bias, None, None, ctx.relu, False)
@@ -231,7 +232,7 @@ _weight_gradient.register_autograd(_weight_gradient_gradient, setup_context=_kee
 
 @torch.library.custom_op("ed::pool", mutates_args=())
 def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Maxima, and the index of each among the nine pixels."""
+    """Returns the maxima, and the index of each among its window's nine pixels."""
     from ed.kernels.convolution_kernels import pool as kernel
 
     x, (height, width) = x.contiguous(memory_format=LAST), x.shape[2:]

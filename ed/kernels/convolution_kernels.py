@@ -1,11 +1,12 @@
 """Triton kernels of `ed.kernels.convolution`. Tensors are (N, H, W, C) in memory.
 
-With few channels, a convolution is too small a product for tensor cores, and its nine taps read
-every pixel nine times. We therefore treat FOLD neighbouring pixels of a row as one group. A group
-and its two neighbours are contiguous in memory, so a line of three taps is one product with a band
-matrix; its zeros cost less than many small products. Each program moves down its images along
-strands, columns of groups: a row is read once and contributes to three rows of outputs. ReLU, bias,
-mask and sum are fused, so they need no extra pass over memory.
+With few channels, the matrix products of a convolution are too small for tensor cores, and its nine
+taps read every pixel nine times. We therefore treat FOLD adjacent pixels of a row as one group. A
+group and its two neighbouring pixels are contiguous in memory, so a row of three taps is one
+product with a band matrix; its zeros cost less than many small products. A column of groups in an
+image is called a strand. Each program moves down its strands, so that each row is read once and
+contributes to three rows of outputs. ReLU, bias, mask and residual sum are fused, so they need no
+extra pass over memory.
 """
 
 import triton
@@ -19,13 +20,13 @@ def rectified(values):
 
 @triton.jit
 def places(pixel, C: tl.constexpr):
-    """Offsets of the channels of each pixel: (pixels, C)."""
+    """Returns offsets of the channels of each pixel: (pixels, C)."""
     return pixel.to(tl.int64)[:, None] * C + tl.arange(0, C)[None, :]
 
 
 @triton.jit
 def strands(block, number, W: tl.constexpr, FOLD: tl.constexpr, BLOCK: tl.constexpr):
-    """Image, first column and validity of each strand in a block."""
+    """Returns the image, first column and validity of each strand in a block."""
     strand = block * BLOCK + tl.arange(0, BLOCK)
     return strand // (W // FOLD), strand % (W // FOLD) * FOLD, strand < number
 
@@ -35,7 +36,7 @@ def around(
     image, column, here, H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, FOLD: tl.constexpr,
     K: tl.constexpr,
 ):  # fmt: skip
-    """Offsets (strands, K) of a group in the first row and its two neighbours, and a mask."""
+    """Returns offsets (strands, K) of a first-row group and its two neighbours, and a mask."""
     k = tl.arange(0, K)[None, :]
     pixel = column[:, None] + k // CI - 1
     inside = here[:, None] & (pixel >= 0) & (pixel < W)
@@ -47,7 +48,7 @@ def around(
 
 @triton.jit
 def outputs(image, column, H: tl.constexpr, W: tl.constexpr, CO: tl.constexpr, N: tl.constexpr):
-    """Offsets of the outputs of a group in the first row: (strands, N)."""
+    """Returns offsets of the outputs of a first-row group: (strands, N)."""
     first = (image.to(tl.int64) * (H * W) + column) * CO
     return first[:, None] + tl.arange(0, N)[None, :]
 
@@ -57,7 +58,7 @@ def pack(
     weight, bands, to_output, to_input, to_row, to_column,
     CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr, K: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    """Stores the band matrix (3, K, FOLD CO) of each line of taps, from a strided weight."""
+    """Builds the band matrices (3, K, FOLD CO), one per row of taps, from a strided weight."""
     N: tl.constexpr = FOLD * CO
     line = tl.program_id(0)
     k, n = tl.arange(0, K)[:, None], tl.arange(0, N)[None, :]
@@ -99,8 +100,8 @@ def convolve(
     band = bands + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
     upper, middle, lower = tl.load(band), tl.load(band + K * N), tl.load(band + 2 * K * N)
     offset = tl.load(bias + tl.arange(0, N) % CO).to(tl.float32)[None, :] if BIAS else 0.0
-    above = tl.zeros((BLOCK, N), tl.float32)  # previous row of outputs, needs this row
-    level = tl.zeros((BLOCK, N), tl.float32)  # this row of outputs, needs this row and the next
+    above = tl.zeros((BLOCK, N), tl.float32)  # outputs one row up, which still need this row
+    level = tl.zeros((BLOCK, N), tl.float32)  # outputs of this row, which also need the next
     for row in range(H):
         values = tl.load(x + source, mask=inside, other=0.0)
         values = rectified(values) if RELU else values
@@ -121,9 +122,9 @@ def convolve_few(
     K: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
     RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `convolve`, for a block of groups: faster for few images."""
+    """Like `convolve`, for a block of single groups, which is faster for few images."""
     N: tl.constexpr = FOLD * CO
-    line, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)  # rows of all images
+    line, column, here = strands(tl.program_id(0), number, W, FOLD, BLOCK)
     source, inside = around(line, column, here, 1, W, CI, FOLD, K)
     place = outputs(line, column, 1, W, CO, N)
     band = bands + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :]
@@ -144,7 +145,7 @@ def weight_gradient(
     H: tl.constexpr, W: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, FOLD: tl.constexpr,
     K: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sums over `blocks` blocks per program: bands (programs, 3, K, N), biases (programs, N)."""
+    """Sums gradients over `blocks` blocks: bands (programs, 3, K, N), biases (programs, N)."""
     N: tl.constexpr = FOLD * CO
     program = tl.program_id(0)
     bias = tl.zeros((BLOCK, N), tl.float32)
@@ -197,7 +198,7 @@ def pool(
         inside &= (column + dx >= 0) & (column + dx < W)
         place = (centre + dy * W + dx)[:, None] * C + c[None, :]
         value = tl.load(x + place, mask=inside[:, None], other=float("-inf")).to(tl.float32)
-        larger = (value > best) | (value != value)  # nan wins, as in torch
+        larger = (value > best) | (value != value)  # nan propagates, as in torch
         best = tl.where(larger, value, best)
         which = tl.where(larger, tl.full((BLOCK, C), tap, tl.int8), which)
     place, here = places(pixel, C), (pixel < pixels)[:, None]
@@ -207,7 +208,7 @@ def pool(
 
 @triton.jit
 def windows(gradient, taps, place, inside):
-    """Upstream gradient and selected pixel of some windows."""
+    """Loads the upstream gradient and the selected pixel of each window."""
     above = tl.load(gradient + place, mask=inside[:, None], other=0.0).to(tl.float32)
     return above, tl.load(taps + place, mask=inside[:, None], other=-1)
 
@@ -217,10 +218,10 @@ def pool_gradient(
     gradient, taps, x, number, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of each window's middle pixel and of those to its right, below and diagonal.
+    """Stores gradients of each window's middle pixel and its right, lower and diagonal neighbours.
 
-    The middle belongs to one window, the others also to the next windows right and below. This
-    needs no atomic sums.
+    The middle pixel belongs to one window only; the others also belong to the next windows to the
+    right and below. Each pixel is written once, so no atomic sums are needed.
     """
     OH: tl.constexpr = (H + 1) // 2
     OW: tl.constexpr = (W + 1) // 2

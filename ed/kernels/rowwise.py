@@ -1,20 +1,20 @@
-"""Residual sum with layer norm, and GELU, each fused with the gradient of the bias before it."""
+"""Residual sum with layer norm, and GELU, each fused with the preceding layer's bias gradient."""
 
 import torch
 from torch import Tensor
 
 WIDTHS = (192, 384)  # smallest and largest supported width
-LAUNCH = {  # best of a sweep at width 192 on an H200
+LAUNCH = {  # the best settings of a sweep at width 192 on an H200
     "add_norm": {"ROWS": 2, "num_warps": 1},
     "add_norm_gradient": {"ROWS": 8, "num_warps": 2},
     "gelu": {"SIZE": 2048, "num_warps": 2},
     "gelu_gradient": {"ROWS": 4, "WIDE": 256, "num_warps": 8},
 }
-PROGRAMS = {"add_norm_gradient": 528, "gelu_gradient": 264}  # rows of partial sums
+PROGRAMS = {"add_norm_gradient": 528, "gelu_gradient": 264}  # each writes one row of partial sums
 
 
 def add_norm(x: Tensor, y: Tensor, offset: Tensor, norm: torch.nn.LayerNorm):
-    """total = x + y + offset, in x's dtype, and its layer norm, in y's dtype: both (..., C).
+    """Returns x + y + offset in x's dtype, and its layer norm in y's dtype: both (..., C).
 
     Args:
         offset: (C,), bias of the layer that computed y.
@@ -24,18 +24,18 @@ def add_norm(x: Tensor, y: Tensor, offset: Tensor, norm: torch.nn.LayerNorm):
 
 
 def gelu(x: Tensor, offset: Tensor) -> Tensor:
-    """x Phi(x); `offset` (C,) is already contained in x and only receives its gradient."""
+    """Returns x Phi(x). `offset` (C,), already included in x, is passed to receive a gradient."""
     return torch.ops.ed.gelu(x, offset)
 
 
 def _programs(x: Tensor, kernel: str) -> int:
-    """Number of programs that share the rows of x, at most one per row."""
-    # an argument of the operators: cached compiled code must keep its shapes if PROGRAMS changes
+    """Returns the number of programs that share the rows of x, at most one per row."""
+    # passed to the operators, so that cached compiled code stays valid if PROGRAMS changes
     return min(x.numel() // x.shape[-1], PROGRAMS[kernel])
 
 
 def _steps(rows: int, programs: int, kernel: str) -> int:
-    """Number of groups of rows per program."""
+    """Returns the number of groups of rows per program."""
     return -(-rows // (LAUNCH[kernel]["ROWS"] * programs))
 
 
@@ -50,7 +50,7 @@ def _wide(columns: int) -> int:
 def _add_norm(
     x: Tensor, y: Tensor, offset: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sum, its norm, and the float32 means and reciprocal deviations of rows."""
+    """Returns the sum, its norm, and each row's mean and reciprocal deviation in float32."""
     from ed.kernels.rowwise_kernels import add_norm as kernel
 
     x, y, columns = x.contiguous(), y.contiguous(), x.shape[-1]
@@ -73,7 +73,7 @@ def _add_norm_gradient(
     to_total: Tensor, to_normed: Tensor, total: Tensor, weight: Tensor, means: Tensor,
     scales: Tensor, programs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x and y, and partial sums (programs, 3, C) for weight, bias and offset."""
+    """Returns gradients of x and y, and partial sums (programs, 3, C) for weight, bias, offset."""
     from ed.kernels.rowwise_kernels import add_norm_gradient as kernel
 
     to_total, to_normed = to_total.contiguous(), to_normed.contiguous()
@@ -134,7 +134,7 @@ def _(x, offset):
 
 @torch.library.custom_op("ed::gelu_gradient", mutates_args=())
 def _gelu_gradient(gradient: Tensor, x: Tensor, programs: int) -> tuple[Tensor, Tensor]:
-    """Gradient of x, and partial sums (programs, C) for its bias."""
+    """Returns the gradient of x, and partial sums (programs, C) for its bias."""
     from ed.kernels.rowwise_kernels import gelu_gradient as kernel
 
     gradient, x, columns = gradient.contiguous(), x.contiguous(), x.shape[-1]

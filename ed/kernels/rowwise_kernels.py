@@ -1,4 +1,4 @@
-"""Triton kernels of `ed.kernels.rowwise`: one pass over memory each.
+"""Triton kernels of `ed.kernels.rowwise`. Each makes one pass over memory.
 
 Column sums (gradients of weights and biases) stay in registers while a program loops over its
 rows; each program then writes one row of partial sums.
@@ -13,7 +13,7 @@ def add_norm(
     x, y, offset, weight, bias, total, normed, means, scales, rows, eps,
     C: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """total = x + y + offset, normed = (total - mean) * scale * weight + bias, of (rows, C)."""
+    """total = x + y + offset, normed = (total - mean) * scale * weight + bias: (rows, C)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)
     exists, inside = row < rows, column < C
@@ -39,7 +39,7 @@ def add_norm_gradient(
     to_total, to_normed, total, weight, means, scales, to_x, to_y, sums, rows, steps,
     C: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """to_x = to_y, in their own precisions; sums (programs, 3, C) for weight, bias and y's bias."""
+    """Computes to_x and to_y, equal up to dtype, and sums (programs, 3, C) for the parameters."""
     program, column = tl.program_id(0), tl.arange(0, WIDE)
     inside = column < C
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
@@ -74,7 +74,7 @@ def add_norm_gradient(
 
 @triton.jit
 def normal(x):
-    """Standard normal density and distribution, to 1e-7 (Abramowitz and Stegun 7.1.26)."""
+    """Standard normal density and CDF, accurate to 1e-7 (Abramowitz and Stegun 7.1.26)."""
     bell = tl.exp2(x * x * -0.7213475204444817)  # exp(-x^2 / 2)
     t = 1 / (1 + 0.23164188588 * tl.abs(x))  # 0.3275911 / sqrt(2)
     series = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
@@ -95,7 +95,7 @@ def gelu(x, y, number, SIZE: tl.constexpr):
 def gelu_gradient(
     gradient, x, to_x, sums, rows, steps, C: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr
 ):
-    """to_x, and its column sums per program of axis 0; axis 1 is for blocks of columns."""
+    """Computes to_x and its column sums. Program axis 0 splits rows, axis 1 columns."""
     program, column = tl.program_id(0), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = column < C
     total = tl.zeros((ROWS, WIDE), tl.float32)

@@ -1,1 +1,1 @@
-"""What is read off a trained model: effective degree, sharpness, gap, and more."""
+"""Measures of a trained model: effective degree, sharpness, generalization gap, and more."""

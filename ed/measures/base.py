@@ -1,4 +1,4 @@
-"""Base class of measures, which map (model, task) to numbers and do not change the model."""
+"""Base class of measures, which compute numbers from a model and a task."""
 
 import contextlib
 from collections.abc import Hashable, Iterator, Sequence
@@ -11,30 +11,30 @@ from ed.runtime.streams import generator
 
 
 class Measure:
-    """Settings of a measurement; calling it returns the values.
+    """A measurement and its settings. Call it to get the values; the model does not change.
 
     Tasks provide `num_examples`, `examples(index)` (training examples without augmentation),
-    `field`, `loss`, `noise_like`, and for some measures `evaluate`.
+    `field`, `loss`, `noise_like`, and `evaluate`, which only some measures need.
     """
 
-    reads_examples = True  # False if the measure only needs the weights
-    evaluates = False  # True if it uses the run's own evaluation, and thus its precision
+    reads_examples = True  # False if the measure needs only the weights
+    evaluates = False  # True if it evaluates as the run does, in the same precision
 
     def check(self, task) -> None:
         """Raises ValueError if this measure does not apply to the task."""
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        """Values by suffix of the measure's name; a single value has an empty suffix."""
+        """Returns values by suffix; the measure's name plus the suffix names each value."""
         raise NotImplementedError
 
     @property
     def passes(self) -> Hashable:
-        """Key of the forward passes; measures with equal keys are computed `together`."""
+        """Identifies the forward passes; measures with equal keys are computed `together`."""
         return id(self)
 
     @staticmethod
     def together(measures: Sequence["Measure"], model: nn.Module, task) -> list[dict[str, float]]:
-        """The values of each measure, from shared forward passes if possible."""
+        """Returns the values of each measure, from shared forward passes if possible."""
         return [measure(model, task) for measure in measures]
 
 
@@ -48,7 +48,7 @@ def in_groups(measures: dict[str, Measure]) -> list[dict[str, Measure]]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Eval mode; restores modes, weights, buffers and random state bitwise, but not `.grad`."""
+    """Sets eval mode; restores modes, weights, buffers and random state exactly, not `.grad`."""
     state = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().clone() for tensor in state]
     devices = {tensor.device.index for tensor in state if tensor.device.type == "cuda"}
@@ -62,13 +62,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def in_batches(task, index: Tensor, batch_size: int) -> Iterator[tuple[dict[str, Tensor], float]]:
-    """Batches of these examples, each with its fraction of all of them."""
+    """Yields batches of the examples, each with its fraction of the total."""
     for part in index.split(batch_size):
         yield task.examples(part), len(part) / len(index)
 
 
 def fixed_subset(size: int, count: int | None, seed: int) -> Tensor:
-    """Sorted indices of `count` random examples, fixed by the seed; None selects all."""
+    """Returns sorted indices of `count` random examples, set by the seed; None selects all."""
     if count is None or count >= size:
         return torch.arange(size)
     return torch.randperm(size, generator=generator(seed, "measure"))[:count].sort().values

@@ -18,15 +18,15 @@ ENDPOINTS = ("examples", "noise")
 
 @dataclass(frozen=True)
 class EffectiveDegree(Measure):
-    """ED over random paths; the defaults are the paper's protocol for trained models.
+    """Mean ED over random paths. Defaults to the paper's protocol for trained models.
 
     Attributes:
         pairs: number of paths.
         resolution, degree, basis, components, weighting: settings of the `Representation`, with
             Chebyshev nodes.
-        outputs: "softmax" or "raw" (logits). The paper's ED is "softmax" with weighting="raw", its
-            ED_norm is "raw" with weighting="normalised".
-        endpoints: paths connect training "examples", or "noise" (uniform pixels).
+        outputs: "softmax" or "raw" (logits). The paper's ED uses "softmax" and weighting="raw"; its
+            ED_norm uses "raw" and weighting="normalised".
+        endpoints: what paths connect: training "examples", or "noise" (uniform pixels).
         memory_gib: memory budget for a chunk of forward passes.
         seed: seed for the choice of examples and pairs.
     """
@@ -47,7 +47,7 @@ class EffectiveDegree(Measure):
         choice("measures: endpoints", self.endpoints, ENDPOINTS)
         count("measures: pairs", self.pairs)
         positive("measures: memory_gib", self.memory_gib)
-        _ = self.representation  # rejects impossible settings before training
+        _ = self.representation  # raises on impossible settings before training
 
     @property
     def representation(self) -> Representation:
@@ -64,15 +64,17 @@ class EffectiveDegree(Measure):
         possible = size * (size - 1) // 2
         if size > 0 and self.pairs > possible:
             raise ValueError(
-                f"measures: pairs={self.pairs}: {size} examples form {possible} pairs; use fewer"
+                f"measures: pairs={self.pairs}: {size} examples form only {possible} pairs; use "
+                f"at most {possible}"
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
-                "measures: endpoints=noise: needs an image task with task.space=input; use examples"
+                "measures: endpoints=noise: requires an image task with task.space=input; use "
+                "endpoints=examples"
             )
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        """{"": mean over paths, "_se": its standard error}."""
+        """Returns {"": mean over paths, "_se": its standard error}."""
         return self.together([self], model, task)[0]
 
     @property
@@ -82,7 +84,7 @@ class EffectiveDegree(Measure):
     @staticmethod
     @torch.no_grad()
     def together(measures, model: nn.Module, task) -> list[dict[str, float]]:
-        """Values of variants that differ only in the fit, from the same forward passes."""
+        """Computes variants that differ only in the fit, from the same forward passes."""
         walk = measures[0]
         with untouched(model):
             results = estimate_each(
@@ -95,7 +97,7 @@ class EffectiveDegree(Measure):
         return [{"": result.mean, "_se": result.standard_error} for result in results]
 
     def field(self, model: nn.Module, task) -> Field:
-        """Field at the end points: up to two examples per path."""
+        """Builds the field at the end points, up to two examples per path."""
         batch = task.examples(fixed_subset(task.num_examples, 2 * self.pairs, self.seed))
         field = task.field(model, batch)
         if self.endpoints == "noise":

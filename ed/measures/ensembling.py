@@ -12,15 +12,15 @@ from ed.runtime.console import track
 
 @dataclass(frozen=True)
 class Ensembling(Measure):
-    """theta = (1 - alpha) zero-shot + alpha fine-tuned over every tensor, head included.
+    """Accuracy at (1 - alpha) zero-shot + alpha fine-tuned weights, including the head.
 
     Attributes:
-        alphas: mixing coefficients; 0 and 1 reproduce the two models bitwise.
+        alphas: mixing coefficients; 0 and 1 give exactly the two original models.
     """
 
     alphas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     reads_examples = False
-    evaluates = True  # alpha 1 equals the run's own accuracy exactly
+    evaluates = True  # so that alpha = 1 gives exactly the run's own accuracy
 
     def __post_init__(self) -> None:
         each(fraction, "measures.ensembling.alphas", self.alphas)
@@ -28,13 +28,13 @@ class Ensembling(Measure):
     def check(self, task) -> None:
         if not hasattr(task, "zero_shot"):
             raise ValueError(
-                f"measures: {type(task).__name__} keeps no zero-shot weights; use ensembling with "
+                f"measures: {type(task).__name__} has no zero-shot weights; use ensembling with "
                 "task=clip_finetune or task=clip_standin"
             )
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        """{"/alpha<alpha>/<metric>": accuracy in percent}."""
+        """Returns {"/alpha<alpha>/<metric>": accuracy in percent}."""
         fine_tuned = {name: value.clone() for name, value in model.state_dict().items()}
         values = {}
         with untouched(model):
@@ -50,7 +50,7 @@ class Ensembling(Measure):
 def interpolate(
     first: dict[str, Tensor], second: dict[str, Tensor], alpha: float
 ) -> dict[str, Tensor]:
-    """(1 - alpha) first + alpha second, exact at both ends; integer buffers are `second`'s."""
+    """Returns (1 - alpha) first + alpha second; integer buffers are taken from `second`."""
     return {
         name: torch.lerp(value, second[name], alpha) if value.is_floating_point() else second[name]
         for name, value in first.items()

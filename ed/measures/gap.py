@@ -11,10 +11,10 @@ from ed.measures.base import Measure, in_batches, untouched
 
 @dataclass(frozen=True)
 class GeneralizationGap(Measure):
-    """Training minus test accuracy in points, on all examples without augmentation.
+    """Training minus test accuracy in percentage points, on all examples, unaugmented.
 
-    Both accuracies use the precision of the weights, so the logged test accuracy of a bf16 run may
-    differ by a tenth of a point.
+    Both accuracies are computed in the precision of the weights, so the test accuracy that a bf16
+    run logs may differ by a tenth of a point.
 
     Attributes:
         batch_size: examples per pass; affects memory, not the result.
@@ -35,12 +35,12 @@ class GeneralizationGap(Measure):
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        """{"": gap, "_train": accuracy in percent, "_test": accuracy in percent}."""
+        """Returns {"": gap, "_train": accuracy, "_test": accuracy}, all in percent."""
         size, percent = task.num_examples, 0.0
         with untouched(model):
             for batch, share in in_batches(task, torch.arange(size), self.batch_size):
                 _, report = task.loss(task.field(model, batch)(), batch)
-                percent += report["acc"].double() * share  # on the device, without a sync
+                percent += report["acc"].double() * share  # stays on the device to avoid a sync
             test = task.evaluate(model)["eval/acc"]
-        train = 100 * round(float(percent) / 100 * size) / size  # removes float32 rounding
+        train = 100 * round(float(percent) / 100 * size) / size  # removes float32 rounding error
         return {"": train - test, "_train": train, "_test": test}

@@ -10,7 +10,7 @@ from ed.measures.base import Measure
 
 @dataclass(frozen=True)
 class ParameterNorm(Measure):
-    """||w|| over all parameters, including biases and normalisation layers."""
+    """L2 norm of all parameters, including biases and normalisation layers."""
 
     reads_examples = False
 

@@ -1,17 +1,17 @@
 """Sharpness: how much the training loss rises within a ball of radius rho around the weights.
 
-The ball is ||e / T|| <= rho with T = 1 (plain), or T = |w| elementwise (adaptive, invariant to
-rescaling one layer against the next). Both searches use u = e / T, where the ball is a sphere and
-the gradient is T g:
+The ball is ||e / T|| <= rho with T = 1 (plain), or T = |w| elementwise (adaptive, which does not
+depend on how scale is distributed between consecutive layers). Both methods search over u = e / T,
+for which the ball is ||u|| <= rho and the gradient is T g:
 
     step   one SAM step (Foret et al.; Kwon et al.): u = rho T g / ||T g||, so that
-           e = rho g / ||g||, or adaptive e = rho w^2 g / || |w| g ||
-    worst  projected gradient ascent with the step rule of Auto-PGD (Croce & Hein), as in
+           e = rho g / ||g||, or e = rho w^2 g / || |w| g || if adaptive
+    worst  projected gradient ascent with the step-size rule of Auto-PGD (Croce & Hein), as in
            Andriushchenko et al.; its first iterate is `step`
 
-Uses eval mode, the task's loss, and training examples without augmentation. By default one search
-covers all chosen examples. With `group`, each group of examples has its own search, and the rises
-are averaged (m-sharpness, as in da Silva et al.).
+The model is in eval mode, the loss is the task's, and training examples are not augmented. By
+default, one search covers all selected examples. With `group`, each group of examples has its own
+search, and the increases are averaged (m-sharpness, as in da Silva et al.).
 """
 
 import math
@@ -26,7 +26,7 @@ from ed.measures.base import Measure, fixed_subset, in_batches, untouched
 from ed.runtime.streams import generator
 
 METHODS = ("step", "worst")
-MOMENTUM = 0.75  # weight of the new direction; also the success threshold
+MOMENTUM = 0.75  # weight of the new direction; also the required fraction of successful steps
 TINY = 1e-12  # avoids division by a zero gradient norm
 
 Tensors = list[Tensor]
@@ -34,13 +34,13 @@ Tensors = list[Tensor]
 
 @dataclass(frozen=True)
 class Sharpness(Measure):
-    """L(w + e) - L(w) for every radius.
+    """Increase of the loss, L(w + e) - L(w), for each radius.
 
     Attributes:
         radii: values of rho.
         adaptive: use T = |w| instead of 1.
         method: "step" or "worst".
-        steps: gradient passes of the worst-case search per radius.
+        steps: number of gradient steps of the worst-case search, for each radius.
         examples: size of a fixed subset of the training examples; None uses all.
         group: examples per search; None uses one search for all.
         batch_size: examples per pass; affects memory, not the result.
@@ -73,18 +73,18 @@ class Sharpness(Measure):
             raise ValueError(
                 f"measures: batch_size={self.batch_size}: {type(task).__name__} needs all examples "
                 f"of a search in one pass, as {task.no_parts}; set group={self.batch_size}, or "
-                "raise batch_size to group or examples"
+                "raise batch_size to the value of group or examples"
             )
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        """{"_<rho>": rise of the loss}."""
+        """Returns {"_<rho>": increase of the loss}."""
         with untouched(model):
             groups = [self.rises(model, task, index) for index in self.groups(task.num_examples)]
         means = [math.fsum(rises) / len(groups) for rises in zip(*groups, strict=True)]
         return {f"_{rho:g}": mean for rho, mean in zip(self.radii, means, strict=True)}
 
     def groups(self, size: int) -> Sequence[Tensor]:
-        """Indices of the examples in each search."""
+        """Returns the indices of the examples in each search."""
         index = fixed_subset(size, self.examples, self.seed)
         if self.group is None:
             return [index]
@@ -93,7 +93,7 @@ class Sharpness(Measure):
         return index[order].split(self.group)
 
     def rises(self, model: nn.Module, task, index: Tensor) -> list[float]:
-        """Rise of the loss over these examples for each radius; restores the weights."""
+        """Returns the increase of the loss on these examples for each radius."""
         surface = Surface(model, task, index, self)
         if self.method == "step":
             found = [one_step(surface, rho) for rho in self.radii]
@@ -109,7 +109,7 @@ class Surface:
     def __init__(self, model: nn.Module, task, index: Tensor, settings: Sharpness):
         self.model, self.task, self.index = model, task, index
         parts = in_batches(task, index, settings.batch_size)
-        # decode images only once if they fit in one pass
+        # keep the examples if they fit in one pass, so that images are decoded only once
         self.batches = list(parts) if len(index) <= settings.batch_size else None
         self.batch_size = settings.batch_size
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -123,7 +123,7 @@ class Surface:
             return float(sum(loss.double() for loss in self._parts()))
 
     def gradient(self, u: Tensors) -> tuple[float, Tensors]:
-        """The loss and its gradient with respect to u."""
+        """Returns the loss and its gradient with respect to u."""
         self._move(u)
         total, sums = 0.0, [torch.zeros_like(weight) for weight in self.weights]
         with torch.enable_grad():
@@ -157,11 +157,12 @@ def one_step(surface: Surface, rho: float) -> float:
 
 
 def worst_case(surface: Surface, rho: float, steps: int) -> float:
-    """Largest rise found by ascent in the ball ||u|| <= rho.
+    """Returns the largest increase found by gradient ascent in the ball ||u|| <= rho.
 
-    Starts at the centre with momentum and steps of length 2 rho. A checkpoint halves the length and
-    returns to the best point if fewer than three quarters of the steps since the last checkpoint
-    went up, or if that one did not halve it and the best loss has not improved since.
+    Starts at the centre, with momentum and steps of length 2 rho. At each checkpoint, the search
+    halves the step length and returns to the best point if fewer than three quarters of the steps
+    since the last checkpoint increased the loss. It also does so if the best loss has not improved
+    since the last checkpoint, unless that checkpoint already halved the length.
     """
     checkpoints, length = _checkpoints(steps), 2 * rho
     point = before = best = [torch.zeros_like(w) for w in surface.centre]
@@ -189,8 +190,11 @@ def worst_case(surface: Surface, rho: float, steps: int) -> float:
 
 
 def _checkpoints(steps: int) -> set[int]:
-    """Auto-PGD's checkpoints: at 22 % of the steps, then at gaps that shrink by 3 % down to 6 %."""
-    places, gap = [22], 22  # integers, as 0.22 + 0.19 + 0.16 + 0.13 is not 0.7 in floats
+    """Returns Auto-PGD's checkpoints: at 22 %, 41 %, 57 %, ... of the steps.
+
+    The gaps shrink by 3 percentage points each, to no less than 6.
+    """
+    places, gap = [22], 22  # integers, as 0.22 + 0.19 + 0.16 + 0.13 is not exactly 0.7 in floats
     while places[-1] < 100:
         gap = max(gap - 3, 6)
         places.append(places[-1] + gap)

@@ -1,7 +1,7 @@
-"""CLIP from open_clip: both towers, and the image tower with a zero-shot head.
+"""CLIP from open_clip: both towers, or the image tower with a zero-shot head.
 
-Everything after the towers runs in float32: logits are cosines times up to 100, which bf16 would
-round to steps of 1/8 or more.
+Everything after the towers runs in float32. Logits are cosines multiplied by up to 100, and bf16
+would round large ones to multiples of 1/8 or more.
 """
 
 import contextlib
@@ -21,16 +21,17 @@ from ed.runtime import runs
 from ed.runtime.console import track
 from ed.runtime.hub import hub_or_cache
 
-LARGEST_SCALE = 100.0  # CLIP's bound for the scale of the logits
+LARGEST_SCALE = 100.0  # CLIP's limit for the scale of the logits
 TEXT_BATCH = 2048  # captions per pass of the text tower
-OTHER_MODEL = "use a plain CLIP of open_clip.list_models(), such as ViT-B-32-quickgelu or RN50"
+OTHER_MODEL = "use a plain CLIP from open_clip.list_models(), such as ViT-B-32-quickgelu or RN50"
 
 
 class Towers(nn.Module):
-    """Images (N, 3, H, W) -> scaled cosines with every caption (N, classes * templates).
+    """Maps images (N, 3, H, W) to scaled cosines with all captions (N, classes * templates).
 
     `architecture` is the name of a plain CLIP in open_clip, or a mapping with its `embed_dim`,
-    `vision_cfg`, `text_cfg` and `quick_gelu`. Every pass embeds all captions, as there are few.
+    `vision_cfg`, `text_cfg` and `quick_gelu`. Each forward pass embeds all captions, as there are
+    only a few.
     """
 
     def __init__(self, architecture: str | Mapping, *, prompts: str):
@@ -50,17 +51,17 @@ class Towers(nn.Module):
             return F.normalize(images.float(), dim=-1) @ rows.T
 
     def zero_shot(self) -> "ClipClassifier":
-        """Zero-shot classifier that shares the image tower."""
+        """Returns a zero-shot classifier that shares the image tower."""
         return ClipClassifier(self.clip.visual, zero_shot_rows(self.clip, self.tokens))
 
 
 class ClipClassifier(nn.Module):
-    """Image tower, l2-normalised features, linear head with weights `rows`: images -> logits."""
+    """Image classifier: image tower, L2 normalisation, and a linear head with weights `rows`."""
 
     def __init__(self, visual: nn.Module, rows: Tensor):
         super().__init__()
         self.visual = visual
-        # skip_init, as evaluations build this head and must not draw random numbers
+        # skip_init, because evaluations build this head and must not use random numbers
         self.head = nn.utils.skip_init(nn.Linear, *rows.T.shape, device=rows.device)
         with torch.no_grad():
             self.head.weight.copy_(rows)
@@ -74,16 +75,16 @@ class ClipClassifier(nn.Module):
         return self._classify(self.visual(x))
 
     def to_space(self, x: Tensor, space: str) -> Tensor:
-        """Pixels -> features after the embedding ("embedding") or the first block ("block1")."""
+        """Maps pixels to features after the embedding ("embedding") or first block ("block1")."""
         if not hasattr(self.visual, "transformer"):
             raise ValueError(
-                f"task.space={space}: {type(self.visual).__name__} has no inner spaces; use input"
+                f"task.space={space}: not supported by {type(self.visual).__name__}; use input"
             )
         x = self.visual._embeds(x)
         return self.visual.transformer.resblocks[0](x) if space == "block1" else x
 
     def from_space(self, features: Tensor, space: str) -> Tensor:
-        """Features of `to_space` -> outputs."""
+        """Maps features from `to_space` to outputs."""
         blocks = self.visual.transformer.resblocks
         for block in blocks[1:] if space == "block1" else blocks:
             features = block(features)
@@ -103,20 +104,21 @@ def classifier(
     classes: int,
     device: torch.device | str = "cpu",
 ) -> ClipClassifier:
-    """The starting point of fine-tuning.
+    """Builds the classifier from which fine-tuning starts.
 
     Args:
         architecture: as for `Towers`.
         weights: `openai`, or a file with both towers (the head is then zero-shot) or with a
-            fine-tuned classifier. `random` is untrained, for testing a pipeline.
-        prompts: captions of the zero-shot head.
-        device: where to compute that head. 1000 classes with 80 templates take seconds on a GPU
-            and an hour on a CPU.
+            fine-tuned classifier. `random` uses untrained weights, to test a pipeline.
+        prompts: name of the captions for the zero-shot head.
+        device: device that computes the zero-shot head. For 1000 classes with 80 templates, this
+            takes seconds on a GPU and an hour on a CPU.
     """
     texts = captions(prompts)
     if len(texts) != classes:
         raise ValueError(
-            f"model.prompts={prompts} names {len(texts)} classes, but task.classes={classes}"
+            f"model.prompts={prompts}: has {len(texts)} classes, but task.classes={classes}; use "
+            "prompts for the task's classes"
         )
     given = f"model.weights={weights}"
     state = {} if weights == "random" else _weights(architecture, weights)
@@ -133,7 +135,7 @@ def classifier(
 
 
 def build(architecture: str | Mapping) -> nn.Module:
-    """open_clip's CLIP with random weights."""
+    """Builds open_clip's CLIP with random weights."""
     open_clip = _open_clip()
     if isinstance(architecture, str):
         settings = open_clip.get_model_config(architecture)
@@ -143,36 +145,37 @@ def build(architecture: str | Mapping) -> nn.Module:
             )
     else:
         settings = _plain(architecture)
-    # these need other classes and tokenizers, and wrong tokens would not raise an error
+    # such settings need other classes and tokenizers, and wrong tokens would not raise an error
     foreign = [key for key in settings if key not in inspect.signature(open_clip.CLIP).parameters]
     texts = settings.get("text_cfg", {})
     foreign += [key for key in texts if key.startswith(("hf_", "tokenizer_"))]
     if foreign:
         name = architecture if isinstance(architecture, str) else "{...}"
         raise ValueError(
-            f"model.architecture={name}: not supported, as its {', '.join(foreign)} need another "
+            f"model.architecture={name}: not supported, as {', '.join(foreign)} would need another "
             f"text tower or tokenizer; {OTHER_MODEL}"
         )
     return open_clip.CLIP(**settings)
 
 
 def tokenise(texts: list[list[str]], length: int) -> Tensor:
-    """Captions (classes, templates) -> token ids (classes, templates, length)."""
+    """Converts captions (classes, templates) to token ids (classes, templates, length)."""
     flat = [text for row in texts for text in row]
     tokens = _open_clip().tokenize(flat)
     longest = int((tokens != 0).sum(1).max())
     if longest > length:
         raise ValueError(
-            f"model.architecture.text_cfg.context_length={length}: a caption has {longest} tokens"
+            f"model.architecture.text_cfg.context_length={length}: a caption has {longest} tokens; "
+            f"use at least {longest}"
         )
     return tokens[:, :length].unflatten(0, (len(texts), -1))
 
 
 @torch.no_grad()
 def zero_shot_rows(clip: nn.Module, tokens: Tensor) -> Tensor:
-    """Weights of the zero-shot head: tokens (classes, templates, length) -> (classes, features).
+    """Computes zero-shot head weights (classes, features) from tokens (classes, templates, length).
 
-    A row is the mean of the normalised caption embeddings of a class, normalised again and scaled.
+    Each row is the mean of a class's normalised caption embeddings, normalised again and scaled.
     """
     parts = tokens.flatten(0, 1).split(TEXT_BATCH)
     with _float32(tokens):
@@ -192,13 +195,13 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
         path, given = Path(weights).expanduser(), f"model.weights={weights}"
         if not path.is_file():
             raise FileNotFoundError(
-                f"{given}: no such file; give `openai` (for CLIP ViT-B) or a file of weights. For "
-                "the stand-in, run python scripts/launch.py clip_standin_pretrain"
+                f"{given}: no such file; use `openai` (for CLIP ViT-B) or a weights file. For the "
+                "stand-in, run python scripts/launch.py clip_standin_pretrain"
             )
         if runs.is_run(path.parent) and not runs.is_done(path.parent):
             raise ValueError(
-                f"{given}: the run that trains it is not finished; wait, or repeat its command "
-                "(a copy in another folder is not checked)"
+                f"{given}: the run that trains it is not finished; wait, or resume it with its "
+                "command. To use the file anyway, copy it to another folder"
             )
         return read_weights(path, given)
     open_clip = _open_clip()
@@ -206,7 +209,7 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
     if not known or not open_clip.get_model_config(architecture).get("quick_gelu"):
         raise ValueError(
             f"model.architecture={architecture}: OpenAI's weights need a model with QuickGELU, "
-            "such as ViT-B-32-quickgelu; give model.weights=FILE for others"
+            "such as ViT-B-32-quickgelu; for others, set model.weights=FILE"
         )
     try:
         with hub_or_cache(known["hf_hub"]), _no_logging():
@@ -214,14 +217,14 @@ def _weights(architecture: str | Mapping, weights: str) -> dict[str, Tensor]:
     except Exception as error:  # offline, access denied, disk full, ...
         raise ValueError(
             f"model.weights=openai: cannot load {architecture} ({brief(error)}); download "
-            f"open_clip_model.safetensors of {known['hf_hub'].strip('/')} from the hub and give "
+            f"open_clip_model.safetensors of {known['hf_hub'].strip('/')} from the hub and set "
             "model.weights=FILE, or test the pipeline with model.weights=random"
         ) from error
 
 
 @contextlib.contextmanager
 def _no_logging() -> Iterator[None]:
-    """Disables the root logger: open_clip logs errors and then raises them."""
+    """Disables the root logger, as open_clip logs errors before it raises them."""
     root = logging.getLogger()
     before, root.disabled = root.disabled, True
     try:
@@ -231,14 +234,14 @@ def _no_logging() -> Iterator[None]:
 
 
 def _plain(value):
-    """Converts OmegaConf containers to dicts and lists, whose types open_clip checks."""
+    """Converts OmegaConf containers to the dicts and lists that open_clip expects."""
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _sides(visual: nn.Module) -> tuple[int, int]:
-    """Height and width of a tower's images; ResNets store one number for both."""
+    """Returns height and width of a tower's images; ResNets store one number for both."""
     size = visual.image_size
     return (size, size) if isinstance(size, int) else tuple(size)
 

@@ -1,4 +1,4 @@
-"""The small decoder of the grokking study (Power et al. 2022), starting from embeddings."""
+"""The small decoder of the grokking study (Power et al. 2022), applied to embeddings."""
 
 from collections.abc import Callable
 
@@ -11,26 +11,27 @@ from ed.core.validate import choice, counts, fraction
 NORMS = ("post", "pre", "stream")
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
 POSITIONS = ("fixed", "learned")
-SPECIAL_TOKENS = 2  # after the numbers: the operator and the equals sign
+SPECIAL_TOKENS = 2  # the operator and the equals sign, with ids after the numbers
 
 
 class GrokkingTransformer(nn.Module):
-    """Embeddings (N, L, width) -> logits (N, numbers + 2) of the next token.
+    """Maps embeddings (N, L, width) to next-token logits (N, numbers + 2).
 
-    A causal decoder with an untied output layer without bias. `embed` maps token ids to
-    embeddings and `forward` does the rest, so that paths can run between embeddings. The defaults
-    are the network of Power et al.
+    A causal decoder whose output layer is untied and has no bias. `embed` maps token ids to
+    embeddings, and `forward` does the rest, so that paths can connect embeddings. Defaults to the
+    network of Power et al.
 
     Args:
         numbers: vocabulary size without the special tokens.
         length: maximum sequence length.
         norm: `post` normalises after each residual sum, `pre` before each layer. In `stream`, the
             norm before attention also replaces the residual stream: x = ln1(x);
-            x = x + attention(x); x = x + mlp(ln2(x)). `pre` and `stream` end with a layer norm.
+            x = x + attention(x); x = x + mlp(ln2(x)). With `pre` and `stream`, a layer norm follows
+            the last block.
         dropout: dropout on each residual branch.
         bias: whether linear layers in the blocks have biases.
         activation: `relu` or `gelu`.
-        positions: `fixed` sinusoids, or `learned`, initialised as standard normal.
+        positions: `fixed` sinusoids, or `learned`, initialised from a standard normal.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class GrokkingTransformer(nn.Module):
         self.output = nn.Linear(width, self.vocabulary, bias=False)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Token ids (N, L) -> inputs of the first block (N, L, width)."""
+        """Maps token ids (N, L) to inputs of the first block (N, L, width)."""
         return self.tokens(ids) + self.positions[: ids.shape[1]]
 
     def forward(self, embeddings: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ class GrokkingTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention, then an MLP with two layers."""
+    """Causal attention followed by a two-layer MLP."""
 
     def __init__(
         self, width: int, heads: int, *, norm: str, dropout: float, bias: bool, activation: str
@@ -113,7 +114,7 @@ class Block(nn.Module):
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention (N, heads, L, d) for few tokens, faster there than fused kernels."""
+    """Causal attention (N, heads, L, d), faster than fused kernels for short sequences."""
     scores = (query[..., :, None, :] * key[..., None, :, :]).sum(-1) * query.shape[-1] ** -0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     weights = scores.masked_fill(later, -torch.inf).softmax(-1)
@@ -121,7 +122,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Positions as sines (even channels) and cosines (odd channels): (length, width)."""
+    """Position embeddings: sines (even channels) and cosines (odd channels), (length, width)."""
     rates = 10_000 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(length, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1).float()

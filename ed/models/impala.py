@@ -9,10 +9,10 @@ from ed.kernels.convolution import convolve, pool
 
 
 class Impala(nn.Module):
-    """Images in [0, 1], (N, 3, 64, 64) -> (N, actions + 1): the action logits, then the value.
+    """Maps images (N, 3, 64, 64) in [0, 1] to action logits and the value, (N, actions + 1).
 
-    Three stages (convolution, max-pool, two residual blocks), one hidden layer, and an actor and a
-    critic head on the shared trunk.
+    Three stages (convolution, max-pool, two residual blocks) and one hidden layer, shared by an
+    actor and a critic head.
     """
 
     def __init__(

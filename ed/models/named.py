@@ -1,4 +1,4 @@
-"""Networks from timm and transformers, by name."""
+"""Loads networks from timm and transformers by name."""
 
 import contextlib
 import difflib
@@ -12,14 +12,14 @@ from ed.models.text import TextClassifier, checkpoint_source, load_classifier
 from ed.runtime.hub import hub_or_cache
 
 OFFLINE = "set model.pretrained=false, or run once with access to the hub"
-FOLDER = "give a hub id, or a folder with config.json and weights, e.g. in $ED_CHECKPOINTS"
+FOLDER = "use a hub id, or a folder with config.json and weights, e.g. in $ED_CHECKPOINTS"
 logger = logging.getLogger("ed")
 
 
 def timm_model(
     name: str, *, classes: int, pretrained: bool = False, image_size: list[int] | None = None
 ) -> nn.Module:
-    """A timm image classifier, built for `image_size` if its architecture has a fixed size."""
+    """Builds a timm image classifier, for `image_size` if its architecture has a fixed size."""
     import timm
 
     given = f"model.name={name}"
@@ -33,10 +33,10 @@ def timm_model(
 def transformers_model(
     name: str, *, classes: int, pretrained: bool = True, image_size: list[int] | None = None
 ) -> nn.Module:
-    """An image or text classifier from transformers.
+    """Builds an image or text classifier from transformers.
 
-    If the architecture has a fixed image size, pretrained weights keep it, and new weights use
-    `image_size`.
+    If the architecture has a fixed image size, pretrained models keep theirs, and models with new
+    weights use `image_size`.
     """
     from transformers import AutoModelForImageClassification as ForImages
     from transformers import AutoModelForSequenceClassification as ForText
@@ -49,17 +49,19 @@ def transformers_model(
         return ImageClassifier(_images(name, given, config, ForImages, pretrained), image_size)
     if type(config) not in ForText._model_mapping:
         raise ValueError(
-            f"{given}: {config.model_type} has no classifier for images or text; use another model"
+            f"{given}: transformers has no image or text classifier for {config.model_type}; use "
+            "another model"
         )
     model = load_classifier(name, classes, given) if pretrained else ForText.from_config(config)
     return TextClassifier.of(model, classes=classes, given=given)
 
 
 class ImageClassifier(nn.Module):
-    """Pixels (N, 3, H, W) -> logits (N, classes), with a transformers image classifier.
+    """Maps pixels (N, 3, H, W) to logits (N, classes), with a transformers image classifier.
 
     Args:
-        wanted: size of the task's images; if the model rejects it, `image_size` is set to its own.
+        wanted: size of the task's images. If the model does not accept it, `image_size` is set to
+            the model's own size.
     """
 
     def __init__(self, model: nn.Module, wanted: list[int] | None = None):
@@ -72,7 +74,7 @@ class ImageClassifier(nn.Module):
 
     @torch.no_grad()
     def _takes(self, size: list[int]) -> bool:
-        """Tries a forward pass: convolutional networks accept more than their training size."""
+        """Tries a forward pass, as convolutional networks also accept other sizes."""
         try:
             self.eval()(torch.zeros(1, 3, *size))
         except (RuntimeError, ValueError):
@@ -95,17 +97,17 @@ def check_timm_name(name: str, given: str) -> None:
 
 
 def load_timm(name: str, given: str, remedy: str, *, pretrained: bool, **settings) -> nn.Module:
-    """`timm.create_model` with one-line errors that end with `remedy`."""
+    """Calls `timm.create_model`; one-line errors end with `remedy`."""
     import timm
 
     # timm would silently use random weights
     if pretrained and ":" not in name and not timm.models.is_model_pretrained(name):
-        raise ValueError(f"{given}: timm has no weights for it; {remedy}")
+        raise ValueError(f"{given}: timm has no pretrained weights for this model; {remedy}")
     remote = (pretrained or ":" in name) and not name.startswith("local-dir:")
     try:
         with hub_or_cache(name) if remote else contextlib.nullcontext():
             return timm.create_model(name, pretrained=pretrained, **settings)
-    except Exception as error:  # many types: offline, unknown tag, gated, ...
+    except Exception as error:  # many causes: offline, unknown tag, no access, ...
         raise unreachable(given, error, remedy) from error
 
 
@@ -130,7 +132,7 @@ def _images(name: str, given: str, config, kind, pretrained: bool) -> nn.Module:
     source, how = checkpoint_source(name), {"config": config, "output_loading_info": True}
     try:
         with hub_or_cache(source):
-            # replaces a head for other classes
+            # replaces the head if its number of classes differs
             model, loaded = kind.from_pretrained(source, ignore_mismatched_sizes=True, **how)
     except Exception as error:
         raise unreachable(given, error, FOLDER) from error

@@ -1,4 +1,4 @@
-"""Polynomial networks: square activations make the output a polynomial of the input."""
+"""Polynomial networks, whose output is a polynomial of the input due to square activations."""
 
 import itertools
 import math
@@ -6,16 +6,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-HIDDEN_LAYERS = 3  # as in the paper: degree up to 2^3
+HIDDEN_LAYERS = 3  # as in the paper; allows degrees up to 2^3
 
 
 class PolynomialNetwork(nn.Module):
-    """Three hidden layers with square activations, linear output: (N, inputs) -> (N, outputs).
+    """MLP with three hidden layers and square activations: (N, inputs) -> (N, outputs).
 
     The activation is the second Hermite polynomial, (z^2 - 1) / sqrt(2). It represents the same
     functions as z^2, but its mean near zero makes training better conditioned.
 
-    Always runs in float64, as eighth powers leave few digits in float32.
+    Always runs in float64, as float32 is too imprecise for eighth powers.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class PolynomialNetwork(nn.Module):
         self.output = nn.Linear(width, outputs)
         for layer in self.hidden:
             nn.init.normal_(layer.weight, std=gain / math.sqrt(layer.in_features))
-            nn.init.normal_(layer.bias, std=bias)  # mixes degrees from the start
+            nn.init.normal_(layer.bias, std=bias)  # so that all degrees occur initially
         nn.init.normal_(self.output.weight, std=1 / math.sqrt(width))
         nn.init.zeros_(self.output.bias)
         self.to(torch.float64)

@@ -21,10 +21,10 @@ SETS = ("cifar10", "imagenet", "imagenet_7")
 
 
 def captions(prompts: str) -> list[list[str]]:
-    """Captions of every class, one per template.
+    """Returns the captions of every class, one per template.
 
-    `cifar10` has 8 templates, `imagenet` the names and 80 templates that OpenAI published with
-    CLIP, and `imagenet_7` 7 of these.
+    `cifar10` has 8 templates. `imagenet` uses the class names and 80 templates that OpenAI
+    published with CLIP, and `imagenet_7` uses 7 of these templates.
     """
     choice("model.prompts", prompts, SETS)
     if prompts == "cifar10":

@@ -1,4 +1,4 @@
-"""ResNet18 in its CIFAR form: 3x3 stride-1 stem, no max-pool, stages of 64 to 512 channels."""
+"""ResNet18 for CIFAR: a 3x3 stem with stride 1, no max-pool, and 64 to 512 channels."""
 
 from torch import nn
 from torchvision.models import resnet18
@@ -7,8 +7,8 @@ from torchvision.models import resnet18
 def cifar_resnet18(*, classes: int = 10) -> nn.Module:
     """torchvision's ResNet18 with a CIFAR stem and torch's default initialisation.
 
-    This is the network of kuangliu/pytorch-cifar, used in the work that the paper's model pool
-    follows; torchvision's own initial weights are larger.
+    This is the network of kuangliu/pytorch-cifar, which the work behind the paper's model pool
+    uses. torchvision's own initial weights are larger.
     """
     model = resnet18(num_classes=classes)
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)

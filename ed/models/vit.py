@@ -1,4 +1,4 @@
-"""timm's vision transformers at any size, split at the spaces of paths."""
+"""timm's vision transformers at any size, for paths between pixels or between features."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh")  # tim
 
 
 class ViT(VisionTransformer):
-    """timm's ViT. The defaults are our reading of the paper's ViT-Tiny for 32 x 32 images.
+    """timm's ViT. Defaults to the paper's ViT-Tiny for 32 x 32 images, as we understand it.
 
-    `pool="token"` uses the class token; `"avg"` has none and averages the patches after the last
-    norm. `positions`, `head` and `init` are for big_vision recipes: fixed positions, a hidden tanh
-    layer before the output, and its initial weights, where the output layer is zero.
-    With `kernels=True`, a compiled step uses our own kernels if they support the blocks.
+    `pool="token"` uses the class token; `"avg"` has no class token and averages the patches after
+    the last norm. `positions`, `head` and `init` are for big_vision recipes: fixed positions, a
+    hidden tanh layer before the output, and big_vision's initial weights, with zero for the output
+    layer. With `kernels=True`, a compiled step uses `ed.kernels` if they support the blocks.
     """
 
     kernels = False  # set by the training step
@@ -78,13 +78,13 @@ class ViT(VisionTransformer):
             self._fix_positions(width)
 
     def _init_attention(self, width: int) -> None:
-        """Initialises queries, keys and values as three square matrices; timm has one."""
+        """Initialises queries, keys and values as three separate matrices, unlike timm."""
         bound = math.sqrt(6 / (2 * width))
         for block in self.blocks:
             nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
 
     def _fix_positions(self, width: int) -> None:
-        """Replaces learned positions by sines and cosines; zero for the class token."""
+        """Replaces learned positions with sines and cosines, or zeros for the class token."""
         patches = sincos_positions(*self.patch_embed.grid_size, width)
         token = patches.new_zeros(self.num_prefix_tokens, width)
         del self.pos_embed
@@ -94,24 +94,24 @@ class ViT(VisionTransformer):
         return self._finish(self._embed(x), self.blocks)
 
     def to_space(self, x: Tensor, space: str) -> Tensor:
-        """Pixels -> features after the embedding ("embedding") or the first block ("block1")."""
+        """Maps pixels to features after the embedding ("embedding") or first block ("block1")."""
         x = self._embed(x)
         return self._run(x, self.blocks[:1]) if space == "block1" else x
 
     def from_space(self, features: Tensor, space: str) -> Tensor:
-        """Features of `to_space` -> outputs."""
+        """Maps features from `to_space` to outputs."""
         return self._finish(features, self.blocks[1:] if space == "block1" else self.blocks)
 
     def _embed(self, x: Tensor) -> Tensor:
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
 
     def _finish(self, x: Tensor, blocks: nn.Sequential) -> Tensor:
-        """Inputs of the given last blocks -> outputs."""
+        """Runs the remaining blocks and the head."""
         x = self._run(x, blocks, first_only=self.global_pool == "token")
         return self.forward_head(self.norm(x))
 
     def _run(self, x: Tensor, blocks: nn.Sequential, *, first_only: bool = False) -> Tensor:
-        """Runs the blocks; with `first_only`, the last may drop all tokens but the first."""
+        """Runs the blocks; with `first_only`, the last one may drop all tokens but the first."""
         if self.kernels and fused.applies(blocks, x):
             return fused.run(blocks, x, first_only=first_only)
         for block in blocks:
@@ -120,13 +120,15 @@ class ViT(VisionTransformer):
 
 
 def sincos_positions(rows: int, columns: int, width: int, temperature: float = 1e4) -> Tensor:
-    """Fixed positions of a grid, row by row: (rows * columns, width).
+    """Returns fixed position embeddings of a grid, row by row: (rows * columns, width).
 
-    A quarter of the width each for sine and cosine of the column and of the row, at frequencies
-    that fall geometrically from 1 to 1 / temperature.
+    Sine and cosine of the column and of the row take a quarter of the width each, with frequencies
+    that decrease geometrically from 1 to 1 / temperature.
     """
     if width % 4 or width < 8:
-        raise ValueError(f"model.width={width}: model.positions=sincos needs a multiple of 4, >= 8")
+        raise ValueError(
+            f"model.width={width}: model.positions=sincos requires a multiple of 4, >= 8"
+        )
     frequencies = temperature ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     x, y = (place.reshape(-1, 1) * frequencies for place in (column, row))

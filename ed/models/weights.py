@@ -1,4 +1,4 @@
-"""Reads weights from common file formats, never executing code from a file."""
+"""Reads weights from common file formats without executing code from the file."""
 
 import io
 import re
@@ -11,11 +11,14 @@ from ed.core.validate import brief
 from ed.runtime.files import check_seal, is_sealed
 
 WRAPPERS = ("training", "state_dict", "model")  # keys that may contain the state dict
-PREFIXES = re.compile(r"^((module|_orig_mod)\.)+")  # from DataParallel and torch.compile
+PREFIXES = re.compile(r"^((module|_orig_mod)\.)+")  # added by DataParallel and torch.compile
 
 
 def read_weights(path: Path, given: str) -> dict[str, Tensor]:
-    """State dict of a last.pt, torch or safetensors file; `given` names it in messages."""
+    """Reads the state dict of a last.pt, torch or safetensors file.
+
+    `given` is the config key and value that error messages start with.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{given}: no such file")
     try:
@@ -23,12 +26,12 @@ def read_weights(path: Path, given: str) -> dict[str, Tensor]:
     except Exception as error:  # torch and safetensors raise many types
         if kind := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
             raise ValueError(
-                f"{given}: holds a {kind[1]}, which could run code from the file; save only the "
-                "weights, torch.save(model.state_dict(), FILE)"
+                f"{given}: contains a {kind[1]}, which could run code from the file; save only the "
+                "weights with torch.save(model.state_dict(), FILE)"
             ) from error
         raise ValueError(
-            f"{given}: damaged, or not a file of weights ({brief(error)}); copy it again, and save "
-            "TorchScript archives as a state dict first"
+            f"{given}: damaged, or not a weights file ({brief(error)}); copy it again. Convert "
+            "TorchScript archives to a state dict first"
         ) from error
     while wrapped := [name for name in WRAPPERS if isinstance(state.get(name), dict)]:
         state = state[wrapped[0]]
@@ -43,7 +46,7 @@ def load_weights(
         model.load_state_dict(state)
         return model
     except RuntimeError as error:
-        raise ValueError(f"{given}: does not fit {into} ({brief(error)} ...)") from error
+        raise ValueError(f"{given}: does not match {into} ({brief(error)} ...)") from error
 
 
 def _read(path: Path) -> dict:
@@ -52,9 +55,9 @@ def _read(path: Path) -> dict:
 
         return load_file(path)
     content = path.read_bytes()
-    if is_sealed(content):  # our own checkpoint
+    if is_sealed(content):  # a checkpoint of this project
         check_seal(content)
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(state, dict):
-        raise ValueError(f"it holds a {type(state).__name__}, not a state dict")
+        raise ValueError(f"it contains a {type(state).__name__}, not a state dict")
     return state

@@ -1,1 +1,1 @@
-"""Training methods: each regularizer is one class that overrides one of two hooks."""
+"""Training methods. Each regularizer is a class that overrides one of two hooks."""

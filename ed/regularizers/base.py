@@ -1,11 +1,11 @@
-"""Base class of regularizers, with hooks for the objective and for the update of the weights."""
+"""Base class of regularizers, with hooks for the objective and the weight update."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-# combo_kernels: 6 % faster steps for ViT-Tiny (`experiments/results/speed/step_time.md`)
+# combo_kernels makes steps of ViT-Tiny 6 % faster (`experiments/results/speed/step_time.md`)
 COMPILATION = {"dynamic": False, "options": {"combo_kernels": True}}
 
 
@@ -14,11 +14,11 @@ class StepState:
     """State of training at one step.
 
     Attributes:
-        progress: fraction of training that is done, a 0-dim tensor on the device, so that a CUDA
-            graph reads its current value at every replay.
-        generator: random generator of the regularizer, independent of all other streams.
-        parts: number of parts of a batch (gradient accumulation times processes).
-        variant: `Regularizer.variant` of this step.
+        progress: fraction of training completed, as a 0-dim tensor on the device, so that a CUDA
+            graph reads the current value at every replay.
+        generator: random generator used only by the regularizer.
+        parts: number of parts of a batch (accumulation steps times processes).
+        variant: value of `Regularizer.variant` at this step.
     """
 
     progress: Tensor
@@ -28,12 +28,12 @@ class StepState:
 
 
 class Regularizer:
-    """Plain training; the base class is also the `none` regularizer."""
+    """Base class of regularizers; by itself it is `none`, i.e. plain training."""
 
-    no_checkpointing: str | None = None  # why activation checkpointing does not work
-    no_capture: str | None = None  # why a step cannot be captured in a CUDA graph
-    no_kernels: str | None = None  # why a model cannot use our own kernels
-    penalty_label = "penalty"  # name of train/penalty in the terminal
+    no_checkpointing: str | None = None  # reason for not supporting activation checkpointing
+    no_capture: str | None = None  # reason for not supporting CUDA graphs
+    no_kernels: str | None = None  # reason for not supporting the kernels of `ed.kernels`
+    penalty_label = "penalty"  # label of train/penalty in the terminal
 
     def check(self, task, parts: int = 1) -> None:
         """Raises ValueError if this regularizer does not work with this task."""
@@ -41,16 +41,16 @@ class Regularizer:
     def compile(self, model: nn.Module) -> None:
         """Compiles the model in place; its state dict does not change."""
         model.compile(**COMPILATION)
-        for part in ("to_space", "from_space"):  # the two parts of a model that can be split
+        for part in ("to_space", "from_space"):  # models that can be split have both
             if hasattr(model, part):
                 setattr(model, part, torch.compile(getattr(model, part), **COMPILATION))
 
     def variant(self, step: int) -> int:
-        """The kind of this step; each kind has its own CUDA graph and its own reports."""
+        """Returns the kind of this step; each kind has its own CUDA graph and reports."""
         return 0
 
     def objective(self, task, field, batch, state: StepState) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar to minimise on this batch, and values to log."""
+        """Returns the scalar to minimise on this batch, and values to log."""
         return task.loss(field(), batch)
 
     def step(self, optimizer, closure) -> dict[str, Tensor]:
@@ -68,10 +68,10 @@ def check_two_examples(task, parts: int, what: str) -> None:
     """Raises ValueError if a part of a batch has fewer than two examples."""
     if task.batch_size // parts < 2:
         raise ValueError(
-            f"task.batch_size={task.batch_size}{cut(parts)}: {what} at least 2 examples per part"
+            f"task.batch_size={task.batch_size}{cut(parts)}: {what} 2 or more examples per part"
         )
 
 
 def cut(parts: int) -> str:
-    """Suffix for messages about batches that are cut into parts."""
-    return f" cut into {parts} parts (accumulate x processes)" if parts > 1 else ""
+    """Returns a suffix for error messages about batches that are split into parts."""
+    return f" split into {parts} parts (accumulate x processes)" if parts > 1 else ""

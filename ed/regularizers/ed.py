@@ -27,7 +27,7 @@ class EDRegularizer(Regularizer):
     def __init__(
         self,
         weight: float = 7.0,
-        sampler: Sampler = RandomizedCosine(),  # noqa: B008, frozen
+        sampler: Sampler = RandomizedCosine(),  # noqa: B008, immutable
         *,
         pairs: int | None = None,
         pairing: str = "random",
@@ -68,7 +68,7 @@ class EDRegularizer(Regularizer):
             if anchored:
                 check_anchored(resolution)
             self.representation = Representation(**fitted, **how)
-        except ValueError as error:  # messages start with the name of the setting
+        except ValueError as error:  # each message starts with the name of the setting
             raise ValueError(f"regularizer.{error}") from None
 
     def check(self, task, parts: int = 1) -> None:
@@ -81,7 +81,7 @@ class EDRegularizer(Regularizer):
         if self.pairs is not None and self.pairs > most:
             raise ValueError(
                 f"regularizer.pairs={self.pairs}: {task.batch_size} examples (task.batch_size)"
-                f"{cut(parts)} form {most} pairs; use at most {most}, or null for half the batch"
+                f"{cut(parts)} form only {most} pairs; use fewer, or null for half the batch"
             )
         if self.pairs is not None and self.pairs % parts:
             raise ValueError(
@@ -93,7 +93,8 @@ class EDRegularizer(Regularizer):
             )
         if self.endpoints == "noise" and not task.has_noise:
             raise ValueError(
-                "regularizer.endpoints=noise: needs an image task with task.space=input; use batch"
+                "regularizer.endpoints=noise: requires an image task with task.space=input; use "
+                "regularizer.endpoints=batch"
             )
 
     def variant(self, step: int) -> int:
@@ -118,13 +119,13 @@ class EDRegularizer(Regularizer):
         at_batch, on_paths = field.with_paths(paths.field)
         loss, report = task.loss(at_batch, batch)
         degree = paths.degrees(on_paths[:, task.penalised]).mean()
-        # k times as strong at every k-th step, so the mean penalty is the same
+        # every k-th step has k times the weight, so the average penalty stays the same
         weight = self.weight * self.every * self.strength(state.progress)
         total = loss + weight * degree
         return total, report | {"penalty": degree.detach()}
 
     def strength(self, progress: Tensor) -> Tensor:
-        """Factor of lambda: rises from 0 to 1 over the ramp, then stays at 1."""
+        """Returns the factor of lambda, which rises from 0 to 1 over the ramp and stays at 1."""
         if self.ramp == 0:
             return progress.new_ones(())
         t = (progress / self.ramp).clamp(max=1)
@@ -133,5 +134,5 @@ class EDRegularizer(Regularizer):
         return (1 - (t * math.pi).cos()) / 2
 
     def _pairs(self, size: int, parts: int) -> int:
-        """Number of paths in one part: half its examples by default, as in the paper."""
+        """Returns the number of paths in a part; by default half its examples, as in the paper."""
         return size // 2 if self.pairs is None else self.pairs // parts

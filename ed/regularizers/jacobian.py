@@ -18,11 +18,11 @@ logger = logging.getLogger("ed")
 
 
 class Jacobian(Regularizer):
-    """task loss + weight R; R estimates half the mean squared Frobenius norm of d logits / dx.
+    """task loss + weight R, where R estimates half the mean squared norm of d logits / dx.
 
-    x is the field's input: normalised pixels for task.space=input. In an inner space, R is also
-    differentiated through the features, so earlier layers learn from it too (and can lower it just
-    by scaling the features up).
+    The norm is the Frobenius norm, and x is the field's input: normalised pixels for
+    task.space=input. In a feature space, R also has a gradient with respect to earlier layers,
+    which can lower it simply by scaling the features up.
     """
 
     no_checkpointing = "regularizer=jacobian differentiates twice, with different kernels"
@@ -31,17 +31,17 @@ class Jacobian(Regularizer):
     def __init__(self, weight: float = 0.1, *, projections: int = 1):
         self.weight = not_negative("regularizer.weight", weight)
         self.projections = count("regularizer.projections", projections)
-        self.pull_back = None  # compiled `pull_back`
-        self.width: int | None = None  # number of outputs, once known
+        self.pull_back = None  # set to the compiled function by `compile`
+        self.width: int | None = None  # number of outputs, set at the first step
 
     def compile(self, model: nn.Module) -> None:
         """Compiles the forward pass and its first derivative in one graph.
 
-        A compiled graph supports only one backward pass, which training needs.
+        A compiled graph supports only one backward pass, and the update of the weights needs it.
         """
         if batch_norms(model):
             reason = "torch.func does not support the running statistics of batch norm"
-            logger.info("this step is not compiled: %s", reason)
+            logger.info("the training step is not compiled: %s", reason)
         else:
             self.pull_back = torch.compile(pull_back, **COMPILATION)
 
@@ -50,7 +50,7 @@ class Jacobian(Regularizer):
             if self.pull_back is not None:
                 outputs, penalty = self.compiled_estimate(field, task.penalised, state.generator)
             else:
-                if not field.x.requires_grad:  # pixels; features require it already
+                if not field.x.requires_grad:  # pixels; features already require it
                     field = field.at(field.x.detach().requires_grad_())
                 outputs = field()
                 penalty = self.estimate(outputs[:, task.penalised], field.x, state.generator)
@@ -58,9 +58,9 @@ class Jacobian(Regularizer):
         return loss + self.weight * penalty, report | {"penalty": penalty.detach()}
 
     def compiled_estimate(self, field, penalised: slice, generator) -> tuple[Tensor, Tensor]:
-        """Outputs and penalty from the compiled function, which needs the directions first."""
+        """Computes outputs and penalty with the compiled function, given random directions."""
         if self.width is None:
-            # keep the random state, as a resumed run gets here once more
+            # restore the random state, as a resumed run repeats this pass
             devices = [field.x.device] if field.x.is_cuda else []
             with torch.no_grad(), torch.random.fork_rng(devices):
                 self.width = field().shape[-1]
@@ -76,16 +76,18 @@ class Jacobian(Regularizer):
         return outputs, classes * total / (2 * len(zeros) * self.projections)
 
     def estimate(self, outputs: Tensor, x: Tensor, generator: torch.Generator) -> Tensor:
-        """C ||v'J||^2 / (2 B n_proj), v uniform on the unit sphere: E = ||J||_F^2 / (2 B).
+        """Returns C ||v'J||^2 / (2 B), averaged over directions v; estimates ||J||_F^2 / (2 B).
+
+        The directions are uniform on the unit sphere.
 
         Args:
             outputs: (B, C), computed from x.
-            x: (B, ...), requires grad.
+            x: (B, ...), must require grad.
         """
         batch_size, classes = outputs.shape
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         total = outputs.new_zeros(())
-        # the backward pass already uses the precisions of the forward; autocast would change them
+        # the backward pass already uses the forward pass's dtypes; autocast would change them
         with torch.autocast(x.device.type, enabled=False):
             for _ in range(self.projections):
                 v = sphere(outputs, generator)
@@ -96,9 +98,9 @@ class Jacobian(Regularizer):
 
 @contextlib.contextmanager
 def plain_attention():
-    """Math attention, as fused kernels have no second derivative.
+    """Uses torch's math attention, as fused kernels have no second derivative.
 
-    Runs in bf16 if the step does; by default torch would use float32 and round the result to bf16.
+    In a bf16 step it runs in bf16; by default, torch would use float32 and round the result.
     """
     switch = torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
@@ -113,8 +115,8 @@ def plain_attention():
 class Aligned(TorchFunctionMode):
     """Pads attention to a multiple of 8 tokens.
 
-    Tensor cores need rows aligned to 16 bytes. Without padding, the 65 tokens of a ViT miss them,
-    which takes over a quarter of ViT-Tiny's step.
+    Tensor cores need rows aligned to 16 bytes. Without padding, the 65 tokens of a ViT cannot use
+    them, and attention takes over a quarter of ViT-Tiny's step.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -126,7 +128,7 @@ class Aligned(TorchFunctionMode):
 def aligned_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest, **settings
 ) -> Tensor:
-    """`scaled_dot_product_attention` on padded tokens."""
+    """Calls `scaled_dot_product_attention` on padded tokens."""
     tokens, others = query.shape[-2], key.shape[-2]
     add, hide = -tokens % 8, -others % 8
     causal = rest[1:2] == (True,) or settings.get("is_causal", False)
@@ -146,7 +148,7 @@ def aligned_attention(
 
 
 def pull_back(forward, x: Tensor, context: dict, directions: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Outputs (B, C) at x and the sum of ||v'J||^2 over rows and directions v (B, C)."""
+    """Returns outputs (B, C) at x, and the sum of ||v'J||^2 over rows and directions v (B, C)."""
     dtype = directions[0].dtype
     outputs, transposed = torch.func.vjp(lambda points: forward(points, context).to(dtype), x)
     # unlike in `estimate`, keep autocast on: traced attention would otherwise mix precisions
@@ -155,6 +157,6 @@ def pull_back(forward, x: Tensor, context: dict, directions: list[Tensor]) -> tu
 
 
 def sphere(like: Tensor, generator: torch.Generator) -> Tensor:
-    """A uniform unit vector per row of `like`: (B, C) -> (B, C)."""
+    """Draws a uniform random unit vector for each row of `like`: (B, C) -> (B, C)."""
     gaussian = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
     return F.normalize(gaussian, dim=-1)

@@ -12,9 +12,9 @@ from ed.regularizers.base import Regularizer, StepState, check_two_examples
 class Mixup(Regularizer):
     """lam L(out, t1) + (1 - lam) L(out, t2) at lam x1 + (1 - lam) x2, lam ~ Beta(alpha, alpha).
 
-    Cross-entropy is linear in its target, so this equals the soft-label loss. The mixed batch
-    replaces the batch, so batch norm sees it as data. Examples are mixed in the field's space
-    (pixels or features), with partners from the same part under gradient accumulation.
+    Cross-entropy is linear in its target, so this equals the soft-label loss. Only the mixed batch
+    passes through the network, so it updates batch-norm statistics. Examples are mixed in the
+    field's space (pixels or features), within each part of a batch under gradient accumulation.
     """
 
     def __init__(self, alpha: float = 1.0, *, per_example: bool = False):
@@ -44,17 +44,17 @@ class Mixup(Regularizer):
         return mix(own_loss, other_loss), report
 
     def draw(self, count: int, like: Tensor, generator: torch.Generator) -> Tensor:
-        """`count` values of lam ~ Beta(alpha, alpha) on the device of `like`: (count,)."""
+        """Draws lam ~ Beta(alpha, alpha) on the device of `like`: (count,)."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         if self.alpha == 1:
             return torch.rand(count, generator=generator, device=like.device, dtype=dtype)
-        # as torch.distributions.Beta, which does not take a generator
+        # the method of torch.distributions.Beta, which does not accept a generator
         alphas = torch.full((count, 2), self.alpha, device=like.device, dtype=dtype)
         return torch._sample_dirichlet(alphas, generator=generator)[:, 0]
 
 
 def _per_example(loss: Callable) -> Callable:
-    """The loss of each example, from a function that returns the mean over a batch."""
+    """Converts a loss that averages over a batch into one that returns each example's loss."""
 
     def of_one(outputs: Tensor, example: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         return loss(outputs[None], {name: value[None] for name, value in example.items()})

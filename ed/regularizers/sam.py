@@ -13,9 +13,9 @@ SCOPES = ("weights", "all")
 class Sam(Regularizer):
     """Descends along the gradient at w + e, with e = rho g / ||g||.
 
-    Both gradients use the same minibatch. e does not depend on the length of g, so gradient
-    clipping only affects the second gradient. With several processes, each uses the gradient of
-    its own examples for e, as in Foret et al.
+    Both gradients use the same minibatch. Gradient clipping affects only the second one, as e does
+    not depend on the length of g. With several processes, each computes e from its own examples,
+    as in Foret et al.
     """
 
     def __init__(self, rho: float = 0.05):
@@ -28,14 +28,14 @@ class Sam(Regularizer):
         before = [weight.detach().clone() for weight in weights]
         with torch.no_grad():
             torch._foreach_add_(weights, self.ascent(named))
-        closure(update_statistics=False)  # batch norm must not track perturbed weights
+        closure(update_statistics=False)  # keep those of the original weights
         with torch.no_grad():
-            torch._foreach_copy_(weights, before)  # in floats, (w + e) - e is not w
+            torch._foreach_copy_(weights, before)  # subtracting e would not restore w exactly
         optimizer.step()
         return report
 
     def ascent(self, named: dict[str, nn.Parameter]) -> list[Tensor]:
-        """The perturbation e, one tensor per parameter."""
+        """Returns the perturbation e, one tensor per parameter."""
         gradients = [weight.grad for weight in named.values()]
         return self._of_radius_rho(gradients, gradients)
 
@@ -48,9 +48,9 @@ class Sam(Regularizer):
 class Asam(Sam):
     """SAM in a ball that scales with the weights: e = rho T^2 g / ||T g||, T diagonal.
 
-    scope="weights", as in the authors' code: T = |w| + eta for parameters whose name contains
-    "weight", 1 for the others. scope="all", another common form: T = |w| for every parameter,
-    without eta; it needs a larger rho.
+    With scope="weights", as in the authors' code, T = |w| + eta for parameters whose name contains
+    "weight", and 1 for all others. With scope="all", another common form, T = |w| for every
+    parameter, without eta; this needs a larger rho.
     """
 
     def __init__(self, rho: float = 0.5, *, eta: float = 0.01, scope: str = "weights"):
@@ -64,14 +64,14 @@ class Asam(Sam):
         return self._of_radius_rho(torch._foreach_mul(scaled, scales), scaled)
 
     def scale(self, name: str, weight: nn.Parameter) -> Tensor:
-        """T for one parameter, with its shape."""
+        """Returns the diagonal of T for one parameter, in the parameter's shape."""
         if self.scope == "all":
             return weight.abs()
         return weight.abs() + self.eta if "weight" in name else torch.ones_like(weight)
 
 
 def _with_gradient(optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """Parameters with a gradient, by name; the optimizer holds named parameters."""
+    """Returns the parameters that have a gradient, by their names in the optimizer."""
     return {
         name: weight
         for group in optimizer.param_groups
