@@ -192,8 +192,8 @@ def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
 
 
 def _round_robin(size: int) -> list[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs that cover every pair of range(size) once (circle method)."""
-    players = list(range(size)) + [None] * (size % 2)
+    """Returns rounds of disjoint pairs that cover all pairs of range(size) (circle method)."""
+    players = list(range(size + size % 2))  # for odd sizes, with a dummy player
     rounds = []
     for _ in range(len(players) - 1):
         half = len(players) // 2
