@@ -193,7 +193,10 @@ def changes(setting: str, metric: str) -> bool:
     """Whether a measure's setting affects a metric, as ed.pairs affects measure/ed_se."""
     measure, _, name = setting.partition(".")
     ours = re.fullmatch(rf"measure/{re.escape(measure)}(_.*)?", metric)
-    return ours is not None and name not in ("memory_gib", "batch_size")  # these only set chunk sizes
+    return ours is not None and name not in (
+        "memory_gib",
+        "batch_size",
+    )  # only chunk sizes
 
 
 def other_run(run: Run, table: Table, record: Record) -> str | None:
@@ -217,7 +220,7 @@ def other_run(run: Run, table: Table, record: Record) -> str | None:
 
 def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> str | None:
     """Returns the config's own setting if it differs from key=text, or None if they agree."""
-    if isinstance(config.get(key), dict):  # a config group: both the choice and its class must match
+    if isinstance(config.get(key), dict):  # a group: choice and class must match
         if choices.get(key, text) != text:
             return f"{key}={choices[key]}"
         key, text = f"{key}._target_", target_of(key, text)

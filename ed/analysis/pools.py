@@ -86,7 +86,7 @@ def controlled_meaning(table: Table, rows: Sequence[Row]) -> str:
     r, interval, points = estimate_fields(alone)
     known = "" if alone.r is None else f" The {train} alone has r = {r} ({interval}, n = {points})."
     return (
-        f"A network that has not fitted its training set has a small {against} whatever its "
+        f"A network that has not fitted its training set has a small {against} regardless of its "
         f"complexity.{known} Fitted: {train} above {FITTED:g} %, at least {LEAST_POINTS} points. "
         f"Partial r: the correlation of the residuals after linear fits on the {train}."
     )
