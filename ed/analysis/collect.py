@@ -193,10 +193,7 @@ def changes(setting: str, metric: str) -> bool:
     """Whether a measure's setting affects a metric, as ed.pairs affects measure/ed_se."""
     measure, _, name = setting.partition(".")
     ours = re.fullmatch(rf"measure/{re.escape(measure)}(_.*)?", metric)
-    return ours is not None and name not in (
-        "memory_gib",
-        "batch_size",
-    )  # only chunk sizes
+    return ours is not None and name not in ("memory_gib", "batch_size")  # chunk sizes
 
 
 def other_run(run: Run, table: Table, record: Record) -> str | None:

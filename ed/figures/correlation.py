@@ -55,9 +55,7 @@ def _panel(axis, table: Table, found: Correlation) -> None:
         fill = ["none" if hollow else colour for hollow in found.underfitted[group]]
         look = DOT | {"edgecolors": colour, "marker": marker}
         axis.scatter(found.x[group], found.y[group], facecolors=fill, **look)
-        axis.scatter(
-            [], [], facecolors=colour, label=label, **look
-        )  # a filled marker for the legend
+        axis.scatter([], [], facecolors=colour, label=label, **look)  # the legend's marker
     if found.underfitted.any():
         hollow = f"hollow: training accuracy up to {FITTED:g} %"
         axis.scatter([], [], facecolors="none", edgecolors=INK, label=hollow, **DOT)

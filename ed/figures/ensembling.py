@@ -48,9 +48,7 @@ def curve(row: Row) -> np.ndarray:
         for key, value in values.items():
             if found := KEY.fullmatch(key):
                 points[float(found[1])][found[2]] = value
-    both = [
-        a for a in sorted(points) if len(points[a]) == 2
-    ]  # runs without shifted test sets have only `acc`
+    both = [a for a in sorted(points) if len(points[a]) == 2]  # without shifts, only `acc`
     return np.array([[a, points[a]["acc"], points[a]["acc_ood"]] for a in both])
 
 
