@@ -161,8 +161,8 @@ def draw(table: Table, rows: list[Row], *, available: bool) -> dict[str, bytes]:
             done = [r for r in rows if (r.status, r.deviations) == (Status.DONE, deviations)]
             here = sum(row.record is not None for row in done)
             print(
-                f"no figure of {reduced_name(table.name, deviations.split())}: only {here} of "
-                f"{len(done)} finished runs have logged values here ({missing} has none); "
+                f"no figure of {reduced_name(table.name, deviations.split())} is drawn: {here} of "
+                f"{len(done)} finished runs have logged values here ({missing} has not); "
                 "add the missing folders with --runs, or draw the others with --available",
                 file=sys.stderr,
             )
