@@ -100,7 +100,7 @@ def training(cfg, task, model, device: torch.device, count: int) -> Iterator[str
     check(cfg, task, regularizer)
     if task.total_steps < 2 * WARM_UP + count:
         raise ValueError(
-            f"--steps {count}: the run has only {task.total_steps}; increase task.epochs"
+            f"--steps {count}: the run has only {task.total_steps} steps; increase task.epochs"
         )
     step = make_step(cfg, task, model, regularizer, recipe, device)
     batches = task.batches(model, 0)

@@ -120,7 +120,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     slurm.add_argument("--time", metavar="LIMIT", help="per run, e.g. 02:00:00")
     slurm.add_argument("--gres", metavar="LIST", help="per node, e.g. gpu:1")
     slurm.add_argument("--gpus", type=int, metavar="N", help="per node, one process each")
-    slurm.add_argument("--nodes", type=int, metavar="N", help="per run, which splits each batch")
+    slurm.add_argument("--nodes", type=int, metavar="N", help="per run; they share each batch")
     slurm.add_argument("--cpus", type=int, metavar="N", help="per process, for decoding images")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:

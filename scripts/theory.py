@@ -212,7 +212,7 @@ def draw_least(axis, leading: dict[int, Tensor]) -> None:
 
 
 def draw_answers(axis, resolutions: range, degree: int | None) -> None:
-    """Draws the mean stability against the number of nodes; degree None means K = r - 1."""
+    """Draws the mean change of ED against the number of nodes; degree None means K = r - 1."""
     for color, (name, sampler) in zip(SERIES, SAMPLERS.items(), strict=False):
         means = [
             strongest_answers(

@@ -164,7 +164,7 @@ def _correlate(
         accuracies,
         whole=_estimate(pearson, x, y),
         fitted=_estimate(pearson, x[fitted], y[fitted]),
-        partial=_estimate(partial, *sides, least=LEAST_POINTS + 1),  # one more for z
+        partial=_estimate(partial, *sides, least=LEAST_POINTS + 1),  # z needs one more
     )
 
 

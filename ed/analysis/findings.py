@@ -49,7 +49,7 @@ def _finding(experiment: Experiment) -> str:
 def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
     """Returns pairs of lines without and with ED, for the table's first metric.
 
-    Pairs are matched by cell name: baseline and ed, rte_baseline and rte_ed.
+    Pairs are matched by cell name: baseline and ed, rte and rte_ed.
     """
     known = {
         cell.name: line
@@ -163,7 +163,7 @@ def top_findings(experiments: Sequence[Experiment]) -> list[Finding]:
 
 
 def _accuracy(experiments: Sequence[Experiment]) -> Finding | None:
-    """Compares accuracy with and without ED, in Table 1 or its short version (more seeds)."""
+    """Compares accuracy with and without ED, in the version of Table 1 with the most seeds."""
     known = [
         (pairs(experiment)[0], experiment.table)
         for experiment in experiments

@@ -20,8 +20,8 @@ from ed.runtime.runs import Status
 
 CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
 CORRELATION_MEANING = (
-    f"A point is a cell, the mean over its seeds. Intervals: bootstrap over points, {RESAMPLES:,} "
-    "resamples. The variant with the largest absolute r is selected, as the paper reports the best "
+    "Each point is the mean over the seeds of a cell. Intervals: bootstrap over points, "
+    f"{RESAMPLES:,} resamples. The variant with the largest absolute r is selected, as the paper reports the best "
     "correlation over variants; this favours measures with many variants. The variant with the "
     "largest signed r is also marked."
 )

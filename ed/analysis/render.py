@@ -165,7 +165,7 @@ def _decimals(value: float, least: int, *, significant: int) -> int:
 
 def _fixed(value: float, places: int, *, sign: str = "-") -> str:
     kind = f".{places}f" if places <= MOST_DECIMALS else ".1e"
-    return f"{value:{sign}z{kind}}"  # z: no -0.00
+    return f"{value:{sign}z{kind}}"  # the z option avoids -0.00
 
 
 def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:

@@ -128,7 +128,7 @@ class Run:
     """One training run of a table.
 
     Attributes:
-        table, cell: the home of its cell.
+        table, cell: the table and cell that own the run.
         arguments: the overrides for train.py, with `experiment=` unexpanded.
         deviations: settings given at launch that differ from the file, sorted.
     """

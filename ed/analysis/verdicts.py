@@ -184,7 +184,7 @@ def numbers(experiments: Sequence[Experiment]) -> list[Number]:
 def _identities(number: Number) -> tuple[tuple, tuple]:
     """Returns two keys of a number; numbers that share either key are the same.
 
-    They share runs, or are different interpretations of one row of the paper.
+    Such numbers share their runs, or are interpretations of the same row of the paper.
     """
     value = (number.metric.replace("best/", "eval/"), number.paper)
     row = re.split(r" \(|, lambda ", number.cell.label)[0]
@@ -202,8 +202,8 @@ def command(table: Table) -> str:
 def header_comment(path: Path) -> list[tuple[bool, str]]:
     """Returns the blocks of a file's first comment, as (is it a command, text).
 
-    The comment describes how to run the table, and the cost. Command lines start with the program
-    name or an indent.
+    The comment describes how to run the table and how long it takes. Commands start with the
+    program name or are indented.
     """
     lines = path.read_text("utf-8").splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
