@@ -21,9 +21,9 @@ from ed.runtime.runs import Status
 CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
 CORRELATION_MEANING = (
     "Each point is the mean over the seeds of a cell. Intervals: bootstrap over points, "
-    f"{RESAMPLES:,} resamples. The variant with the largest absolute r is selected, as the paper reports the best "
-    "correlation over variants; this favours measures with many variants. The variant with the "
-    "largest signed r is also marked."
+    f"{RESAMPLES:,} resamples. The variant with the largest absolute r is selected, as the paper "
+    "reports the best correlation over variants; this favours measures with many variants. "
+    "The variant with the largest signed r is also marked."
 )
 CONTROLLED = ("measure", "variant", "r, fitted", "95 % interval", "points")
 CONTROLLED += ("partial r", "95 % interval", "points")
