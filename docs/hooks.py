@@ -1,6 +1,6 @@
-"""MkDocs hooks: results folders and the notebook as pages, equations as MathML.
+"""MkDocs hooks that add pages for results and the notebook, and render equations as MathML.
 
-Nothing here reaches the network, and nothing is written outside the site.
+They need no network and write nothing outside the site.
 """
 
 import base64
@@ -22,7 +22,7 @@ EQUATION = re.compile(
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fills the navigation's list of results."""
+    """Adds the results pages to the navigation."""
     section = next(entry for entry in config.nav if "Results" in entry)
     pages = [{name_of(path): page_of(path)} for path in result_texts()]
     section["Results"] = [{"Overview": "results/index.md"}, *pages]
@@ -30,7 +30,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages and images that lie outside docs/pages."""
+    """Adds the pages and images from outside docs/pages."""
     for path in result_texts():
         files.append(File.generated(config, page_of(path), content=path.read_text()))
         for image in path.parent.glob("*.png"):
@@ -51,20 +51,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(content: str, **_) -> str:
-    """Replaces LaTeX by MathML, which browsers draw without a script."""
+    """Replaces LaTeX with MathML, which browsers render without JavaScript."""
     return EQUATION.sub(_mathml, content)
 
 
 OVERVIEW = """# Results
 
-Each page is the committed folder of one table, `experiments/results/TABLE`: the paper's numbers
+Each page shows the committed results of one table, `experiments/results/TABLE`: the paper's numbers
 beside ours, the figure, and notes. `python scripts/table.py TABLE` prints the same table.
 """
 
 
 def result_texts() -> list[Path]:
-    """The Markdown files of all results folders; those of tables first."""
-    tables = sorted(RESULTS.glob("*/README.md"))  # which end with notes.md, where there is one
+    """Returns the Markdown files of all results folders, tables first."""
+    tables = sorted(RESULTS.glob("*/README.md"))  # each README includes its notes.md
     others = (path for path in RESULTS.glob("*/*.md") if path.name not in ("README.md", "notes.md"))
     return tables + sorted(others)
 
@@ -74,7 +74,7 @@ def page_of(path: Path) -> str:
 
 
 def name_of(path: Path) -> str:
-    """For the navigation: titles of tables are long."""
+    """Returns a short name for the navigation, as table titles are long."""
     return path.parent.name if path.name == "README.md" else f"{path.parent.name}: {path.stem}"
 
 
@@ -83,7 +83,7 @@ def title_of(path: Path) -> str:
 
 
 def notebook_page(notebook: nbformat.NotebookNode) -> tuple[str, dict[str, bytes]]:
-    """A notebook as Markdown, and its images by file name."""
+    """Converts a notebook to Markdown; also returns its images by file name."""
     parts, images = [], {}
     for cell in notebook.cells:
         parts.append(cell.source if cell.cell_type == "markdown" else _fenced(cell.source))

@@ -1,9 +1,9 @@
 """Times training steps: python scripts/benchmark.py [--out FILE]
 
-For each network: an ordinary eager loop, the plain step at B inputs and at the number of inputs of
-the ED step, and the step of every regularizer; then the estimator against its bare forward passes.
-With --table: the overhead of each method over the plain step, beside the paper's. On a CPU: the
-same at small sizes.
+For each network, this times an ordinary eager loop, the step of every regularizer, and the plain
+step, both at batch size B and with as many inputs as the ED step. It then compares the estimator
+with its forward passes alone. With --table, it compares each method's overhead over the plain step
+with the paper's. On a CPU, it uses smaller sizes.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from ed.regularizers.base import Regularizer
 from ed.runtime.files import APP, write_atomic
 
 OVERHEAD = APP / "experiments" / "results" / "speed" / "overhead.md"
-BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks (the median counts), steps in each
+BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks (reports the median), steps per block
 
 
 def measure(advance: Callable[[], None]) -> tuple[float, float]:
@@ -66,7 +66,7 @@ def measure(advance: Callable[[], None]) -> tuple[float, float]:
 
 
 def our_step(case: Case, batch_size: int, regularizer: Regularizer) -> Callable[[], None]:
-    """Builds a step of the engine, with the default settings of this machine."""
+    """Builds a training step of the engine, with the default settings for this device."""
     clear()
     task, model = Synthetic(case, batch_size), case.build().to(DEVICE)
     if wants_channels_last(model, DEVICE, "auto"):
@@ -80,7 +80,7 @@ def our_step(case: Case, batch_size: int, regularizer: Regularizer) -> Callable[
 
 
 def ordinary_loop(case: Case) -> Callable[[], None]:
-    """Builds the baseline: an eager loop with autocast and AdamW, as in most scripts."""
+    """Builds the baseline: a step of an eager loop with autocast and AdamW."""
     clear()
     task, model = Synthetic(case, case.batch), case.build().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)
@@ -96,7 +96,7 @@ def ordinary_loop(case: Case) -> Callable[[], None]:
 
 
 def flops_per_input(case: Case) -> float:
-    """Returns the FLOPs of forward and backward for one input."""
+    """Returns the FLOPs of a forward and backward pass for one input."""
     clear()
     small = 8
     task, model = Synthetic(case, small), case.build().to(DEVICE)
@@ -122,8 +122,8 @@ def peak_flops() -> float:
 
 
 def bench_case(case: Case, peak: float) -> list[str]:
-    """Returns the rows of one network."""
-    ideal = flops_per_input(case) / peak  # seconds per input at peak
+    """Times all steps of one network and returns its table rows."""
+    ideal = flops_per_input(case) / peak  # seconds per input at peak FLOP/s
     total = case.batch + case.extra
     timed: list[tuple[str, int, int, Regularizer | None]] = [  # label, batch, inputs per step
         ("ordinary eager loop", case.batch, case.batch, None),
@@ -139,7 +139,7 @@ def bench_case(case: Case, peak: float) -> list[str]:
     spent: dict[tuple[str, int], float] = {}
     rows = []
     for label, batch_size, inputs, regularizer in timed:
-        # no name for the step, which would keep its memory during the next measurement
+        # not assigned to a variable, which would hold its memory during the next measurement
         seconds, memory = measure(
             ordinary_loop(case) if regularizer is None else our_step(case, batch_size, regularizer)
         )
@@ -149,7 +149,7 @@ def bench_case(case: Case, peak: float) -> list[str]:
 
 
 def row(case, label, batch_size, inputs, seconds, memory, ideal, spent) -> str:
-    """Formats one line: times, and ratios to the steps measured before."""
+    """Formats one table row: times, and ratios to steps that were measured earlier."""
     plain, same = spent.get(("plain", case.batch)), spent.get(("plain", inputs))
     epoch = seconds * (case.epoch // batch_size) if case.epoch else None
     cells = [
@@ -183,7 +183,7 @@ HEADER = (
 
 @torch.no_grad()
 def bench_estimator(case: Case) -> list[str]:
-    """Times the paper's protocol against its bare forward passes, in chunks of one size."""
+    """Compares the time of the paper's protocol with its forward passes alone, in equal chunks."""
     clear()
     model, images = case.build().to(DEVICE).eval(), case.inputs(512)
     pairs, budget = (400, 8.0) if CUDA else (10, 0.5)
@@ -193,7 +193,7 @@ def bench_estimator(case: Case) -> list[str]:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA):
             return model(x)
 
-    # as the estimator does: chunks of whole paths within the budget
+    # as in the estimator: chunks of whole paths within the memory budget
     chunk = min(points_per_chunk(Field.of(forward, images), budget) // 200 * 200, points)
     batch = images.repeat(chunk // len(images) + 1, 1, 1, 1)[:chunk]
 
@@ -227,7 +227,7 @@ def bench_estimator(case: Case) -> list[str]:
 
 
 def bench_fit(case: Case) -> list[str]:
-    """Times softmax, PCA and fit as a share of an ED step."""
+    """Measures how much of an ED step softmax, PCA and fit take."""
     clear()
     model, task = case.build().to(DEVICE), Synthetic(case, case.batch)
     field = task.field(model, task.batch)
@@ -255,7 +255,7 @@ def machine() -> str:
 
 
 def bench_overhead(cases: dict[str, Case], out: Path | None) -> None:
-    """Prints the overhead table; writes it to `out`, if given, after every network."""
+    """Prints the overhead table and, if `out` is given, saves it after each network."""
 
     def seconds(case: Case, regularizer: Regularizer) -> float:
         found, _ = measure(our_step(case, case.batch, regularizer))
@@ -271,7 +271,7 @@ def bench_overhead(cases: dict[str, Case], out: Path | None) -> None:
 
 
 def bench_steps(cases: dict[str, Case], out: Path | None) -> None:
-    """Prints the tables of all networks; writes them to `out`, if given, after each."""
+    """Prints the tables of all networks and, if `out` is given, saves them after each one."""
     peak = peak_flops()
     kind = "bf16" if CUDA else "float32"
     text = [
@@ -293,9 +293,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cases = GPU_CASES if CUDA else CPU_CASES
     parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
-    parser.add_argument("--quick", action="store_true", help="tiny batches, as a smoke test")
-    where = f"written to {OVERHEAD.relative_to(APP)} on a GPU with all cases, else to --out"
-    parser.add_argument("--table", action="store_true", help=f"the overhead table, {where}")
+    parser.add_argument("--quick", action="store_true", help="use tiny batches, as a smoke test")
+    where = f"with all cases on a GPU, --out defaults to {OVERHEAD.relative_to(APP)}"
+    parser.add_argument("--table", action="store_true", help=f"make the overhead table; {where}")
     parser.add_argument("--out", type=Path, help="Markdown file for the tables")
     options = parser.parse_args()
     chosen = {name: cases[name] for name in options.cases}

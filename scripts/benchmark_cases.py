@@ -1,4 +1,4 @@
-"""Networks, inputs and regularizers of the benchmarks, at full size and for a CPU."""
+"""Networks, inputs and regularizers for the benchmarks, at full size and for a CPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """A network at a batch size, and the methods to time.
+    """A network, its batch size and the methods to time.
 
     Attributes:
         build: builds the model; inputs: builds a batch of n inputs.
@@ -53,7 +53,7 @@ class Case:
 
 
 class Synthetic(Task):
-    """Random inputs and labels, to time a step."""
+    """A task with random inputs and labels, to time a step."""
 
     total_steps = 10**6
 

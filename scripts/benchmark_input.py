@@ -1,11 +1,11 @@
-"""Input throughput: images per second, from the file to the training step.
+"""Measures input throughput in images per second, from the file to the training step.
 
 python scripts/benchmark_input.py task.data=/data/imagenet
 python scripts/benchmark_input.py task.data=/data/imagenet --steps 200 regularizer=ed
 
-Takes the overrides of train.py; task=imagenet and model=vit_s16 are the defaults. Without --steps
-it times only the input: stage by stage in one process, then the loader with its workers. With
---steps it also times training, on one batch on the device and on batches from the loader.
+Takes the overrides of train.py; the defaults are task=imagenet and model=vit_s16. Without --steps,
+it times only the input: each stage in one process, then the loader with its workers. With --steps,
+it also times training, first on one repeated batch and then on batches from the loader.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from ed.runtime.files import write_atomic
 from ed.runtime.processes import available_cores
 from ed.runtime.streams import generator, stream_seed
 
-WARM_UP = 10  # steps: compilation, capture, first batches
+WARM_UP = 10  # steps, for compilation, CUDA graph capture and the first batches
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -34,9 +34,9 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--seconds", type=float, default=5.0, help="per stage of the input")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each input stage")
     parser.add_argument("--steps", type=int, default=0, help="training steps to time")
-    parser.add_argument("--out", type=Path, help="write the lines to a file as well")
+    parser.add_argument("--out", type=Path, help="also write the output to this file")
     options = parser.parse_intermixed_args(arguments)
     given = {override.partition("=")[0] for override in options.overrides}
     defaults = {"task": "task=imagenet", "model": "model=vit_s16"}
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def one_process(task, seconds: float) -> Iterator[str]:
-    """Times each stage of loading an image on one core."""
+    """Times each stage of image loading in one process."""
     order = torch.randperm(task.num_examples, generator=generator(0, "benchmark")).tolist()
     yield "one process:"
     for name, work in task.input_stages().items():
@@ -82,7 +82,7 @@ def _rate(work: Callable[[int], object], order: list[int], seconds: float) -> fl
 
 
 def all_workers(task, model, seconds: float) -> str:
-    """Times batches on the device, without training."""
+    """Times the loader up to batches on the device, without training."""
     batches, done = task.batches(model, 0), 0
     next(batches)  # starts the workers
     began = time.perf_counter()
@@ -95,12 +95,12 @@ def all_workers(task, model, seconds: float) -> str:
 
 
 def training(cfg, task, model, device: torch.device, count: int) -> Iterator[str]:
-    """Times the training step of this config, without and with its input."""
+    """Times the training step of this config, without and with loading its input."""
     regularizer, recipe = instantiate(cfg.regularizer), instantiate(cfg.optimizer)
     check(cfg, task, regularizer)
     if task.total_steps < 2 * WARM_UP + count:
         raise ValueError(
-            f"--steps {count}: the run has only {task.total_steps}; increase task.repeat or epochs"
+            f"--steps {count}: the run has only {task.total_steps} steps; increase task.epochs"
         )
     step = make_step(cfg, task, model, regularizer, recipe, device)
     batches = task.batches(model, 0)

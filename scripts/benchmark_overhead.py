@@ -1,4 +1,4 @@
-"""The overhead table: the cost of each method's step in plain steps, beside the paper's."""
+"""Builds the overhead table: step times relative to the plain step, beside the paper's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class PaperTime:
-    """The paper's seconds without and with ED, and our nearest case and method."""
+    """The paper's times (s) without and with ED, and our most similar case and method."""
 
     setting: str
     case: str
@@ -31,14 +31,14 @@ class PaperTime:
     ed: float
 
 
-PAPER = (  # its section "Computational Efficiency Analysis"
+PAPER = (  # from its section "Computational Efficiency Analysis"
     PaperTime("CIFAR-10, B = 256, per epoch", "vit_tiny", EFFICIENCY, 6.14, 9.75),
     PaperTime("CLIP fine-tuning, B = 512, per iteration", "vit_b32", PCA, 0.44, 0.90),
 )
 
 
 def performance(case: Case) -> EDRegularizer:
-    """The paper's performance configuration: one pair per example."""
+    """Returns ED in the paper's performance configuration, with one pair per example."""
     own = {"pairs": case.batch, "anchored": case.anchored}
     return EDRegularizer(2.0, ed.ChebyshevNodes(), **own, resolution=15, degree=7)
 
@@ -57,12 +57,12 @@ Timer = Callable[[Case, Regularizer], float]  # seconds per step
 
 @dataclass
 class Overhead:
-    """The row of one network.
+    """The step times of one network.
 
     Attributes:
         plain: seconds of the plain step; None if it could not run.
-        ratios: step time over the plain step, by method.
-        missing: why a method could not run; "plain" if none could.
+        ratios: step time relative to the plain step, by method.
+        missing: the reason why a method could not run; has only "plain" if the plain step failed.
     """
 
     case: Case
@@ -72,7 +72,7 @@ class Overhead:
 
 
 def time_methods(case: Case, timer: Timer) -> Overhead:
-    """Times every method on one network; records methods that could not run as missing."""
+    """Times every method on one network, and records why a method could not run."""
     row = Overhead(case)
     plain = _time(case, Regularizer(), timer)
     if isinstance(plain, str):
@@ -89,11 +89,11 @@ def time_methods(case: Case, timer: Timer) -> Overhead:
 
 
 def _time(case: Case, regularizer: Regularizer, timer: Timer) -> float | str:
-    """Returns seconds per step, or why it could not run."""
+    """Returns the seconds per step, or the reason why the step could not run."""
     try:
         regularizer.check(Synthetic(case, case.batch))
     except ValueError as error:
-        return str(error).partition(";")[0]  # without the remedy
+        return str(error).partition(";")[0]  # drops the remedy
     try:
         return timer(case, regularizer)
     except ImportError as error:
@@ -103,7 +103,7 @@ def _time(case: Case, regularizer: Regularizer, timer: Timer) -> float | str:
 
 
 def overhead_text(rows: dict[str, Overhead], machine: str) -> str:
-    """Renders the file from the rows by case."""
+    """Renders the Markdown file; `rows` is keyed by case."""
     parts = [
         "# Overhead of a training step",
         f"{machine}. Written by `python scripts/benchmark.py --table`.",
@@ -112,8 +112,8 @@ def overhead_text(rows: dict[str, Overhead], machine: str) -> str:
             ["network", "B", "plain, ms", *METHODS], [_cells(row) for row in rows.values()]
         ),
         "## Comparison with the paper",
-        "The paper times whole epochs and iterations on its own machine, we time single steps; "
-        "compare the ratios.",
+        "The paper times whole epochs and iterations on its own machine, and we time single steps, "
+        "so only the ratios are comparable.",
         plain_table(
             ["paper", "plain, s", "ED, s", "ED / plain", "our network", "method", "our ratio"],
             [_beside(paper, rows[paper.case]) for paper in PAPER if paper.case in rows],

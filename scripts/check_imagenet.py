@@ -1,4 +1,4 @@
-"""Checks that ImageNet and its shifts are complete; exits with 1 if not.
+"""Checks that ImageNet and its shifted test sets are complete; exits with code 1 if not.
 
 python scripts/check_imagenet.py --data /data/imagenet --shifts /data/shifts --decode 500
 """
@@ -33,7 +33,7 @@ SPLITS = {"train": TRAINING_IMAGES, "validation": VALIDATION_IMAGES}
 
 @dataclass
 class Report:
-    """Expected and found contents of one set; `source` is None if it cannot be read."""
+    """Expected and actual contents of one data set; `source` is None if it cannot be read."""
 
     name: str
     images: int
@@ -50,7 +50,7 @@ class Report:
         return 0 if self.source is None else len(np.unique(self.source.labels))
 
     def read(self, open_source: Callable[[], Source]) -> "Report":
-        """Opens the set, and records what is wrong with it."""
+        """Opens the data set and records its problems."""
         try:
             self.source = open_source()
         except (ValueError, FileNotFoundError) as error:
@@ -115,14 +115,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", help="as task.data: folder with train/ and val/, or hub id")
-    parser.add_argument("--shifts", type=Path, help="folder with the unpacked shifted sets")
-    parser.add_argument("--decode", type=int, default=0, help="random images to try in each set")
+    parser.add_argument("--data", help="folder with train/ and val/, or hub id, as in task.data")
+    parser.add_argument("--shifts", type=Path, help="folder with the extracted shifted test sets")
+    parser.add_argument(
+        "--decode", type=int, default=0, help="number of random images to decode in each set"
+    )
     options = parser.parse_args(arguments)
     if options.decode < 0:
         parser.error(f"--decode {options.decode}: at least 0")
     if not options.data and not options.shifts:
-        parser.error("give --data, --shifts or both")
+        parser.error("use --data, --shifts or both")
     reports = [check_split(options.data, split) for split in SPLITS] if options.data else []
     if options.shifts:
         reports += [check_shift(name, options.shifts.expanduser()) for name in shifts()]

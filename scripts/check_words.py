@@ -1,7 +1,7 @@
 """List words that CONTRIBUTING.md asks to avoid: python scripts/check_words.py [FILE ...]
 
-Without arguments it reads every text file of ed, scripts, configs, docs and the README. Exit code 1
-if there are any.
+Without arguments, it checks the text files in ed, scripts, configs and docs, the README, train.py
+and the Makefile. The exit code is 1 if any word is found.
 """
 
 import re
@@ -33,7 +33,7 @@ PATTERN = re.compile(rf"\b({'|'.join(AVOID)})\b", re.IGNORECASE)
 
 
 def offenders(path: Path) -> Iterator[tuple[int, str]]:
-    """Line numbers and words."""
+    """Yields the line number and text of each word to avoid."""
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         for found in PATTERN.finditer(line):
             yield number, found[0]

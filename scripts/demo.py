@@ -1,7 +1,7 @@
 """Trains a micro ViT on real images, without and with the ED penalty, and compares both.
 
-Prints a table and draws, like Figure 1 of the paper, outputs along a few paths with their fitted
-polynomials, and the coefficients of both models. Run it again: finished runs are not repeated.
+Prints a table and draws a figure like Figure 1 of the paper: outputs along a few paths with their
+fitted polynomials, and the coefficients of both models. A second call reuses finished runs.
 """
 
 import argparse

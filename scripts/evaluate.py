@@ -1,8 +1,8 @@
 """Evaluate a model without training it: python scripts/evaluate.py [group=choice] [key=value ...]
 
-Takes the settings of train.py and prints the evaluation of the initial model: for CLIP the
-zero-shot accuracies, or with model.weights=FILE those of a fine-tuned model. Only task, model,
-precision, seed, system.device and system.workers matter; measures are rejected.
+Takes the settings of train.py and evaluates the initial model. For CLIP, this prints the zero-shot
+accuracies, or those of a fine-tuned model with model.weights=FILE. Only task, model, precision,
+seed, system.device and system.workers have an effect; measures are rejected.
 
     python scripts/evaluate.py task=clip_finetune model=clip_b32 task.data=/folder
 """
@@ -10,7 +10,7 @@ precision, seed, system.device and system.workers matter; measures are rejected.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout finds ed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
 from ed.engine.errors import explain
 
@@ -28,7 +28,7 @@ def main(overrides: list[str]) -> int:
 
 
 def evaluate(overrides: list[str]) -> dict[str, float]:
-    """Evaluates the initial model, as in training."""
+    """Evaluates the initial model in the same way as training does."""
     import torch
     from hydra.utils import instantiate
 
@@ -43,8 +43,7 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     check_precision(cfg)
     if cfg.measures:
         raise ValueError(
-            f"measures=[{','.join(cfg.measures)}]: this script only evaluates; use train.py, or "
-            "remove them"
+            f"measures=[{','.join(cfg.measures)}]: not supported here; use train.py, or remove them"
         )
     device, task = choose_device(cfg.system.device), instantiate(cfg.task)
     if task.no_evaluation:

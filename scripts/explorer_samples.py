@@ -1,8 +1,8 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
-"""Samples for the report's explorer: python scripts/explorer_samples.py [--out FILE]
+# ruff: noqa: E402, imports follow the line that makes ed importable without installation
+"""Make samples for the report's explorer: python scripts/explorer_samples.py [--out FILE]
 
-Writes outputs of the demo's two models along paths between test images, as JSON. Trains the models
-first unless `make demo` has: minutes the first time, seconds afterwards.
+Writes the outputs of the demo's two models along paths between test images, as JSON. It trains the
+models first unless `make demo` has already done so: minutes at first, seconds afterwards.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from ed.runtime.files import write_atomic
 from scripts.demo import MEASURE, MODELS, PATHS, field_of_tests, train_and_measure
 
 OUT = ROOT / "experiments" / "results" / "explorer.json"
-MORE_PATHS = ((1, 12), (30, 77), (5, 90), (110, 64), (140, 201))  # besides the demo's
-DIGITS = 6  # of probabilities
+MORE_PATHS = ((1, 12), (30, 77), (5, 90), (110, 64), (140, 201))  # in addition to the demo's
+DIGITS = 6  # decimals of the probabilities
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def samples(results: dict[str, dict], paths: tuple[tuple[int, int], ...]) -> dict:
-    """Content of explorer.json; `values` of a path are (model, node, class)."""
+    """Returns the content of explorer.json; the `values` of a path are (model, node, class)."""
     task = next(iter(results.values()))["task"]
     outputs = [outputs_on(result, paths) for result in results.values()]
     return {
@@ -60,7 +60,7 @@ def samples(results: dict[str, dict], paths: tuple[tuple[int, int], ...]) -> dic
 
 @torch.no_grad()
 def outputs_on(result: dict, paths: tuple[tuple[int, int], ...]) -> torch.Tensor:
-    """Probabilities at the nodes of each path: (paths, nodes, classes)."""
+    """Returns probabilities at the nodes of each path: (paths, nodes, classes)."""
     field = field_of_tests(result)
     device = field.x.device
     first, second = (torch.tensor(ends, device=device) for ends in zip(*paths, strict=True))
@@ -79,7 +79,7 @@ def describe(label: str, result: dict) -> dict:
 
 
 def end(task, index: int) -> dict:
-    """The image at one end of a path."""
+    """Returns the image at one end of a path."""
     pixels = task.test.pixels[index].permute(1, 2, 0).cpu().numpy()
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", optimize=True)
@@ -93,7 +93,7 @@ def rounded(values: torch.Tensor) -> list[list[float]]:
 
 
 def to_text(content: dict) -> str:
-    """JSON with one line per path: compact, and a change shows where it is."""
+    """Formats compact JSON with one line per path, which keeps diffs readable."""
     lines = {key: json.dumps(value, separators=(",", ":")) for key, value in content.items()}
     paths = [json.dumps(path, separators=(",", ":")) for path in content["paths"]]
     lines["paths"] = "[\n" + ",\n".join(paths) + "\n]"

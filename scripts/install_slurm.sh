@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Installs Debian's SLURM where it is missing and we may; otherwise says so, and its test is skipped.
+# Installs Debian's SLURM packages if they are missing and we have permission. If not, it prints the
+# reason, and the SLURM test is skipped.
 set -euo pipefail
 PATH=$PATH:/usr/sbin
 
-skip() { echo "no SLURM here: $*; its test will be skipped"; exit 0; }
+skip() { echo "SLURM is not available: $*; its test will be skipped"; exit 0; }
 
 command -v slurmctld >/dev/null && command -v slurmd >/dev/null && exit 0
-command -v apt-get >/dev/null || skip "it is not installed, and there is no apt-get to do so"
+command -v apt-get >/dev/null || skip "it is not installed, and there is no apt-get to install it"
 if [ "$(id -u)" = 0 ]; then sudo=""; elif sudo -n true 2>/dev/null; then sudo="sudo"; else
     skip "installing it needs root: run 'apt-get install slurm-wlm munge'"
 fi

@@ -1,11 +1,11 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+# ruff: noqa: E402, imports follow the line that makes ed importable without installation
 """Run a table of the paper: python scripts/launch.py TABLE [--where local|slurm|print]
 
-Finished runs are skipped, half-done ones go on, failed ones run again with --rerun-failed. The same
-command may be given at any time, also while its runs are still running: none runs twice.
---cells and --seeds choose runs of the table; --set key=value changes them, so such runs get folders
-of their own and are shown as reduced. Exit code: 0 all done (or submitted), 1 some failed, 75 some
-are not done yet and the same command goes on.
+Finished runs are skipped, unfinished runs resume, and failed runs restart with --rerun-failed. You
+can repeat the command at any time, even while its runs are active: no run is started twice.
+--cells and --seeds select runs of the table. --set key=value changes their settings; such runs get
+their own folders and are shown as reduced. Exit codes: 0 if all runs are done (or submitted), 1 if
+some failed, 75 if some are unfinished and the same command resumes them.
 """
 
 import argparse
@@ -54,7 +54,7 @@ ENDED_BY_SOMEONE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 class LaunchError(ValueError):
-    """What was asked for cannot be done here."""
+    """Raised if the request cannot be carried out."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
             return submit_array(table.name, due, options)
         run_all(due, options.jobs, rerun_failed=options.rerun_failed)
         return report(table, standings(runs, table))
-    except Exception as error:  # mistakes get one line, defects their traceback
+    except Exception as error:  # one line for user errors, a traceback for bugs
         return explain(error)
 
 
@@ -103,24 +103,24 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("table", metavar="TABLE", help="a name, or the path of an experiment file")
+    add("table", metavar="TABLE", help="name or path of an experiment file")
     add("--where", choices=("local", "slurm", "print"), default="local")
-    add("--status", action="store_true", help="only show the runs; committed results are done")
+    add("--status", action="store_true", help="only show the state of all runs")
     several = {"nargs": "+", "action": "extend"}
-    add("--cells", **several, metavar="CELL", help="only these (a grid's name: all its points)")
-    add("--seeds", **several, type=int, metavar="SEED", help="only these")
-    add("--set", **several, default=[], metavar="KEY=VALUE", help="deviations: task.epochs=20")
-    where = f"where the same data lie (KEY: one of {', '.join(PLACES)}); no deviation"
+    add("--cells", **several, metavar="CELL", help="only these cells, grids or grid points")
+    add("--seeds", **several, type=int, metavar="SEED", help="only these seeds")
+    add("--set", **several, default=[], metavar="KEY=VALUE", help="e.g. task.epochs=20")
+    where = f"location of the same data; KEY is one of {', '.join(PLACES)}"
     add("--data", **several, default=[], metavar="[KEY=]PLACE", help=where)
-    add("--rerun-failed", action="store_true", help="run failed ones again")
-    add("--runs", type=Path, default=HOME / "runs", metavar="DIR", help="where run folders go")
-    add("--jobs", type=int, metavar="N", help="at a time: one per GPU, on SLURM 8; more share GPUs")
-    slurm = parser.add_argument_group("SLURM, handed to sbatch")
+    add("--rerun-failed", action="store_true", help="run failed runs again")
+    add("--runs", type=Path, default=HOME / "runs", metavar="DIR", help="folder for the runs")
+    add("--jobs", type=int, metavar="N", help="parallel runs (default: 1 per GPU, 8 on SLURM)")
+    slurm = parser.add_argument_group("SLURM, passed to sbatch")
     slurm.add_argument("--partition", metavar="NAME")
     slurm.add_argument("--time", metavar="LIMIT", help="per run, e.g. 02:00:00")
     slurm.add_argument("--gres", metavar="LIST", help="per node, e.g. gpu:1")
-    slurm.add_argument("--gpus", type=int, metavar="N", help="per node, with a process for each")
-    slurm.add_argument("--nodes", type=int, metavar="N", help="per run, which shares its batches")
+    slurm.add_argument("--gpus", type=int, metavar="N", help="per node, one process each")
+    slurm.add_argument("--nodes", type=int, metavar="N", help="per run; they share each batch")
     slurm.add_argument("--cpus", type=int, metavar="N", help="per process, for decoding images")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
@@ -128,7 +128,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("partition", "time", "gres", "gpus", "nodes", "cpus"):
         value = getattr(options, name)
         if value is not None and options.where != "slurm":
-            parser.error(f"--{name} {value}: only with --where slurm; add that, or leave it out")
+            parser.error(f"--{name} {value}: only with --where slurm; add it, or drop --{name}")
         if isinstance(value, int) and value < 1:
             parser.error(f"--{name} {value}: at least 1")
     return options
@@ -141,17 +141,17 @@ def refuse_control_characters(options: argparse.Namespace) -> None:
 
 
 def refuse_prefixes(sets: Sequence[str]) -> None:
-    """No +key, ++key or ~key: the collector looks up by its plain name what a run was given."""
+    """Rejects +key, ++key and ~key, because the collector looks up settings by plain key."""
     for text in sets:
         if text.startswith(("+", "~")):
             raise LaunchError(
-                f"--set {text}: write key=value, without {text[0]} before it; all keys are in "
+                f"--set {text}: write key=value, without {text[0]}; all keys already exist in "
                 "the configs"
             )
 
 
 def located(text: str) -> str:
-    """The setting of `--data`. Runs begin in the repository, so a path from here is made whole."""
+    """Returns the override for `--data`, with an absolute path because runs start elsewhere."""
     key, value = place_of(text).split("=", 1)
     if os.path.exists(value) and Path.cwd() != ROOT:
         value = str(Path(value).absolute())
@@ -159,9 +159,9 @@ def located(text: str) -> str:
 
 
 def quoted(value: str) -> str:
-    """A path or name as Hydra's grammar reads it; plain ones stay as they are.
+    """Quotes a path or name for Hydra's override grammar, if necessary.
 
-    Hydra takes backslashes for escapes only before a quote, so only there they are doubled.
+    Hydra treats a backslash as an escape only before a quote, so only those are doubled.
     """
     if re.fullmatch(r"[\w/.:@%+-]+( [\w/.:@%+-]+)*", value, re.ASCII):
         return value
@@ -170,7 +170,7 @@ def quoted(value: str) -> str:
 
 
 def command(run: Run) -> list[str]:
-    group = f"{run.table}/{run.cell}"  # for wandb; part of no run's identity
+    group = f"{run.table}/{run.cell}"  # for wandb; not part of a run's identity
     places = [f"logger.group={quoted(group)}", f"system.run_dir={quoted(str(run.folder))}"]
     return [sys.executable, "train.py", *run.arguments, *places]
 
@@ -181,24 +181,24 @@ def is_due(row: Row, rerun_failed: bool) -> bool:
 
 
 def freeze(runs: Sequence[Run], table: Table) -> None:
-    """Writes every run's config before any begins; what a folder already holds must agree."""
+    """Writes the configs of all runs before any starts; existing configs must match."""
     from omegaconf import OmegaConf
 
     from ed.engine.compose import compose_config
     from ed.engine.run import RunFolder
 
-    cells = {}  # composing takes a moment, and the seeds of a cell differ in nothing else
+    cells = {}  # composing is slow, and the seeds of a cell share all other settings
     for run in runs:
         try:
             if (run.table, run.cell) not in cells:
                 cells[run.table, run.cell] = compose_config(list(run.arguments))
-        except Exception as error:  # Hydra raises its own kinds, all about the overrides
+        except Exception as error:  # Hydra has several error types, all about the overrides
             reason = composition(error, run.arguments)
             raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
     note_deviations(runs, table)
     for run in runs:
         if is_busy(run.folder):
-            continue  # another launcher was faster, and has frozen it
+            continue  # another launcher has already frozen it
         own = {"seed": run.seed, "system": {"run_dir": str(run.folder)}}
         config = OmegaConf.merge(cells[run.table, run.cell], own)
         if failed_at_once(run.folder) or waits_for_other_place(run, config):
@@ -207,7 +207,7 @@ def freeze(runs: Sequence[Run], table: Table) -> None:
 
 
 def waits_for_other_place(run: Run, config) -> bool:
-    """Whether a run was frozen but never begun, and only its data have moved since."""
+    """Whether a run was frozen but never started, and only its data location has changed."""
     from omegaconf import OmegaConf
 
     from ed.engine.trust import read_config
@@ -220,7 +220,7 @@ def waits_for_other_place(run: Run, config) -> bool:
 
 
 def note_deviations(runs: Sequence[Run], table: Table) -> None:
-    """Writes the files by which the collector finds reduced runs, from their home table, too."""
+    """Writes the files that let the collector find reduced runs, also from their home table."""
     folders = {
         run.folder.parents[2] / reduced_name(name, run.deviations): list(run.deviations)
         for run in runs
@@ -232,16 +232,16 @@ def note_deviations(runs: Sequence[Run], table: Table) -> None:
 
 
 def note_or_warn(runs: Sequence[Run], table: Table) -> None:
-    """For commands that may be meant for a machine whose folders are not here."""
+    """Like `note_deviations`, but only warns if the folders cannot be written on this machine."""
     try:
         note_deviations(runs, table)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
-        print(f"hint: {reason}; table.py finds such runs by {DEVIATIONS} there", file=sys.stderr)
+        print(f"hint: {reason}; table.py needs {DEVIATIONS} to find these runs", file=sys.stderr)
 
 
 def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) -> int:
-    """Hands the runs to SLURM and returns at once."""
+    """Submits the runs to SLURM without waiting for them."""
     settings = {key: getattr(options, key) for key in ("partition", "time", "gres", "nodes")}
     settings["cpus-per-task"] = options.cpus
     if options.gpus is not None:
@@ -259,7 +259,7 @@ def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) ->
 
 
 def run_all(runs: Sequence[Run], jobs: int | None, *, rerun_failed: bool = False) -> None:
-    """Trains on this machine, `jobs` at a time, each on its own GPU where there are several."""
+    """Trains on this machine, `jobs` runs at a time, distributed over the GPUs."""
     gpus = visible_gpus()
     slots = list(range(jobs or max(1, len(gpus))))
     hint = sharing_hint(min(len(slots), len(runs)), len(gpus), has_mps=mps_runs())
@@ -284,7 +284,7 @@ def run_all(runs: Sequence[Run], jobs: int | None, *, rerun_failed: bool = False
                         finish(run, process.returncode)
     except (KeyboardInterrupt, SystemExit):
         for _, _, process in active.values():
-            process.terminate()  # they save, and the same command goes on
+            process.terminate()  # they save, and the same command resumes them
         for run, claim, process in active.values():
             with claim:
                 finish(run, process.wait())
@@ -293,12 +293,12 @@ def run_all(runs: Sequence[Run], jobs: int | None, *, rerun_failed: bool = False
 
 
 def claimed(run: Run, *, rerun_failed: bool) -> IO | None:
-    """Takes a run for this launcher; None where another one has it, or has ended it meanwhile.
+    """Claims a run for this launcher; None if another launcher has claimed or finished it.
 
-    The claim is a lock on an open file. The run inherits it, so it outlives a killed launcher. The
-    launcher holds it too, until it has recorded how the run ended.
+    The claim is a lock on an open file. The run inherits the lock, so it survives if the launcher
+    is killed. The launcher also holds it until it has recorded how the run ended.
     """
-    claim = open(run.folder / CLAIM, "w")  # noqa: SIM115, kept until the run has ended
+    claim = open(run.folder / CLAIM, "w")  # noqa: SIM115, kept open until the run ends
     failed = run.folder / FAILED
     if not lock(claim) or is_done(run.folder) or (failed.exists() and not rerun_failed):
         claim.close()
@@ -336,30 +336,30 @@ def last_line(path: Path) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """GPUs this process may use, without loading torch."""
+    """Returns the GPUs available to this process, without importing torch."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [name for name in given.split(",") if name]
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    return re.findall(r"^GPU (\d+):", listed.stdout, re.MULTILINE)  # their parts follow each
+    return re.findall(r"^GPU (\d+):", listed.stdout, re.MULTILINE)  # skips MIG lines
 
 
 def mps_runs() -> bool:
-    """Whether NVIDIA's Multi-Process Service waits for clients: its daemon makes this pipe."""
+    """Whether NVIDIA's Multi-Process Service (MPS) is running; its daemon creates this pipe."""
     pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
     return (Path(pipes) / "control").exists()
 
 
 def sharing_hint(jobs: int, gpus: int, *, has_mps: bool) -> str | None:
-    """What to do where runs share GPUs; None where they do not, or where it is done."""
+    """Suggests MPS if several runs share a GPU without it; otherwise None."""
     if has_mps or not 0 < gpus < jobs:
         return None
     return (
         f"hint: {jobs} runs share {gpus} GPU{'s' * (gpus > 1)}; nvidia-cuda-mps-control -d lets "
-        "them compute side by side (three ViT-Tiny runs on an H200: 0.86 of the time they take "
-        "one after another, without it 1.05)"
+        "them compute in parallel (on an H200, three ViT-Tiny runs took 0.86 times as long as in "
+        "sequence, and 1.05 times without it)"
     )
 
 

@@ -1,10 +1,10 @@
 """Measures the effective degree of a model: python scripts/measure.py --timm resnet50 --data IMAGES
 
 The model is a finished run (--run), or a timm or transformers model by name; --weights FILE loads
-your own state dict. The images are a folder, a data set (hub id, or folder with parquet files), or
-`embedded`, the CIFAR-10 subset that ships with ed; a run is measured on its own training set.
-Prints ED with its 95 % confidence interval and its coefficients, and draws a few paths. The
-defaults are the paper's protocol: 400 paths, r = 200, K = 40.
+your own state dict. The images come from a folder, a data set (hub id, or folder with parquet
+files), or `embedded`, the CIFAR-10 subset that ships with ed. A run is measured on its own training
+set. The script prints ED with its 95 % confidence interval and coefficients, and draws a few paths.
+The defaults are the paper's protocol: 400 paths, r = 200, K = 40.
 """
 
 import argparse
@@ -45,8 +45,8 @@ class Subject:
     """The model and examples to measure.
 
     Attributes:
-        field: the model in eval mode, at the ends of the paths.
-        image: returns the image of an example, (3, H, W) in [0, 1]; None without images.
+        field: the model in eval mode, with the examples that paths connect.
+        image: returns the image of an example, (3, H, W) in [0, 1]; None if there are no images.
         titles: one per example.
     """
 
@@ -98,8 +98,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--trust", action="store_true", help="allow classes outside ed in --run's config")
-    add("--weights", type=Path, metavar="FILE", help="a state dict instead of the model's own")
-    add("--classes", type=int, metavar="N", help="number of classes of your --weights")
+    add("--weights", type=Path, metavar="FILE", help="load your own state dict")
+    add("--classes", type=int, metavar="N", help="number of classes in your --weights")
     add("--random-weights", action="store_true", help="measure the untrained model")
     add("--data", metavar="WHERE", help="images: folder, hub id, or embedded")
     add("--split", help="split of a data set (default: train)")
@@ -113,7 +113,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--normalised", action="store_true", help="the paper's ED_norm, on the logits")
     add("--raw-outputs", action="store_true", help="fit the outputs without softmax")
     add("--seed", type=int, default=0)
-    add("--memory-gib", type=float, default=1.0, help="memory of a forward pass (default: 1)")
+    add("--memory-gib", type=float, default=1.0, help="memory for a forward pass (default: 1)")
     add("--device", default="auto")
     parser.add_argument("--out", type=image_file, default=Path("paths.png"), metavar="PNG")
     options = parser.parse_args(arguments)
@@ -162,7 +162,7 @@ def of_run(options: argparse.Namespace, measure: EffectiveDegree, device) -> Sub
 
 
 def of_name(options: argparse.Namespace, device) -> Subject:
-    """Loads a model by name, and images with its own preprocessing."""
+    """Loads a model by name, and images with the model's preprocessing."""
     if not options.data:
         raise ValueError("--data: required; use a folder of images, a hub id, or embedded")
     files = list_images(options.data, options.split or "train")  # before downloading weights
@@ -170,7 +170,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     model, transform, (mean, std) = build(options)
     if options.weights:
         read_into(model, options.weights)
-    # half-precision rounding would add to the effective degree
+    # half-precision rounding would increase the effective degree
     model = model.to(device, torch.float32).eval()
     chosen = fixed_subset(len(files), 2 * options.pairs, options.seed).tolist()
     inputs = torch.stack([transform(opened(files[i])) for i in chosen])
@@ -188,7 +188,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
 
 
 def list_images(source: str, split: str) -> list[partial]:
-    """Returns functions that open the images of a folder or a data set."""
+    """Returns one function per image of a folder or data set, which opens that image."""
     from PIL import Image
 
     folder = Path(source).expanduser()
@@ -213,19 +213,19 @@ def list_images(source: str, split: str) -> list[partial]:
 
 
 def opened(file: partial):
-    """Opens an image as RGB; raises with its name if it cannot be read."""
+    """Opens an image as RGB; errors name the file."""
     from PIL.Image import DecompressionBombError
 
     try:
         return file().convert("RGB")
     except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
-        (name,) = file.args  # Pillow names only files of unknown formats
+        (name,) = file.args  # Pillow names the file only if its format is unknown
         reason = str(error).removesuffix(f" {str(name)!r}")
         raise ValueError(f"--data: {name}: {reason}; fix or remove it") from error
 
 
 def timm_model(options: argparse.Namespace):
-    """Loads a timm model, its image transform, and the mean and std of that transform."""
+    """Loads a timm model; returns it with its image transform and the transform's mean and std."""
     import timm
 
     name, given = options.timm, f"--timm {options.timm}"
@@ -239,7 +239,7 @@ def timm_model(options: argparse.Namespace):
 
 
 def transformers_model(options: argparse.Namespace):
-    """Like `timm_model`, for an image classifier of transformers."""
+    """Like `timm_model`, for an image classifier from transformers."""
     import transformers
 
     name = options.transformers
@@ -250,7 +250,7 @@ def transformers_model(options: argparse.Namespace):
             model, missing = classifier_of(name, options)
     except Exception as error:
         raise unreachable(f"--transformers {name}", error, OTHER_FOLDER) from error
-    if missing:  # transformers would use random weights
+    if missing:  # transformers would silently initialise them at random
         raise ValueError(
             f"--transformers {name}: its weights lack {', '.join(missing)[:120]}; use a fine-tuned "
             "classifier, or --random-weights"
@@ -263,7 +263,7 @@ def transformers_model(options: argparse.Namespace):
 
 
 def classifier_of(name: str, options: argparse.Namespace) -> tuple[nn.Module, list[str]]:
-    """Returns the transformers model, and the names of missing weights."""
+    """Returns the transformers model and the names of missing weights."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
     if options.random_weights or options.weights:
@@ -298,7 +298,7 @@ def bars(spectrum: Tensor) -> list[str]:
     lines = []
     for degree, value in enumerate(spectrum.tolist()):
         share = 1 + math.log10(value / highest) / BAR_DECADES if value > 0 else 0
-        bar = "#" * round(BAR_WIDTH * share)  # empty for a negative share
+        bar = "#" * round(BAR_WIDTH * share)  # empty if negative
         lines.append(f"{degree:3d}  {value:.3e}  {bar}".rstrip())
     return lines
 

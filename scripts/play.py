@@ -1,9 +1,9 @@
 """Plays a trained agent: python scripts/play.py RUN [--levels START:COUNT] [--episodes 100]
 
-Plays an agent of task=procgen on a range of levels (by default its test levels) and prints its mean
-return with standard error. Writes the first episode as a GIF and as a strip of frames, by default
-to the run's folder. Each environment plays a fixed number of episodes, so that short ones are not
-overrepresented.
+Plays an agent trained with task=procgen on a range of levels (by default its test levels) and
+prints the mean return with its standard error. Saves the first episode as a GIF and as a strip of
+frames, by default in the run's folder. Each environment plays a fixed number of episodes, so that
+short episodes are not overrepresented.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout finds ed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
 import numpy as np
 import torch
@@ -80,12 +80,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--levels", metavar="START:COUNT", help="levels, e.g. 0:500 for the training levels")
     add("--mode", choices=MODES, help="default: the run's")
     add("--episodes", type=int, default=100)
-    add("--greedy", action="store_true", help="the most probable action instead of a sampled one")
+    add("--greedy", action="store_true", help="play the most probable action instead of sampling")
     add("--per-level", action="store_true", help="print a table by level, worst first")
     add("--seed", type=int, default=0, help="of levels and actions")
     add("--device", default="auto")
     add("--trust", action="store_true", help="allow classes outside ed in RUN's config")
-    add("--out", type=Path, metavar="STEM", help="writes STEM.gif, STEM.png (default: RUN/play)")
+    add("--out", type=Path, metavar="STEM", help="write STEM.gif and STEM.png (default: RUN/play)")
     options = parser.parse_args(arguments)
     if options.episodes < 1:
         parser.error(f"--episodes {options.episodes}: must be at least 1")
@@ -98,12 +98,12 @@ def parse_levels(text: str) -> range:
         raise ValueError(f"--levels {text}: use START:COUNT, e.g. 0:500")
     levels = range(int(start), int(start) + int(count))
     if levels.stop > LEVELS:
-        raise ValueError(f"--levels {text}: levels end at {LEVELS - 1}")
+        raise ValueError(f"--levels {text}: the last level is {LEVELS - 1}")
     return levels
 
 
 def known_levels(levels: range, task: ProcgenPPO) -> str:
-    """Describes whether the agent was trained on the levels."""
+    """Describes whether the agent was trained on these levels."""
     own = task.levels["train"]
     if levels.start >= own.start and levels.stop <= own.stop:
         return "training levels"
@@ -170,7 +170,7 @@ def describe(results: Sequence[Result]) -> str:
 
 
 def per_level(results: Sequence[Result]) -> str:
-    """Renders a table of levels by mean return, the worst first."""
+    """Renders a table of levels by mean return, worst first."""
     by_level: dict[int, list[Result]] = {}
     for result in results:
         by_level.setdefault(result.level, []).append(result)

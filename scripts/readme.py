@@ -1,7 +1,7 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+# ruff: noqa: E402, imports follow the line that makes ed importable without installation
 """Update the headline table of README.md: python scripts/readme.py [--check]
 
-The rows come from the committed results; claims that cannot run here are left to the report.
+The rows come from the committed results. Claims that cannot run here appear only in the report.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def as_markdown(rows: Sequence[Headline]) -> str:
 
 
 def updated(text: str, table: str) -> str:
-    """The text with the table between its markers."""
+    """Returns the text with a new table between its markers."""
     start, end = MARKERS
     pattern = re.compile(f"(?<={re.escape(start)}).*?(?={re.escape(end)})", re.DOTALL)
     if not pattern.search(text):
@@ -39,7 +39,7 @@ def updated(text: str, table: str) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only check that it is up to date")
+    parser.add_argument("--check", action="store_true", help="only check whether it is up to date")
     options = parser.parse_args(arguments)
     text = README.read_text()
     new = updated(text, as_markdown(headline()))

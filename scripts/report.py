@@ -1,8 +1,8 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+# ruff: noqa: E402, imports follow the line that makes ed importable without installation
 """Build the report page: python scripts/report.py [--out report/index.html]
 
-One self-contained HTML file: verdicts on the paper's numbers, every table and run in experiments/
-and its results, the benchmark, and an explorer for effective degree.
+The report is one self-contained HTML file with verdicts on the paper's numbers, every table and run
+in experiments/, the benchmarks, and an explorer for effective degree.
 """
 
 import argparse
@@ -26,7 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help="another folder"
     )
     options = parser.parse_args(arguments)
-    if not any(options.experiments.glob("*.yaml")):  # or an empty page would replace a full one
+    if not any(
+        options.experiments.glob("*.yaml")
+    ):  # otherwise an empty page would replace a full one
         parser.error(f"--experiments {options.experiments}: no experiment files (*.yaml) there")
     try:
         page = build_page(options.experiments)

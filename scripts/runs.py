@@ -1,9 +1,9 @@
-"""What came out of a sweep: python scripts/runs.py [FOLDER ...] [--metrics eval/acc ...] [--csv]
+"""Summarise a sweep: python scripts/runs.py [FOLDER ...] [--metrics eval/acc ...] [--csv]
 
-One line per setting, in columns only what differs between the runs, the mean and standard deviation
-over seeds of each number at the last step. The folders default to runs/adhoc, where `train.py` and
-`train.py -m`, started in this same folder, leave their runs. (Tables of the paper:
-scripts/table.py.)
+Prints one line per setting: the keys that differ between runs, and the mean and standard deviation
+over seeds of each metric at the last step. The default folder is runs/adhoc, where `train.py` and
+`train.py -m` save runs that are started in the current folder. For tables of the paper, use
+scripts/table.py.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import csv
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a plain checkout finds ed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
 from ed.analysis.sweeps import aligned, read_runs, run_rows, summary_rows
 from ed.engine.errors import explain, or_explain
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("folders", nargs="*", type=Path, default=[Path("runs/adhoc")], metavar="FOLDER")
     add("--metrics", nargs="+", default=[], metavar="KEY", help="e.g. eval/acc measure/ed")
-    add("--csv", action="store_true", help="one line per run, comma-separated")
+    add("--csv", action="store_true", help="print one line per run as CSV")
     options = parser.parse_args(arguments)
     try:
         rows = (run_rows if options.csv else summary_rows)(

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Debian's chromium and chromium-driver for the test of the report page, where we may install them.
+# Installs Debian's chromium and chromium-driver, for the browser test of the report page.
 set -euo pipefail
 
 if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi
 if [ "$(id -u)" = 0 ]; then sudo=""; elif sudo -n true 2>/dev/null; then sudo="sudo"; else
-    echo "error: no chromium here: run 'apt-get install chromium chromium-driver' and try again" >&2
+    echo "error: chromium not found: run 'apt-get install chromium chromium-driver' and try again" >&2
     exit 1
 fi
 echo "test-browser: installing the Debian packages chromium and chromium-driver (300 MB)"

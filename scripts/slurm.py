@@ -1,11 +1,11 @@
-"""Runs as one SLURM array job: what `launch.py --where slurm` writes and submits.
+"""Submits runs as one SLURM array job, for `launch.py --where slurm`.
 
-Task i of the array runs entry i of jobs.json, a run folder and the words of its command. They reach
-srun as data: no shell reads them. Two minutes
-before the time limit, and at a preemption with a grace time, SLURM sends USR2 (or TERM) to the
-training process, which saves and exits with code 75; the script then puts its task back into the
-queue. SLURM itself requeues only what it has to kill. A cancelled task saves as well, but its
-script ends with it, so that it stays out of the queue until the table is launched again.
+Task i of the array runs entry i of jobs.json: a run folder and the words of its command, which srun
+receives as data, without shell parsing. Two minutes before the time limit, and on preemption with a
+grace time, SLURM sends USR2 (or TERM) to the training process. The process saves and exits with
+code 75, and the script requeues its task. SLURM itself requeues only tasks that it has to kill. A
+cancelled task also saves, but its script ends too, so the task is not requeued until the table is
+launched again.
 """
 
 import shlex
@@ -21,16 +21,16 @@ from ed.runtime.files import read_json, refuse_control, write_atomic, write_json
 from ed.runtime.runs import FAILED, OUTPUT, SLURM
 from ed.runtime.slurm import SlurmError, ask, require_cluster
 
-# A signal during Python's imports ends a run before it can save. That is not a failure, but if the
-# time limit is too short it would repeat forever, so it counts as one after MAX_EARLY_ENDS.
-# Cancelling a task also ends its script; if the script goes on after a crash or SIGKILL (out of
-# memory), the run has failed.
+# A signal during Python's imports ends a run before it can save. This is not a failure, but if the
+# time limit is too short it would repeat forever, so after MAX_EARLY_ENDS it counts as one.
+# Cancelling a task also ends its script. If the script is still running after a crash or SIGKILL
+# (out of memory), the run has failed.
 MAX_EARLY_ENDS = 10
-# No lock is needed around a task: the engine locks the run folder, and `queued_among` tells a
-# second launcher that the run has a task already.
+# Tasks need no lock: the engine locks the run folder, and a second launcher learns from
+# `queued_among` that the run already has a task.
 ENTRY = """import json, sys
 job = json.load(open(sys.argv[1]))[int(sys.argv[2])]
-print(*job, sep=chr(0), end=chr(0))"""  # bash keeps the words apart by the null character
+print(*job, sep=chr(0), end=chr(0))"""  # bash splits the words at null characters
 ARRAY_SCRIPT = """#!/bin/bash
 #SBATCH --job-name={name}
 #SBATCH --array=0-{last}%{parallel}
@@ -45,15 +45,15 @@ mapfile -d '' -t job < <({python} -c {entry} {folder}/jobs.json "$SLURM_ARRAY_TA
 run_folder=${{job[0]}}
 log="$run_folder/{log}"
 rm -f "$run_folder/{failed}"
-# srun does not take it from sbatch by itself, since SLURM 22.05
+# since SLURM 22.05, srun no longer inherits this from sbatch
 [ -n "$SLURM_CPUS_PER_TASK" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-export SLURM_KILL_BAD_EXIT=1  # of several processes of a run none waits for one that has failed
+export SLURM_KILL_BAD_EXIT=1  # ends all processes of a run if one fails
 touch "$log"
 before=$(stat -c %s "$log")
 session() {{ tail -c "+$((before + 1))" "$log"; }}
 srun "${{job[@]:1}}" >> "$log" 2>&1
 code=$?
-# of several processes srun gives the highest code, but the first to end tells why they all did
+# with several processes, srun returns the highest code, but the first process to end has the cause
 first=$(session | grep -m 1 -E '^srun: error: [^:]+: tasks? [^:]+: ')
 case "$first" in *": Exited with exit code "*) code=${{first##* }} ;; esac
 requeue=no
@@ -65,7 +65,7 @@ if [ "$requeue" = yes ]; then
     scontrol requeue "$SLURM_JOB_ID"
 elif [ "$code" -ne 0 ]; then
     [ "$code" -gt 128 ] && signal=" ($(kill -l "$code"))" || signal=""
-    # after our own line of an error, torch may tell of the connections that ended with it
+    # prefers our own error line, as torch may report broken connections after it
     said=$(session | grep '^error: ' || session | grep -vE '^srun: |^slurmstepd.* CANCELLED AT |^$')
     echo "exit $code$signal: $(tail -n 1 <<< "${{said:-no output}}")" > "$run_folder/{failed}"
 fi
@@ -74,7 +74,7 @@ exit "$code"
 
 
 def require_slurm(partition: str | None = None) -> None:
-    """Rejects up front what sbatch would reject only after files were written."""
+    """Checks for SLURM and the partition before any files are written."""
     names = require_cluster("--where slurm", "use --where local or --where print").split()
     unknown = [name for name in (partition or "").split(",") if name and name not in names]
     if unknown:
@@ -91,13 +91,13 @@ def submit(
     parallel: int,
     settings: dict[str, str | int | None],
 ) -> str | None:
-    """Submits one array task per run and returns the job's number; None where none is due.
+    """Submits one array task per run and returns the job id; None if there are no commands.
 
     Args:
-        runs: the folder of all runs; scripts and SLURM's own output go below it.
-        commands: what to run, by run folder.
-        settings: partition, time, gres, ...: for sbatch where given. Where they ask for several
-            tasks, these are the processes of one run, and end together.
+        runs: the folder of all runs; its subfolder .slurm gets the scripts and SLURM's output.
+        commands: the command of each run, by run folder.
+        settings: sbatch options such as partition, time and gres; None leaves one out. If they
+            request several tasks, these are the processes of one run and end together.
     """
     if not commands:
         return None
@@ -149,9 +149,9 @@ def array_script(
 
 
 def queued_among(folders: Iterable[Path]) -> tuple[set[Path], dict[Path, str]]:
-    """The run folders whose array task SLURM still has, by one question for all.
+    """Returns the run folders whose array task is still in SLURM's queue, with one squeue call.
 
-    Also those whose note of the task is damaged, with the reason.
+    Also returns the folders whose slurm.json is damaged, with the reason.
     """
     tasks, damaged = {}, {}
     for folder in folders:
@@ -159,7 +159,9 @@ def queued_among(folders: Iterable[Path]) -> tuple[set[Path], dict[Path, str]]:
         try:
             tasks |= {folder: _task(path)} if path.exists() else {}
         except ValueError as error:
-            damaged[folder] = f"{error}; look whether squeue has the run, then remove the file"
+            damaged[folder] = (
+                f"{error}; check that squeue does not list the run, then remove the file"
+            )
     if not tasks or shutil.which("squeue") is None:
         return set(), damaged
     queued = _queued_tasks(sorted({job for job, _ in tasks.values()}))
@@ -167,21 +169,21 @@ def queued_among(folders: Iterable[Path]) -> tuple[set[Path], dict[Path, str]]:
 
 
 def _task(path: Path) -> tuple[str, str]:
-    """Job and task number in a run's slurm.json."""
+    """Reads the job and task number from a run's slurm.json."""
     note = read_json(path)
     job, task = str(note.get("job")), str(note.get("task"))
     if not (job.isdecimal() and task.isdecimal()):
-        raise ValueError(f"{path} does not name a task of SLURM")
+        raise ValueError(f"{path} does not name a SLURM task")
     return job, task
 
 
 def _queued_tasks(jobs: Sequence[str]) -> set[str]:
-    """JOB_TASK of every task of these arrays that waits or runs."""
+    """Returns JOB_TASK of every pending or running task of these array jobs."""
     asked = ("--noheader", "--array", "--format=%i", f"--jobs={','.join(jobs)}")
     try:
         return set(ask("squeue", *asked).split())
     except SlurmError as error:
-        # of one job: SLURM has forgotten it; of several it leaves out those that it has forgotten
+        # SLURM has purged this job; with several jobs, squeue just omits purged ones
         if "Invalid job id" in str(error) and len(jobs) == 1:
             return set()
-        raise  # to take a run that may be queued for free would run it twice
+        raise  # a run that may be queued must not be started again

@@ -1,4 +1,4 @@
-"""Where the runs of a table stand, as `launch.py --status` shows it."""
+"""Reports the status of a table's runs, for `launch.py --status`."""
 
 import logging
 from collections import Counter
@@ -14,12 +14,12 @@ from ed.runtime.runs import BROKEN, UNDER_WAY, Status, is_done
 from scripts.slurm import queued_among
 
 QUEUED = "queued"  # a run that SLURM has not started yet
-COMMITTED = "committed"  # a run without a folder here, but with committed results
+COMMITTED = "committed"  # a run with committed results but no local folder
 
 
 def standings(runs: Sequence[Run], table: Table) -> list[Row]:
-    """The status of every run: from its folder, and from SLURM if it is queued there."""
-    # SLURM first: a task that has left the queue has written to its folder how it ended
+    """Returns the status of every run, from its folder and from SLURM's queue."""
+    # query SLURM first: a task that has left the queue has recorded its result in the folder
     queued, notes = queued_among(run.folder for run in runs if not is_done(run.folder))
     rows = [standing(run, table, run.folder in queued) for run in runs]
     for index, run in enumerate(runs):
@@ -36,7 +36,7 @@ def standing(run: Run, table: Table, is_queued: bool) -> Row:
 
 
 def with_committed(rows: Sequence[Row], table: Table) -> list[Row]:
-    """Rows in which runs that have no folder here count as done if their results are committed."""
+    """Marks runs without a local folder as COMMITTED if their results are committed."""
     known = [*borrowed(table), *read_results(results_folder(table) / CSV, table)]
     done = {row.key: row for row in known if row.status == Status.DONE}
     return [
@@ -48,7 +48,7 @@ def with_committed(rows: Sequence[Row], table: Table) -> list[Row]:
 
 
 def report(table: Table, rows: Sequence[Row]) -> int:
-    """Prints the status of every run, totals first; the exit code says whether all are done."""
+    """Prints the status of every run, totals first; returns the exit code (0 if all are done)."""
     print(f"{table.name}: {totals(rows)}")
     if interactive():
         print_grid(table, rows)
@@ -57,14 +57,14 @@ def report(table: Table, rows: Sequence[Row]) -> int:
     counts = Counter(row.status for row in rows)
     broken = sum(counts[status] for status in BROKEN)
     if broken:
-        print("hint: failed runs stay as they are; --rerun-failed runs them again")
+        print("hint: failed runs are skipped; --rerun-failed runs them again")
     if counts[Status.DONE] + counts[COMMITTED] == len(rows):
         return 0
     return 1 if broken or counts[DAMAGED] else INTERRUPTED
 
 
 def totals(rows: Sequence[Row]) -> str:
-    """`9 runs: 7 done (5 committed), 1 running, 1 pending`."""
+    """Returns text such as `9 runs: 7 done (5 committed), 1 running, 1 pending`."""
     counts = Counter(Status.DONE if row.status == COMMITTED else row.status for row in rows)
     committed = sum(row.status == COMMITTED for row in rows)
     words = [f"{count} {status}" for status, count in counts.items()]
@@ -75,7 +75,7 @@ def totals(rows: Sequence[Row]) -> str:
 
 
 def print_rows(table: Table, rows: Sequence[Row]) -> None:
-    """A line per run, for pipes."""
+    """Prints one line per run, for output that is not a terminal."""
     width = max(len(row.cell) for row in rows)
     for row in rows:
         about = f"{row.last[table.primary]:.4g}" if table.primary in row.last else ""
@@ -85,7 +85,7 @@ def print_rows(table: Table, rows: Sequence[Row]) -> None:
 
 
 def print_grid(table: Table, rows: Sequence[Row]) -> None:
-    """Cells by seeds, and what went wrong, for terminals."""
+    """Prints a grid of cells by seeds, then the errors, for terminals."""
     by_cell: dict[str, dict[int, Row]] = {}
     for row in rows:
         name = row.cell if row.table == table.name else f"{row.table}/{row.cell}"
@@ -107,7 +107,7 @@ def print_grid(table: Table, rows: Sequence[Row]) -> None:
 
 
 def mark(row: Row, *, short: bool) -> tuple[str, str]:
-    """The status of a run in a few characters, and their style."""
+    """Returns the status of a run as a short text, and its style."""
     share = f"{(row.steps or 0) / row.total_steps:.0%}" if row.total_steps else "?"
     sign, style, brief = {
         COMMITTED: ("✓ committed", "cyan", "✓c"),

@@ -1,24 +1,24 @@
-# ruff: noqa: E402, imports follow the line that lets a plain checkout find ed
+# ruff: noqa: E402, imports follow the line that makes ed importable without installation
 """Collect a table's runs: python scripts/table.py TABLE [--latex] [--out DIR] [--commit] [--check]
 
-Prints the paper's numbers beside ours, as Markdown in a pipe. They come from run folders (--runs)
-and from the committed results; a fresh run takes precedence. --commit writes the table's folder
-under results/ beside its file: README.md, runs.csv (one line per run), curves.parquet (every logged
-value) and its figure. --out DIR writes the same to DIR/TABLE. Runs done on another machine arrive
-as copied run folders (--runs) or as lines of a CSV file (--add). Two runs that claim one cell with
-different numbers are an error.
+Prints the paper's numbers beside ours, as Markdown if the output is not a terminal. Our numbers
+come from run folders (--runs) and from the committed results; new runs take precedence. --commit
+updates the table's folder under results/: README.md, runs.csv (one line per run), curves.parquet
+(every logged value) and its figure. --out DIR writes the same files to DIR/TABLE. To add runs from
+another machine, copy their folders (--runs) or use lines of a CSV file (--add). Two runs of the
+same cell and seed with different numbers are an error.
 
-A data figure of the paper is a table whose file says `figure: ed.figures.NAME:draw`. Once runs are
-done, draw(table, rows) -> matplotlib Figure (None while too few are) gives figure.png and .pdf:
+A figure of the paper is a table whose file has `figure: ed.figures.NAME:draw`. When runs are done,
+draw(table, rows) returns a matplotlib Figure (None for too few runs) for figure.png and figure.pdf:
     table       ed.analysis.spec.Table: cells, labels, metrics, paper's numbers
-    rows        ed.analysis.collect.Row, the finished ones without deviations, in the table's order
+    rows        list of ed.analysis.collect.Row: finished runs without deviations, in table order
     row.last    the final value of each of the table's metrics
-    row.history()   all that the run logged: [{"step": 50, "train/loss": ...}, ...]. If a run lacks
-                it, the figure stays as it is; --available draws the other runs, and
-                unfinished ones in cells without a finished run, and says so
-The function is pure and loads no torch. It chooses size and layout, but neither fonts nor files.
+    row.history()   all logged values: [{"step": 50, "train/loss": ...}, ...]. If a run lacks them,
+                the figure is not updated; --available draws the other runs, and unfinished
+                runs in cells without a finished one, and notes this in the figure
+The function must be pure and not import torch. It sets size and layout, but not fonts or files.
 Reduced runs (launch.py --set) are shown and drawn separately. They are never committed with the
-table: a probe, experiments/probes/NAME.yaml, is the place for them.
+table; to commit them, make them a probe, experiments/probes/NAME.yaml.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     for name in stale:
         print(
-            f"error: the results of {name} are not what its runs.csv gives: run "
+            f"error: the results of {name} do not match its runs.csv; run "
             f"python scripts/table.py {name} --commit",
             file=sys.stderr,
         )
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def all_names() -> list[str]:
-    """Every table, then every probe."""
+    """Returns the names of all tables, then of all probes."""
     return table_names() + [f"{PROBES}/{name}" for name in table_names(EXPERIMENTS / PROBES)]
 
 
@@ -74,20 +74,22 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names, files, or all")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table's folder there")
-    commit = "write the table's folder under results/, over the committed one"
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write the table's files to DIR/TABLE"
+    )
+    commit = "update the committed files of the table under results/"
     parser.add_argument("--commit", action="store_true", help=commit)
-    parser.add_argument("--latex", action="store_true", help="print the table as LaTeX as well")
+    parser.add_argument("--latex", action="store_true", help="also print the table as LaTeX")
     parser.add_argument("--check", action="store_true", help="only check the committed results")
     parser.add_argument("--runs", nargs="+", type=Path, default=[HOME / "runs"], metavar="DIR")
-    available = "draw the runs whose values are here, finished or not"
+    available = "draw only runs with logged values, finished or not"
     parser.add_argument("--available", action="store_true", help=available)
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="CSV")
     return parser.parse_args(arguments)
 
 
 def handle(table: Table, options: argparse.Namespace) -> bool:
-    """Prints the table and writes its files, or checks whether the committed ones are current."""
+    """Prints the table and writes its files, or checks that committed files are up to date."""
     if options.check:
         return is_current(table)
     missing = [path for path in options.add if not path.exists()]
@@ -113,7 +115,7 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
 
 
 def show(table: Table, rows: list[Row]) -> None:
-    """Prints the table: drawn on a terminal, without its long notes; as Markdown in a pipe."""
+    """Prints the table: without notes on a terminal, otherwise as complete Markdown."""
     if interactive():
         print_markdown(to_markdown(replace(table, notes=()), rows))
     else:
@@ -125,7 +127,7 @@ def warn_of_damage(reason: str) -> None:
 
 
 def without_reduced(rows: list[Row]) -> list[Row]:
-    """The rows to commit."""
+    """Returns the rows to commit: all except reduced runs."""
     reduced = sorted({row.deviations for row in rows} - {""})
     if reduced:
         print(
@@ -137,7 +139,7 @@ def without_reduced(rows: list[Row]) -> list[Row]:
 
 
 def write(table: Table, rows: list[Row], folder: Path, *, available: bool) -> None:
-    """Writes the table's folder, with figures of its runs and of each reduction."""
+    """Writes the table's folder, with separate figures for reduced runs."""
     figures = {} if table.figure is None else draw(table, rows, available=available)
     write_results(table, rows, folder, figures)
     for name in figures:
@@ -147,8 +149,8 @@ def write(table: Table, rows: list[Row], folder: Path, *, available: bool) -> No
 
 
 def draw(table: Table, rows: list[Row], *, available: bool) -> dict[str, bytes]:
-    """The files of all figures that can be drawn."""
-    from ed.figures.files import figure_files  # matplotlib: only if something is drawn
+    """Returns the files of all figures that can be drawn."""
+    from ed.figures.files import figure_files  # imports matplotlib
 
     drawable = (Status.DONE, *UNDER_WAY) if available else (Status.DONE,)
     files = {}
@@ -160,8 +162,8 @@ def draw(table: Table, rows: list[Row], *, available: bool) -> dict[str, bytes]:
             here = sum(row.record is not None for row in done)
             print(
                 f"no figure of {reduced_name(table.name, deviations.split())} is drawn: {here} of "
-                f"{len(done)} finished runs have their logged values here ({missing} has not); "
-                "give the other folders by --runs, or draw these alone with --available",
+                f"{len(done)} finished runs have logged values here ({missing} has not); "
+                "add the missing folders with --runs, or draw the others with --available",
                 file=sys.stderr,
             )
     return files

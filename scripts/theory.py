@@ -1,9 +1,9 @@
-"""Illustrates the theory: ED against the number of paths, degrees on paths, nodes, damping.
+"""Illustrates the theory: convergence of ED, degree preservation, and stability of the fit.
 
 For the exact polynomial maps of the paper (inputs uniform in [-2, 2]^3, no training):
 
     row 1   ED against the number of paths, and its standard error, which falls as 1 / sqrt(paths)
-    row 2   degree preservation: on random paths no coefficient exceeds the degree of the map, and
+    row 2   degree preservation: on random paths, coefficients above the map's degree are zero, and
             the leading one is 2 P_D(x1 - x2) / 4^D, nonzero almost surely
 
 Without a map:
@@ -33,7 +33,7 @@ from ed.figures.style import BAND, SERIES, STYLE, caption, save
 from ed.tasks.pnn import target_map, uniform_inputs
 
 MAPS = {1: "map 1, degree 1", 2: "map 2, degree 2", 3: "map 3, degree 5"}
-DEGREES = {1: (1, 1, 1), 2: (2, 2, 2), 3: (3, 5, 4)}  # of every output
+DEGREES = {1: (1, 1, 1), 2: (2, 2, 2), 3: (3, 5, 4)}  # of each output
 SAMPLERS = {
     "fixed Chebyshev": ed.ChebyshevNodes(),
     "randomized cosine": ed.RandomizedCosine(),
@@ -76,14 +76,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 def on_paths(number: int, inputs: Tensor) -> Tensor:
     """Returns the coefficients of a map on random paths: (P, 3, K + 1)."""
-    first, second = torch.arange(len(inputs)).view(2, -1)  # disjoint ends: independent paths
+    first, second = torch.arange(len(inputs)).view(
+        2, -1
+    )  # paths share no ends, so they are independent
     nodes = SETTINGS.nodes(1, dtype=inputs.dtype)
     field = Field.of(lambda x: target_map(number, x), inputs).between(first, second, nodes)
     return SETTINGS.coefficients(field().unflatten(0, (len(first), -1)), nodes)
 
 
 def leading_parts(inputs: Tensor) -> dict[int, Tensor]:
-    """2 |P_D(x1 - x2)| / 4^D of every map, (P, 3): the leading |c_D| by the lemma."""
+    """Returns the leading |c_D| = 2 |P_D(x1 - x2)| / 4^D from the lemma, (P, 3) for each map."""
     first, second = torch.arange(len(inputs)).view(2, -1)
     v1, v2, v3 = direction = (inputs[first] - inputs[second]).unbind(-1)
     parts = {
@@ -102,13 +104,16 @@ def anchored_nodes(sampler: Sampler, resolution: int, paths: int = 2000) -> Tens
 
 
 def strongest_answers(nodes: Tensor, degree: int, damping: float = DAMPING) -> Tensor:
-    """Largest change of ED when the output at one inner node changes by 1: (paths,) or ()."""
+    """Returns the largest change of ED when the output at one inner node changes by 1.
+
+    The shape is (paths,), or () if all paths share their nodes.
+    """
     inner = fit_matrix(nodes, degree, damping=damping)[..., 1:-1]
     return effective_degree(inner.mT).amax(-1)
 
 
 def straight_line(nodes: Tensor, degree: int, damping: float) -> Tensor:
-    """ED of y = alpha, which is 1/2 without damping: (paths,) or ()."""
+    """Returns the ED of y = alpha, which is 1/2 without damping: (paths,) or ()."""
     matrix = fit_matrix(nodes, degree, damping=damping)
     return effective_degree((matrix @ nodes.unsqueeze(-1)).squeeze(-1))
 
@@ -167,7 +172,7 @@ def draw_distribution(axis, coefficients: dict[int, Tensor]) -> None:
 
 
 def draw_spectra(axis, coefficients: dict[int, Tensor]) -> None:
-    """Mean |c_k|: above a map's degree there is only rounding error."""
+    """Draws the mean |c_k|; above a map's degree there is only rounding error."""
     for place, (number, found) in enumerate(coefficients.items()):
         spectrum = found.abs().mean((0, 1)).clamp(min=1e-18).numpy()
         degrees = torch.arange(len(spectrum)).numpy() + 0.27 * (place - 1)
@@ -178,11 +183,14 @@ def draw_spectra(axis, coefficients: dict[int, Tensor]) -> None:
 
 
 def draw_leading(axis, coefficients: dict[int, Tensor], leading: dict[int, Tensor]) -> None:
-    """Fitted c_D of every output against the lemma's value, 300 paths each."""
+    """Draws the fitted c_D of every output against the lemma's value, for 300 paths each."""
     for number, found in coefficients.items():
         index = torch.tensor(DEGREES[number]).view(1, 3, 1).expand(len(found), 3, 1)
         fitted = found.gather(-1, index).squeeze(-1).abs()[:300]
-        color, size = SERIES[number - 1], 10 - 3 * number  # later ones leave the others visible
+        color, size = (
+            SERIES[number - 1],
+            10 - 3 * number,
+        )  # smaller dots on top, so that all stay visible
         expected = leading[number][:300].flatten()
         axis.plot(expected, fitted.flatten(), ".", markersize=size, color=color, label=MAPS[number])
     axis.axline((1e-3, 1e-3), (1, 1), color="grey", linewidth=0.6, zorder=0)
@@ -194,7 +202,7 @@ def draw_leading(axis, coefficients: dict[int, Tensor], leading: dict[int, Tenso
 
 
 def draw_least(axis, leading: dict[int, Tensor]) -> None:
-    """The fraction of leading coefficients below a bound, which falls with the bound."""
+    """Draws the fraction of leading coefficients below a bound, against the bound."""
     bounds = torch.logspace(-6, 1, 60, dtype=torch.float64)
     for number, values in leading.items():
         part = torch.stack([(values < bound).double().mean() for bound in bounds])
@@ -204,7 +212,7 @@ def draw_least(axis, leading: dict[int, Tensor]) -> None:
 
 
 def draw_answers(axis, resolutions: range, degree: int | None) -> None:
-    """Mean over paths against the number of nodes; None: degree K = r - 1, an interpolation."""
+    """Draws the mean change of ED against the number of nodes; degree None means K = r - 1."""
     for color, (name, sampler) in zip(SERIES, SAMPLERS.items(), strict=False):
         means = [
             strongest_answers(
@@ -219,7 +227,7 @@ def draw_answers(axis, resolutions: range, degree: int | None) -> None:
 
 
 def draw_against_damping(axis, resolution: int, what: Callable[..., Tensor]) -> None:
-    """Mean over paths of `what(nodes, K, damping)`, with K = r - 1."""
+    """Draws the mean over paths of `what(nodes, K, damping)` against damping, for K = r - 1."""
     for color, sampler in zip(SERIES, SAMPLERS.values(), strict=False):
         nodes = anchored_nodes(sampler, resolution)
         means = [what(nodes, resolution - 1, damping).mean() for damping in DAMPINGS]

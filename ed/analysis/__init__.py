@@ -1,1 +1,1 @@
-"""From run folders to tables; needs no torch."""
+"""Turns run folders into tables and reports; does not import torch."""

@@ -1,6 +1,6 @@
-"""Result rows, one per run, read from run folders.
+"""Reads run folders into result rows, one per run.
 
-`ed.analysis.store` reads committed results, `ed.analysis.merging` merges both.
+`ed.analysis.store` reads committed results, and `ed.analysis.merging` merges the two.
 """
 
 import functools
@@ -21,11 +21,11 @@ DAMAGED = "damaged"  # the status of a run whose folder cannot be read
 
 
 class CollectError(ValueError):
-    """Raised for results that cannot be trusted; names the file, and the line if any."""
+    """Raised for invalid or inconsistent results; the message names the file."""
 
 
 class NoHistory(LookupError):
-    """Raised if only the final numbers of a run are available, not its logged values."""
+    """Raised if a run has only final numbers and no logged values."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Row:
     Attributes:
         deviations: settings that differ from the experiment file, separated by spaces.
         last: final value of each of the table's metrics; best: best value of the first one.
-        source: the folder, or the file and line, it was read from.
-        record: the run's config, sessions and logged values; None for a line of a CSV file.
+        source: the folder, or the file and line, that the row was read from.
+        record: the run's config, sessions and logged values; None for rows read from a CSV file.
     """
 
     table: str
@@ -59,7 +59,7 @@ class Row:
 
     @property
     def home(self) -> tuple[str, str]:
-        """The table and cell that the run belongs to."""
+        """The (table, cell) that the run belongs to."""
         return self.table, self.cell
 
     @property
@@ -68,13 +68,13 @@ class Row:
 
     @property
     def code_state(self) -> str:
-        """How the code differed from its commit; empty if it was clean."""
+        """Describes uncommitted code changes; empty if the working tree was clean."""
         if self.dirty:
             return "uncommitted changes"
         return UNKNOWN_CODE if self.dirty is None or not self.commit else ""
 
     def history(self) -> list[dict]:
-        """Returns all logged values, in rows with a `step`; raises NoHistory without any."""
+        """Returns the logged values, one dict per step; raises NoHistory if there is no record."""
         if self.record is None:
             raise NoHistory(f"{self.table}/{self.cell}/seed{self.seed}")
         return self.record.history()
@@ -89,10 +89,11 @@ def series(history: Iterable[dict], key: str) -> tuple[list[int], list[float]]:
 def collect(
     table: Table, roots: Sequence, *, warn: Callable[[str], None] | None = None
 ) -> list[Row]:
-    """Reads all runs of a table under these folders, including existing reduced ones.
+    """Reads all runs of a table under these folders, including reduced runs.
 
     Args:
-        warn: called for each damaged folder, which is then skipped; None raises instead.
+        warn: called with a message for each damaged folder, which is then skipped; if None, the
+            first damaged folder raises.
     """
     found = []
     for root in roots:
@@ -116,7 +117,7 @@ def collect(
 
 
 def row_or_damage(run: Run, table: Table) -> Row:
-    """Like `collect_run`, but an unreadable folder gives a row with status DAMAGED."""
+    """Like `collect_run`, but returns a row with status DAMAGED for an unreadable folder."""
     try:
         return collect_run(run, table)
     except (ValueError, OSError) as error:
@@ -151,7 +152,7 @@ def row_of(run: Run, table: Table, record: Record, status: Status) -> Row:
     rows = record.history()
     if rows:
         known["steps"] = rows[-1]["step"]
-        # no best yet: only the summary of a finished run knows whether higher is better
+        # no `best` yet: only the summary of a finished run records whether higher is better
         known["last"] = {
             key: row[key]
             for row in rows
@@ -162,7 +163,7 @@ def row_of(run: Run, table: Table, record: Record, status: Status) -> Row:
 
 
 def seed_differences(rows: Iterable[Row], table: Table) -> list[str]:
-    """Returns a line for each setting that differs between the seeds of a cell."""
+    """Returns one message per setting that differs between the seeds of a cell."""
     configs: dict[tuple, dict[int, dict]] = {}
     for row in rows:
         if row.record is not None:
@@ -181,7 +182,7 @@ def seed_differences(rows: Iterable[Row], table: Table) -> list[str]:
 
 
 def _may_differ(key: str, table: Table) -> bool:
-    """Whether seeds may differ in a setting, as it cannot change a result."""
+    """Whether a setting may differ between seeds because it cannot change a result."""
     group, _, name = key.partition(".")
     if group == "measures":
         return not any(changes(name, metric) for metric in table.metrics)
@@ -189,23 +190,23 @@ def _may_differ(key: str, table: Table) -> bool:
 
 
 def changes(setting: str, metric: str) -> bool:
-    """Whether a measure's setting changes a metric: ed.pairs changes measure/ed, measure/ed_se."""
+    """Whether a measure's setting affects a metric, as ed.pairs affects measure/ed_se."""
     measure, _, name = setting.partition(".")
     ours = re.fullmatch(rf"measure/{re.escape(measure)}(_.*)?", metric)
-    return ours is not None and name not in ("memory_gib", "batch_size")  # only chunk sizes
+    return ours is not None and name not in ("memory_gib", "batch_size")  # chunk sizes
 
 
 def other_run(run: Run, table: Table, record: Record) -> str | None:
-    """Returns why a record is not the run of the table; None if it is."""
+    """Returns the reason a record does not match the table's run, or None if it does."""
     command = next((session.get("command", "") for session in record.sessions), "")
     choices = dict(word.split("=", 1) for word in command.split() if "=" in word)
     wanted = dict(text.split("=", 1) for text in run.overrides)
-    known = runs.flat(record.config)  # lacks settings added after the run
+    known = runs.flat(record.config)  # may lack settings that were added after the run
     defaults = group_defaults(run.overrides).items()
     unnamed = {key: text for key, text in defaults if key in known and key not in wanted}
     for key, text in (wanted | unnamed).items():
         if key in (*PLACES, "debug", "measures") or key.startswith("hydra."):
-            continue  # data may have moved; debug and measures choose several things
+            continue  # data may have moved; debug and measures each set several keys
         if table.is_incidental(key):
             continue
         found = _instead_of(key, text, record.config, choices)
@@ -215,8 +216,8 @@ def other_run(run: Run, table: Table, record: Record) -> str | None:
 
 
 def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> str | None:
-    """Returns what a config has in place of key=text; None if they agree."""
-    if isinstance(config.get(key), dict):  # a group: its choice and its class must agree
+    """Returns the config's own setting if it differs from key=text, or None if they agree."""
+    if isinstance(config.get(key), dict):  # a group: choice and class must match
         if choices.get(key, text) != text:
             return f"{key}={choices[key]}"
         key, text = f"{key}._target_", target_of(key, text)
@@ -233,7 +234,7 @@ def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> s
 
 @functools.cache
 def target_of(group: str, choice: str) -> str | None:
-    """Returns the class of a group's choice; None for a list, or for a user's own choice."""
+    """Returns the `_target_` of a group's choice; None for a list or a user's own config."""
     path = EXPERIMENTS.with_name("configs") / group / f"{choice}.yaml"
     if not path.is_file():
         return None
@@ -244,7 +245,7 @@ def target_of(group: str, choice: str) -> str | None:
 
 
 def _in_the_way(run: Run) -> str:
-    """Returns the run's folder, or its cell's or table's if no run there has started."""
+    """Returns the folder to move away: the table's or cell's if nothing in it has started."""
     for folder in (run.folder.parents[1], run.folder.parent):
         if not runs.any_begun(folder):
             return f"{folder}, where no run has started,"
@@ -270,7 +271,7 @@ def _summary(record: Record, table: Table) -> dict:
 
 
 def _surroundings(sessions: Sequence[dict]) -> dict:
-    """Returns device, versions and commit of all sessions, in order."""
+    """Returns the devices, torch versions and commits of all sessions, in order."""
 
     def joined(values: Iterable) -> str:
         return " + ".join(dict.fromkeys(str(value) for value in values if value))

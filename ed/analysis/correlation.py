@@ -1,11 +1,11 @@
 """Pearson correlation between measures and a metric, over the cells of a table.
 
-A point is a cell: the mean over its seeds, once all are done. Intervals are percentile bootstrap
-over points with a fixed seed. Networks that have not fitted the training set have a small gap
-whatever their complexity, so each variant is also correlated over fitted networks only, and given
-the training accuracy.
+Each point is the mean over the seeds of a cell, once all of them have finished. Intervals come
+from a percentile bootstrap over the points, with a fixed seed. Networks that have not fitted the
+training set have a small gap regardless of their complexity. Each variant is therefore also
+correlated over fitted networks only, and with the training accuracy as a control.
 
-Not scipy.stats.bootstrap: it gives no interval once a resample has a single distinct point.
+scipy.stats.bootstrap is not used: it returns no interval if a resample repeats a single point.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from ed.analysis.stats import summarise
 from ed.runtime.runs import Status
 
 RESAMPLES = 10_000
-LEAST_POINTS = 4  # r of three points is meaningless
+LEAST_POINTS = 4  # with three points or fewer, r is meaningless
 FITTED = 99.0  # a training accuracy (%) above this counts as fitted
-ROUNDING = 1e-12  # a smaller share of the variance is rounding error
+ROUNDING = 1e-12  # a smaller fraction of the variance is rounding error
 SEED = 0
 
 
@@ -30,7 +30,7 @@ class Estimate:
     """A correlation coefficient with its 95 % interval.
 
     Attributes:
-        r: None for too few points, or if one side is constant.
+        r: None if there are too few points or one variable is constant.
         points: number of points.
     """
 
@@ -40,19 +40,20 @@ class Estimate:
     points: int = 0
 
 
-@dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
+@dataclass(frozen=True, eq=False)  # arrays cannot be compared with ==
 class Correlation:
-    """One variant of a measure against the metric of the study.
+    """The correlation of one variant of a measure with the metric of the study.
 
     Attributes:
         measure, metric: the measure's name, and the metric of this variant.
-        cells: names of the points, with their values x (the measure) and y.
+        cells: names of the points.
+        x, y: their values of the measure and of the metric.
         train: training accuracies in percent; nan if unknown.
         whole: Pearson's r over all points.
         fitted: the same over the points with a training accuracy above FITTED.
         partial: the partial correlation given the training accuracy.
-        selected: whether it has the largest |r| among its measure's variants.
-        largest: whether it has the largest signed r.
+        selected: whether this variant has the largest |r| of its measure.
+        largest: whether this variant has the largest signed r of its measure.
     """
 
     measure: str
@@ -69,12 +70,12 @@ class Correlation:
 
     @property
     def underfitted(self) -> np.ndarray:
-        """Mask of the points with a training accuracy of at most FITTED."""
+        """Returns a mask of the points with a training accuracy of at most FITTED."""
         return self.train <= FITTED
 
 
 def correlations(table: Table, rows: Sequence[Row]) -> list[Correlation]:
-    """Correlates every variant of every measure of the table's study, in order."""
+    """Correlates every variant of every measure in the table's study, in order."""
     study = table.correlation
     against = cell_means(table, rows, study.against)
     train = cell_means(table, rows, study.train) if study.train else {}
@@ -110,7 +111,7 @@ def cell_means(table: Table, rows: Sequence[Row], metric: str) -> dict[str, floa
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Pearson's r along the last axis, nan if one side is constant; 8x faster than scipy's."""
+    """Pearson's r along the last axis; nan if x or y is constant. 8x faster than scipy."""
     varies = (np.ptp(x, axis=-1) > 0) & (np.ptp(y, axis=-1) > 0)
     x, y = (side - side.mean(-1, keepdims=True) for side in (x, y))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -124,15 +125,16 @@ def line_and_band(
     """Returns the least-squares line and its 95 % band: (line, low, high)."""
     draws = _resamples(len(x))
     lines = _lines(x[draws], y[draws], at)
-    lines = lines[np.isfinite(lines).all(-1)]  # a resample of a single point has no line
+    lines = lines[np.isfinite(lines).all(-1)]  # no line fits a resample that repeats a single point
     low, high = np.quantile(lines, (0.025, 0.975), axis=0)
     return _lines(x[None], y[None], at)[0], low, high
 
 
 def partial(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Partial correlation of x and y given z: Pearson's r of the residuals of linear fits on z.
+    """Partial correlation of x and y given z, along the last axis.
 
-    Along the last axis; nan if a side is constant, or fully explained by z.
+    This is Pearson's r of the residuals of linear fits on z. It is nan if x or y is constant or
+    fully explained by z.
     """
     xy, xz, yz = pearson(x, y), pearson(x, z), pearson(y, z)
     left = (1 - xz**2) * (1 - yz**2)
@@ -162,12 +164,12 @@ def _correlate(
         accuracies,
         whole=_estimate(pearson, x, y),
         fitted=_estimate(pearson, x[fitted], y[fitted]),
-        partial=_estimate(partial, *sides, least=LEAST_POINTS + 1),  # z takes one more parameter
+        partial=_estimate(partial, *sides, least=LEAST_POINTS + 1),  # z needs one more
     )
 
 
 def _estimate(statistic: Callable, *sides: np.ndarray, least: int = LEAST_POINTS) -> Estimate:
-    """Returns a statistic of points (one array per coordinate) with its bootstrap interval."""
+    """Returns a statistic with its bootstrap interval; `sides` has one array per coordinate."""
     points = len(sides[0])
     if points < least or not all(np.ptp(side) for side in sides):
         return Estimate(points=points)
@@ -181,12 +183,12 @@ def _estimate(statistic: Callable, *sides: np.ndarray, least: int = LEAST_POINTS
 
 
 def _resamples(count: int) -> np.ndarray:
-    """Returns (RESAMPLES, count) indices, the same for all variants, to compare them pairwise."""
+    """Returns (RESAMPLES, count) indices, shared by all variants so that they compare pairwise."""
     return np.random.default_rng(SEED).integers(count, size=(RESAMPLES, count))
 
 
 def _lines(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Fits lines to (B, n) points and evaluates them at (m,) places: (B, m)."""
+    """Fits a line to each of B sets of n points and evaluates it at m positions: (B, m)."""
     middle, height = x.mean(-1, keepdims=True), y.mean(-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         slope = ((x - middle) * (y - height)).sum(-1, keepdims=True)

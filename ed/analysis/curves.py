@@ -26,7 +26,7 @@ Key = tuple[str, int]  # cell and seed
 
 
 def read_curves(path: Path) -> dict[Key, Record]:
-    """Returns the records in a file, in order; logged values are read on first use."""
+    """Returns the records of a file, in order; logged values are loaded on first use."""
     if not path.exists():
         return {}
     rows = functools.cache(functools.partial(_read_rows, path))
@@ -44,7 +44,7 @@ def read_curves(path: Path) -> dict[Key, Record]:
 
 
 def write_curves(path: Path, records: Mapping[Key, Record]) -> None:
-    """Writes the records if the content changed; equal content may differ in bytes."""
+    """Writes the records, but only if they changed; compares content because bytes may vary."""
     if not records:
         path.unlink(missing_ok=True)
     elif _content(read_curves(path)) != _content(records):
@@ -52,7 +52,7 @@ def write_curves(path: Path, records: Mapping[Key, Record]) -> None:
 
 
 def _read_rows(path: Path) -> dict[Key, list[dict]]:
-    """Returns one dict per step; several if a metric was logged more than once at a step."""
+    """Returns one dict per step, or several if a metric was logged repeatedly at that step."""
     try:
         table = _parquet(path).read_table(path).to_pydict()
         columns = [table[name] for name in COLUMNS]
@@ -82,7 +82,7 @@ def _to_bytes(records: Mapping[Key, Record]) -> bytes:
 
 
 def _content(records: Mapping[Key, Record]) -> tuple[str, list[tuple]]:
-    """Returns the content of a file: the JSON about the runs, and the rows of the table."""
+    """Returns the content of a file: the JSON metadata of the runs and the rows of the table."""
     about = {
         f"{cell}/seed{seed}": {
             "config": record.config,

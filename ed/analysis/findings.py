@@ -1,4 +1,4 @@
-"""One sentence per table: what its results show, with numbers from the store."""
+"""Summarises the results of each table in a sentence or two."""
 
 import math
 import re
@@ -11,12 +11,12 @@ from ed.analysis.spec import Table
 from ed.analysis.stats import Ours
 from ed.analysis.verdicts import Experiment, Verdict, counts, minus
 
-MANY = 10  # with at least this many judged numbers, the finding is their count
+MANY = 10  # from this many judged numbers on, a finding reports how many are reproduced
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A result for the first screen: a number, its sentence, and the table that it is from."""
+    """A headline result: a number, the sentence about it, and the table it comes from."""
 
     value: str
     text: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 def finding(experiment: Experiment) -> str:
-    """What a table shows; empty while it has no finished run."""
+    """Returns a summary of a table's results; empty until a run has finished."""
     text = minus(_finding(experiment))
     return text[:1].upper() + text[1:]
 
@@ -47,13 +47,13 @@ def _finding(experiment: Experiment) -> str:
 
 
 def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
-    """Lines without and with ED that differ in nothing else, under the table's first metric.
+    """Returns pairs of lines without and with ED, for the table's first metric.
 
-    They are known by the names of their cells: baseline and ed, rte and rte_ed.
+    Pairs are matched by cell name: baseline and ed, rte and rte_ed.
     """
     known = {
         cell.name: line
-        for cell, line in reversed(experiment.lines)  # of several metrics, the first
+        for cell, line in reversed(experiment.lines)  # reversed, so that the first metric wins
         if line.ours.count
     }
     found = []
@@ -68,7 +68,10 @@ def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
 
 
 def gain(before: Ours, after: Ours) -> tuple[float, float | None]:
-    """The difference of two means and half of its 95 % interval (Welch); None for single runs."""
+    """Returns the difference of two means and the half-width of its 95 % interval (Welch).
+
+    The half-width is None if either side has no standard deviation.
+    """
     from scipy.special import stdtrit  # slow to import, and few callers need it
 
     apart = after.mean - before.mean
@@ -98,7 +101,7 @@ def _comparison(table: Table, before: Line, after: Line) -> str:
 
 
 def _extremes(experiment: Experiment) -> str:
-    """The highest cell beside the first one, under the table's first metric."""
+    """Compares the cell with the highest first metric to the table's first cell."""
     table = experiment.table
     lines = [line for _, line in experiment.lines if line.metric == table.primary]
     known = [line for line in lines if line.ours.count]
@@ -128,7 +131,7 @@ def _others(experiment: Experiment) -> str:
 
 
 def strongest(found: Sequence[Correlation]) -> dict[str, Correlation]:
-    """The variant that is shown of each measure, strongest first."""
+    """Returns the selected variant of each measure, sorted by |r|, largest first."""
     chosen = [one for one in found if one.selected]
     return {one.measure: one for one in sorted(chosen, key=lambda one: -abs(one.whole.r))}
 
@@ -154,13 +157,13 @@ def _pool(experiment: Experiment) -> str:
 
 
 def top_findings(experiments: Sequence[Experiment]) -> list[Finding]:
-    """Up to three for the first screen: accuracy with ED, ED and the gap, numbers reproduced."""
+    """Returns up to three headline findings: accuracy, generalization gap, reproduced numbers."""
     candidates = (_accuracy(experiments), _gap(experiments), _reproduced(experiments))
     return [found for found in candidates if found is not None]
 
 
 def _accuracy(experiments: Sequence[Experiment]) -> Finding | None:
-    """Of Table 1 and its shorter form, the one with more seeds."""
+    """Compares accuracy with and without ED, in the version of Table 1 with the most seeds."""
     known = [
         (pairs(experiment)[0], experiment.table)
         for experiment in experiments
@@ -184,7 +187,7 @@ def _gap(experiments: Sequence[Experiment]) -> Finding | None:
 
 
 def _reproduced(experiments: Sequence[Experiment]) -> Finding | None:
-    """The table with the most numbers beside the paper's."""
+    """Counts reproduced numbers in the table with the most numbers to compare."""
     judged = {
         e: sum(n.ours.count > 0 for n in e.numbers) for e in experiments if e.table.comparable
     }

@@ -1,4 +1,4 @@
-"""Tables in Markdown."""
+"""Formats Markdown tables."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,8 @@
-"""Merges the rows of a run from its folder, committed lines and records.
+"""Merges rows that describe the same run: from run folders, committed CSV files and records.
 
-Rows are merged by (table, cell, seed, deviations). Two finished runs with one key and different
-numbers raise, unless one is a fresh run of committed results: `layered` then reports which row it
-replaces.
+The key of a row is (table, cell, seed, deviations). Two finished runs with the same key but
+different numbers raise an error, unless a new run replaces a committed one; `layered` then
+reports the replaced row.
 """
 
 import math
@@ -14,7 +14,7 @@ from ed.runtime.runs import Status
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:
-    """Returns one row per key. Finished runs win; otherwise the later source."""
+    """Returns one row per key: the finished run if there is one, else the last row."""
     kept: dict[tuple, Row] = {}
     for row in rows:
         before = kept.get(row.key)
@@ -38,7 +38,7 @@ def merge(rows: Iterable[Row]) -> list[Row]:
 
 
 def layered(*layers: Iterable[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
-    """Merges layers, the strongest first; also returns (kept, replaced) finished runs."""
+    """Merges layers, given in order of precedence, and returns (kept, replaced) finished runs."""
     known: dict[tuple, Row] = {}
     kept, replaced = [], []
     for layer in layers:
@@ -55,7 +55,7 @@ def layered(*layers: Iterable[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
 
 
 def _agree(one: Row, other: Row) -> bool:
-    """Whether shared values agree, up to the summation order of different machines."""
+    """Whether shared values agree, up to floating-point differences between machines."""
     shared = [(one.last[key], other.last[key]) for key in one.last.keys() & other.last.keys()]
     if None not in (one.best, other.best):
         shared.append((one.best, other.best))

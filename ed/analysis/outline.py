@@ -1,8 +1,8 @@
-"""The paper's outline: its sections in order, its claims, and what cannot run without more data."""
+"""The outline of the paper: its sections, its claims, and data that has to be added by hand."""
 
 from dataclasses import dataclass
 
-# sections of the page, in the paper's order; tables that are not listed follow at the end
+# sections of the report, in the paper's order; unlisted tables come last
 PARTS = {
     "Effective degree tracks generalization": (
         "correlation_resnet18",
@@ -31,7 +31,7 @@ PARTS = {
 }
 REST, PROBES = "More experiments", "Probes: short side questions"
 
-# what a table needs that cannot be downloaded here
+# data and weights that a table needs and that cannot be downloaded automatically
 MISSING = {
     "imagenet_scratch": "ImageNet",
     "clip_ood": "ImageNet, its shifted test sets and OpenAI's CLIP weights",
@@ -44,12 +44,12 @@ MISSING = {
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper claims with one table or figure.
+    """A claim that the paper supports with one table or figure.
 
     Attributes:
         table: the experiment file that reproduces it.
-        reference, treated: cells to compare; of several treated ones the first that has runs.
-        metric: what to compare, if it is not the table's first metric.
+        reference, treated: cells to compare; the first treated cell that has runs is used.
+        metric: the metric to compare; by default the table's first.
         paper: the claim in words, where the paper prints no numbers.
         stand_in: a shortened table, used until the real one has runs.
     """

@@ -1,4 +1,4 @@
-"""Markdown of tables that correlate measures over a pool of cells."""
+"""Renders tables that correlate measures over a pool of cells as Markdown."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,10 @@ from ed.runtime.runs import Status
 
 CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
 CORRELATION_MEANING = (
-    f"A point is a cell, the mean over its seeds. Intervals: bootstrap over points, {RESAMPLES:,} "
-    "resamples. The variant with the largest absolute r is selected, as the paper reports the best "
-    "correlation over variants; this favours measures with many variants. The variant with the "
-    "largest signed r is also marked."
+    "Each point is the mean over the seeds of a cell. Intervals: bootstrap over points, "
+    f"{RESAMPLES:,} resamples. The variant with the largest absolute r is selected, as the paper "
+    "reports the best correlation over variants; this favours measures with many variants. "
+    "The variant with the largest signed r is also marked."
 )
 CONTROLLED = ("measure", "variant", "r, fitted", "95 % interval", "points")
 CONTROLLED += ("partial r", "95 % interval", "points")
@@ -31,7 +31,7 @@ CONTROLLED_TITLE = "Fitted networks only, and given the training accuracy"
 
 
 def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Returns the correlations over a pool of cells, then the cells."""
+    """Returns the sections on the correlations over a pool of cells, then on the cells."""
     parts = []
     for deviations in sorted({row.deviations for row in rows} | {""}):
         here = [row for row in rows if row.deviations == deviations]
@@ -52,14 +52,14 @@ def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def correlation_fields(table: Table, found: Correlation) -> tuple[str, ...]:
-    """Returns the fields of a variant over all points, in the order of `CORRELATION`."""
+    """Returns the row of a variant's correlation over all points; the columns are CORRELATION."""
     r, interval, points = estimate_fields(found.whole)
     place = f"{points} of {len(table.cells)}"
     return (found.measure, table.metrics[found.metric], r, interval, place, marks(found))
 
 
 def controlled_fields(table: Table, found: Correlation) -> tuple[str, ...]:
-    """Returns the fields of a variant with controls, in the order of `CONTROLLED`."""
+    """Returns the row of a variant's controlled correlations; the columns are CONTROLLED."""
     both = (*estimate_fields(found.fitted), *estimate_fields(found.partial))
     return (found.measure, table.metrics[found.metric], *both)
 
@@ -78,7 +78,7 @@ def marks(found: Correlation) -> str:
 
 
 def controlled_meaning(table: Table, rows: Sequence[Row]) -> str:
-    """Explains the table with controls; includes r of the training accuracy alone."""
+    """Explains the table of controlled correlations, with r of the training accuracy alone."""
     against, train = (
         table.metrics[m] for m in (table.correlation.against, table.correlation.train)
     )
@@ -86,7 +86,7 @@ def controlled_meaning(table: Table, rows: Sequence[Row]) -> str:
     r, interval, points = estimate_fields(alone)
     known = "" if alone.r is None else f" The {train} alone has r = {r} ({interval}, n = {points})."
     return (
-        f"A network that has not fitted its training set has a small {against} whatever its "
+        f"A network that has not fitted its training set has a small {against} regardless of its "
         f"complexity.{known} Fitted: {train} above {FITTED:g} %, at least {LEAST_POINTS} points. "
         f"Partial r: the correlation of the residuals after linear fits on the {train}."
     )
@@ -97,7 +97,7 @@ def pool_header(table: Table) -> tuple[str, ...]:
 
 
 def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Returns the mean over finished seeds of each cell, in the order of `pool_header`."""
+    """Returns one row per cell with means over finished seeds; columns as in `pool_header`."""
     fields = []
     for cell in table.cells.values():
         own = [row for row in rows if row.home == cell.home and row.status == Status.DONE]
@@ -110,7 +110,7 @@ def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def _pool_remarks(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Returns each remark on runs once, with all cells it applies to."""
+    """Lists each remark about runs once, with the cells it applies to."""
     cells: dict[str, list[str]] = {}
     for name, cell in table.cells.items():
         for remark in remarks([row for row in rows if row.home == cell.home]):

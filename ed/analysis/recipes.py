@@ -1,4 +1,4 @@
-"""Expands experiment configs (configs/experiment) to overrides, without Hydra."""
+"""Expands experiment configs (configs/experiment) into overrides, without Hydra."""
 
 import functools
 import re
@@ -15,9 +15,9 @@ GROUPS = ("task", "model", "optimizer", "regularizer")
 
 
 def expanded(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Replaces `experiment=NAME` in overrides by the settings of that config.
+    """Replaces `experiment=NAME` in a list of overrides with the settings of that config.
 
-    They come first, so that other overrides win over an experiment, as in Hydra.
+    These settings come first, so that other overrides take precedence, as in Hydra.
     """
     names = [text.removeprefix(CHOICE) for text in overrides if text.startswith(CHOICE)]
     others = [text for text in overrides if not text.startswith(CHOICE)]
@@ -38,9 +38,10 @@ def group_defaults(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def choice_of(group: str, config: Mapping) -> str | None:
-    """The name of the group file that a part of a config comes from, e.g. `ed_fast`.
+    """Returns the name of the group file behind part of a config, e.g. `ed_fast`.
 
-    Of files that build the same class, the one that shares the most settings; None if none does.
+    Among the files with the same `_target_`, this is the one whose settings match best; None if
+    no file has that `_target_`.
     """
     own = {f"{group}.{key}": word for key, word in _flat(dict(config)).items()}
     agreements = {}
@@ -48,14 +49,14 @@ def choice_of(group: str, config: Mapping) -> str | None:
         settings = _group_file(group, path.stem)
         if settings.get(f"{group}._target_") == config.get("_target_"):
             same = sum(own.get(key) == word for key, word in settings.items())
-            agreements[path.stem] = 2 * same - len(settings)  # those that differ count against it
+            agreements[path.stem] = 2 * same - len(settings)  # matches minus differences
     return max(agreements, key=agreements.get, default=None)
 
 
 @functools.cache
 def _group_file(group: str, choice: str) -> dict[str, str]:
     path = APP / "configs" / group / f"{choice}.yaml"
-    if not path.is_file():  # a user's own choice
+    if not path.is_file():  # a user's own config
         return {}
     raw = yaml.safe_load(yaml_text(path))
     found: dict[str, str] = {}
@@ -66,14 +67,14 @@ def _group_file(group: str, choice: str) -> dict[str, str]:
 
 
 def _folders(overrides: Sequence[str]) -> list[Path]:
-    """Returns the folders of our experiments and of the user's, from hydra.searchpath."""
+    """Returns the folders of experiment configs: our own and those in hydra.searchpath."""
     searched = [text for text in overrides if text.startswith("hydra.searchpath=")]
     own = re.findall(r"file://([^],'\"]+)", " ".join(searched))
     return [Path(folder) / "experiment" for folder in (APP / "configs", *own)]
 
 
 def _settings(name: str, folders: Sequence[Path], *, above: tuple[str, ...]) -> dict[str, str]:
-    """Returns the settings of an experiment and those it builds on, by dotted key."""
+    """Returns the settings of an experiment, including inherited ones, by dotted key."""
     path = next((f / f"{name}.yaml" for f in folders if (f / f"{name}.yaml").is_file()), None)
     if path is None or name in above:
         known = sorted(path.stem for folder in folders for path in folder.glob("*.yaml"))
@@ -103,7 +104,7 @@ def _flat(config: dict, prefix: str = "") -> dict[str, str]:
 
 
 def _word(value) -> str:
-    """Formats a value as in an override."""
+    """Formats a value as it is written in an override."""
     if isinstance(value, list):
         return f"[{','.join(map(_word, value))}]"
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Renders result rows as Markdown and LaTeX, deterministically."""
+"""Renders result rows as Markdown and LaTeX; equal rows give equal text."""
 
 import math
 import re
@@ -19,22 +19,22 @@ AGGREGATE_MEANING = (
     f"Intervals: bootstrap over the seeds of each game, {returns.RESAMPLES:,} resamples; none if a "
     "game has one seed."
 )
-HTML = re.compile(r"<(?=[A-Za-z/!?])")  # labels, notes and errors are text, not tags
+HTML = re.compile(r"<(?=[A-Za-z/!?])")  # escaped in labels, notes and errors, which are plain text
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
-MOST_DECIMALS = 6  # beyond that, scientific notation
+MOST_DECIMALS = 6  # numbers that need more use scientific notation
 ROUNDING = 1e-6  # a smaller relative std is rounding error
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a rendered table: one metric of a cell."""
+    """One line of a rendered table, for one metric of a cell."""
 
     label: str
     metric: str
     paper: Paper
     ours: Ours
     verdict: str
-    begun: bool  # any of its runs has a row
+    begun: bool  # whether any of its runs has started
     remarks: list[str]
 
 
@@ -48,7 +48,7 @@ def to_markdown(
     """Renders the table: the paper's numbers beside ours, with figures and notes.
 
     Args:
-        figures: names of image files, by the deviations of their runs.
+        figures: names of image files, keyed by the deviations of their runs.
         notes: hand-written Markdown to add.
     """
     footnotes: list[str] = []
@@ -82,7 +82,7 @@ def to_latex(table: Table, rows: Sequence[Row]) -> str:
         + r" \\"
         for line in lines
     ]
-    # the title of a table in other settings than the paper's must stay with it
+    # keep the title with the numbers if the table's settings differ from the paper's
     mark = [] if table.comparable else [rf"\multicolumn{{5}}{{l}}{{{_escape(table.title)}}} \\"]
     head = (
         r"\begin{tabular}{lcccl}",
@@ -107,7 +107,7 @@ def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list
         for metric in cell.metrics:
             values = _values(chosen, metric)
             done = len(_values(own, metric))
-            if cell.best_of is not None and chosen:  # diverged runs of a grid are final
+            if cell.best_of is not None and chosen:  # a diverged grid run counts as done
                 done += sum(row.status == Status.DIVERGED for row in own)
             ours, paper = summarise(values), cell.paper.get(metric, Paper())
             judged = verdict(
@@ -123,7 +123,7 @@ def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list
 
 
 def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[Line]:
-    """Returns the lines of the tuning grids' points."""
+    """Returns one line per point of the tuning grids."""
     here = [row for row in rows if row.deviations == deviations]
     lines = []
     for grid in table.tuning.values():
@@ -140,8 +140,10 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
 
 
 def mean_and_std(mean: float, std: float | None, digits: int) -> str:
-    """Formats `0.67 ± 0.02`: `digits` decimals, or more for two digits of a small mean and one
-    of a small std."""
+    """Formats `0.67 ± 0.02` with `digits` decimals.
+
+    Small values get more: at least two significant digits of the mean and one of the std.
+    """
     places = _decimals(mean, digits, significant=2)
     if std is None:
         return _fixed(mean, places)
@@ -151,7 +153,7 @@ def mean_and_std(mean: float, std: float | None, digits: int) -> str:
 
 
 def signed(apart: float, paper: Paper, digits: int) -> str:
-    """Formats a difference with the decimals of the paper's number."""
+    """Formats a signed difference with as many decimals as the paper's number."""
     return _fixed(apart, _decimals(paper.mean, digits, significant=2), sign="+")
 
 
@@ -163,13 +165,13 @@ def _decimals(value: float, least: int, *, significant: int) -> int:
 
 def _fixed(value: float, places: int, *, sign: str = "-") -> str:
     kind = f".{places}f" if places <= MOST_DECIMALS else ".1e"
-    return f"{value:{sign}z{kind}}"  # z: no -0.00
+    return f"{value:{sign}z{kind}}"  # the z option avoids -0.00
 
 
 def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
-    """Groups lines by cell and metric, as papers print them.
+    """Groups lines by cell and metric, for a table with one column per metric.
 
-    Empty for a single metric or cell, or without any number of ours.
+    Empty if there is only one cell or metric, or if we have no numbers yet.
     """
     cells: dict[str, dict[str, Line]] = {}
     for line in lines:
@@ -179,7 +181,7 @@ def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
 
 
 def glance_header(table: Table, lines: Sequence[Line]) -> dict[str, str]:
-    """Returns column titles by metric; the first column has key ""."""
+    """Returns the column titles by metric; the key of the first column is ""."""
     first = "ours [paper]" if any(line.paper.mean is not None for line in lines) else ""
     used = {line.metric for line in lines}
     return {"": first} | {key: label for key, label in table.metrics.items() if key in used}
@@ -233,7 +235,7 @@ def aggregate_title(table: Table) -> str:
 
 
 def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Returns a line for each method with runs of every game, in the order of `AGGREGATE`."""
+    """Returns one row per method that has runs of every game; the columns are AGGREGATE."""
     if table.aggregate is None:
         return []
     return [
@@ -248,7 +250,7 @@ def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]
 
 
 def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Returns the rows of a cell, and remarks about them."""
+    """Returns the rows of a cell and remarks about them."""
     remarks = [cell.note] if cell.note else []
     if cell.best_of is not None:
         chosen, how = _best_point(table, cell.best_of, rows)
@@ -260,7 +262,7 @@ def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], 
 
 
 def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Returns the rows of the grid's best complete point, and a remark on the choice."""
+    """Returns the rows of the best grid point with all seeds, and a remark on the choice."""
     grid = table.tuning[name]
     points, metric = grid.points, grid.metric
     complete = {}
@@ -291,7 +293,7 @@ def _begun(rows: Sequence[Row]) -> bool:
 
 
 def _values(rows: Sequence[Row], metric: str) -> list[float]:
-    """Returns the values of finished runs."""
+    """Returns the metric's values of finished runs."""
     return [row.last[metric] for row in rows if row.status == Status.DONE and metric in row.last]
 
 

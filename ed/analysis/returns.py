@@ -1,7 +1,7 @@
 """Aggregates returns over games and seeds, with confidence intervals.
 
-Agarwal et al. (2021): the interquartile mean of normalised returns, with a bootstrap that resamples
-seeds within each game. Not scipy.stats.bootstrap: it rejects games with a single seed.
+Follows Agarwal et al. (2021): the interquartile mean of normalised returns, with a bootstrap that
+resamples seeds within each game. scipy.stats.bootstrap rejects games with a single seed.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from ed.analysis.collect import Row
 from ed.analysis.spec import SpecError, Table
 from ed.runtime.runs import Status
 
-METHODS = {"none": "PPO", "ed": "PPO + ED"}  # by the choice of regularizer
+METHODS = {"none": "PPO", "ed": "PPO + ED"}  # keyed by the choice of regularizer
 GAME = "task.game"
 RESAMPLES = 2000
-# (R_min, R_max) of the hard mode, Cobbe et al. (2020), "Leveraging Procedural Generation to
-# Benchmark Reinforcement Learning", Appendix C: returns of a blind policy, and the maximum
-# (StarPilot, FruitBot: the maximum in practice)
+# (R_min, R_max) in hard mode: the return of a blind policy and the maximum return (for StarPilot
+# and FruitBot, the maximum in practice), from Appendix C of Cobbe et al. (2020), "Leveraging
+# Procedural Generation to Benchmark Reinforcement Learning"
 HARD_RANGES = {
     "bigfish": (0.0, 40.0),
     "bossfight": (0.5, 13.0),
@@ -40,24 +40,24 @@ HARD_RANGES = {
 
 
 def normalised_return(returns: np.ndarray, game: str) -> np.ndarray:
-    """(R - R_min) / (R_max - R_min) of the hard mode: 0 for a blind policy, 1 at the best."""
+    """Returns (R - R_min) / (R_max - R_min) in hard mode: 0 is a blind policy, 1 the maximum."""
     low, high = HARD_RANGES[game]
     return (np.asarray(returns, float) - low) / (high - low)
 
 
 def interquartile_mean(scores: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Mean without the lowest and highest quarter (rounded down); NaN if any score is."""
+    """Mean without the lowest and highest quarter (rounded down); NaN if any score is NaN."""
     from scipy.stats import trim_mean  # slow to import
 
     scores = np.asarray(scores, float)
-    mean = trim_mean(np.nan_to_num(scores), 0.25, axis=axis)  # with NaN it takes a slow path
+    mean = trim_mean(np.nan_to_num(scores), 0.25, axis=axis)  # NaN would take a slow path
     return np.where(np.isnan(scores).any(axis=axis), np.nan, mean)[()]
 
 
 def stratified_resamples(
     scores: list[np.ndarray], rng: np.random.Generator, *, count: int
 ) -> np.ndarray:
-    """Resamples the seeds of each game: a list of (seeds, ...) -> (count, all seeds, ...).
+    """Resamples the seeds within each game; returns (count, seeds of all games, ...).
 
     Args:
         scores: one array per game; games may have different numbers of seeds.
@@ -123,7 +123,7 @@ def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
 
 
 def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
-    """Groups what can be aggregated: methods with runs of every game, in hard mode only."""
+    """Groups runs by method, keeping methods with runs of every game; hard mode only."""
     games = {own.game for own in runs}
     if len(games) < 2 or not games <= HARD_RANGES.keys() or {r.mode for r in runs} != {"hard"}:
         return {}
@@ -132,7 +132,7 @@ def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
 
 
 def count_games(table: Table, runs: Sequence[GameRuns]) -> str:
-    """Returns `4 games`, or `3 of 4 games` if runs of one are missing."""
+    """Returns text such as `4 games`, or `3 of 4 games` if a game has no runs."""
     found = len({own.game for own in runs})
     settings = {text for cell in table.cells.values() for text in cell.overrides}
     planned = [text for text in settings if text.startswith(f"{GAME}=")]
@@ -141,7 +141,7 @@ def count_games(table: Table, runs: Sequence[GameRuns]) -> str:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One number over games and seeds; no interval if a game has only one seed."""
+    """A mean over games and seeds, without an interval if a game has only one seed."""
 
     method: str
     games: str
@@ -152,7 +152,7 @@ class Aggregate:
 
 
 def aggregates(table: Table, rows: Sequence[Row]) -> list[Aggregate]:
-    """Returns the interquartile mean per method of the table's `aggregate` metric, normalised."""
+    """Returns the normalised interquartile mean of the `aggregate` metric for each method."""
     known = [row for row in rows if row.status == Status.DONE and table.aggregate in row.last]
     found = []
     for method, own in by_method(game_runs(table, known)).items():

@@ -1,10 +1,10 @@
 """The keys of an experiment file, experiments/<table>.yaml.
 
-title, place     what it is, and where it is in the paper (optional)
+title, place     the title, and where the table is in the paper (optional)
 metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step, or
                  best/x, its best evaluation (if x is the task's own metric)
 seeds            seeds of every cell; paper_seeds: how many the paper averages over
-digits           decimals of the printed numbers (default 2); small ones get more
+digits           decimals of the printed numbers (default 2); small numbers get more
 comparable       false if the paper's numbers are for other settings (default true)
 fixed            overrides of every cell, such as experiment=cifar10_vit_tiny; cells may change
                  them; hydra.searchpath=[file:///your/configs] adds your own configs
@@ -15,9 +15,9 @@ correlation      {against: metric, measures: {name: [metric, ...]}}: correlates 
                  accuracy (%), to correlate fitted networks separately (optional)
 aggregate        metric whose normalised interquartile mean over games is shown (Procgen)
 cells            name: {label, paper, note}, all optional, and one of
-                   overrides: [key=value, ...]   what it changes
+                   overrides: [key=value, ...]   the settings of the cell
                    overrides + grid: {key: [values]}   one cell per combination
-                   same_as: table/cell           the runs of another table
+                   same_as: table/cell           reuses the runs of another table
                    best_of: grid                 the best point of a grid under `tuning`,
                                                  by the first metric under `paper`;
                                                  diverged points are skipped
@@ -45,7 +45,7 @@ from ed.analysis.spec import nearest
 from ed.runtime.files import refuse_control
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-# required values, by pydantic's error types
+# expected values, by pydantic's error type
 NEEDED = {
     "string_type": "text",
     "bool_type": "true or false",
@@ -80,22 +80,22 @@ def _check_distinct(seeds: list[int]) -> list[int]:
 
 
 def _by_metric(paper):
-    """A plain {mean, std} is for the table's first metric, here called ""."""
+    """Assigns a plain {mean, std} to the key "", which stands for the table's first metric."""
     return {"": paper} if isinstance(paper, dict) and set(paper) <= {"mean", "std"} else paper
 
 
 def _or_empty(value):
-    """A key without a value is an empty mapping."""
+    """Replaces None, the value of an empty YAML key, with an empty mapping."""
     return {} if value is None else value
 
 
 def _text_keys(value):
-    """Converts keys to text: YAML reads a cell called 3 as a number."""
+    """Converts keys to strings, as YAML reads a cell named 3 as a number."""
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
 
 
 class _Strict(BaseModel):
-    """Rejects unknown keys and converts nothing: YAML reads 3 as a number, and no as false."""
+    """Rejects unknown keys and converts no types, as YAML reads 3 as a number and no as false."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -176,7 +176,7 @@ class TableKeys(_Strict):
 
 
 def first_mistake(error: ValidationError) -> str:
-    """Describes the first mistake of a file in one line: key, value and remedy."""
+    """Describes the first mistake in a file in one line: key, value and remedy."""
     found = error.errors()[0]
     where = [str(part) for part in found["loc"] if part not in ("[key]", "")]
     key, kind = ".".join(where), found["type"]
@@ -190,7 +190,7 @@ def first_mistake(error: ValidationError) -> str:
 
 
 def _keys_beside(where: list[str]) -> list[str]:
-    """Returns the valid keys of the mapping that has an unknown one."""
+    """Returns the valid keys of the mapping that contains an unknown key."""
     inner = {"cells": CellKeys, "tuning": TuningKeys, "correlation": StudyKeys}
     model = PaperNumber if "paper" in where[:-1] else inner.get(where[0], TableKeys)
     return list((model if len(where) > 1 else TableKeys).model_fields)

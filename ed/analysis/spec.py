@@ -1,6 +1,6 @@
-"""Tables and figures of the paper: cells, and the runs of each.
+"""The tables and figures of the paper, their cells and their runs.
 
-Launcher and collector both list runs with `expand`, so a table knows which of its runs are missing.
+The launcher and the collector both list runs with `expand`, so missing runs can be identified.
 `ed.analysis.tables` reads tables from files.
 """
 
@@ -17,14 +17,14 @@ from ed.runtime.files import APP
 from ed.runtime.runs import ENVIRONMENT
 
 EXPERIMENTS = APP / "experiments"
-PROBES = "probes"  # folder of the tables of reduced runs, which are not in the paper
+PROBES = "probes"  # folder of short side experiments that are not in the paper
 # locations of data and weights, which may differ between machines
 PLACES = ("task.data", "task.mnist", "task.shifts", "model.weights")
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A number in the paper; None if not printed."""
+    """A number from the paper; None where the paper prints none."""
 
     mean: float | None = None
     std: float | None = None
@@ -56,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A tuning grid; the best point is chosen by their first metric."""
+    """A tuning grid; its best point is chosen by the points' first metric."""
 
     name: str
     rule: str
@@ -72,7 +72,7 @@ class Grid:
 class Study:
     """A correlation study: every variant (a metric) of every measure against one metric.
 
-    `train` is the metric of the training accuracy in percent, to select fitted networks.
+    `train` is the metric with the training accuracy (%), used to select fitted networks.
     """
 
     against: str
@@ -103,14 +103,14 @@ class Table:
         return next(iter(self.metrics))
 
     def is_incidental(self, key: str) -> bool:
-        """Whether a setting cannot change a result of this table."""
+        """Whether a setting has no effect on the results of this table."""
         measured = any(metric.startswith("measure/") for metric in self.metrics)
         group = key.partition(".")[0]
         return group in ENVIRONMENT or (group == "measures" and not measured)
 
     @property
     def argument(self) -> str:
-        """Its name for scripts: NAME, probes/NAME, or the name of a file elsewhere."""
+        """The table's name on the command line: NAME, probes/NAME, or a file name."""
         path = self.path.resolve()
         if path.parent in (EXPERIMENTS, EXPERIMENTS / PROBES):
             return str(path.relative_to(EXPERIMENTS).with_suffix(""))
@@ -118,7 +118,7 @@ class Table:
 
     @property
     def points(self) -> dict[str, Cell]:
-        """Cells with runs of their own, and the points of the grids."""
+        """All cells that have runs, including the points of the tuning grids."""
         plain = {name: cell for name, cell in self.cells.items() if cell.best_of is None}
         return plain | {p.name: p for grid in self.tuning.values() for p in grid.points}
 
@@ -128,7 +128,7 @@ class Run:
     """One training run of a table.
 
     Attributes:
-        table, cell: the home of its cell.
+        table, cell: the table and cell that own the run.
         arguments: the overrides for train.py, with `experiment=` unexpanded.
         deviations: settings given at launch that differ from the file, sorted.
     """
@@ -157,12 +157,12 @@ def expand(
 ) -> list[Run]:
     """Returns the runs of a table, in order.
 
-    `sets` change what is trained, so such runs have their own folders and list their deviations.
+    Runs with `sets` that can change a result have their own folders and list their deviations.
 
     Args:
-        cells: names of cells, grids or grid points; None: all.
-        sets: `key=value` overrides on top of the file's.
-        data: other locations of the same data, see `place_of`; not deviations.
+        cells: names of cells, grids or grid points; None selects all.
+        sets: `key=value` overrides, applied after those of the file.
+        data: other locations of the same data (see `place_of`); these are not deviations.
     """
     deviations = deviations_of(sets, table)
     extra = (*sets, *map(place_of, data))
@@ -182,11 +182,11 @@ def expand(
 
 
 def place_of(text: str) -> str:
-    """Returns the setting for `--data`: a folder or hub id alone is task.data."""
+    """Returns the override for a `--data` value; a plain folder or hub id sets task.data."""
     setting = text if re.match(r"\w+(\.\w+)+=", text) else f"task.data={text}"
     key, value = setting.split("=", 1)
     if key not in PLACES:
-        raise SpecError(f"--data {text}: use {', '.join(PLACES)}; other settings go by --set")
+        raise SpecError(f"--data {text}: use {', '.join(PLACES)}; use --set for other settings")
     if value in ("embedded", "random", "openai"):
         raise SpecError(
             f"--data {text}: not the table's data; use --set {setting} to run it as a reduced table"
@@ -195,17 +195,17 @@ def place_of(text: str) -> str:
 
 
 def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
-    """Returns the settings that can change a result, sorted."""
+    """Checks `--set` values and returns those that can change a result, sorted."""
     for text in sets:
         key, equals, value = text.partition("=")
         if not (key and equals and value) or re.search(r"\s", text):
             raise SpecError(f"--set {text!r}: use key=value without spaces, e.g. task.epochs=20")
         if key == "seed" or key == "system.run_dir":
-            raise SpecError(f"--set {text}: set by the table; use --seeds, --runs")
+            raise SpecError(f"--set {text}: set by the table; use --seeds or --runs")
         if key == "experiment":
-            raise SpecError(f"--set {text}: set by the table; use single keys")
-        if "${" in value:  # run folders hold the resolved value, so it would look like another run
-            raise SpecError(f"--set {text}: use a value, not a reference")
+            raise SpecError(f"--set {text}: set by the table; set individual keys instead")
+        if "${" in value:  # run folders store the resolved value, which would not match
+            raise SpecError(f"--set {text}: use a value instead of an interpolation")
         number = parse_value(value)
         if isinstance(number, float) and not math.isfinite(number):
             raise SpecError(f"--set {text}: must be finite")
@@ -217,12 +217,12 @@ def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
 
 
 def reduced_name(table: str, deviations: Sequence[str]) -> str:
-    """Returns the name of a table's runs with these deviations; its own name without any."""
+    """Returns the folder name of a table's runs with these deviations; the table's if none."""
     return f"{table}@{_tag(deviations)}" if deviations else table
 
 
 def nested(config: dict, key: str):
-    """Returns the value at a dotted key; raises KeyError without one."""
+    """Returns the value at a dotted key; raises KeyError if it is missing."""
     for part in key.split("."):
         config = config[part]
     return config
@@ -236,13 +236,13 @@ def parse_value(text: str):
 
     try:
         return OverridesParser.create().parse_override(f"key={text}").value()
-    except OverrideParseException:  # no run can have this value
+    except OverrideParseException:  # not a valid value, so no run can match it
         return text
 
 
 def _tag(deviations: Sequence[str]) -> str:
-    """Returns a short, readable name that is unique for the deviations."""
-    short = [re.sub(r"^[^=]*\.(?=[^.=]*=)", "", d) for d in deviations]  # clip=1.0
+    """Returns a short, readable name that is unique to these deviations."""
+    short = [re.sub(r"^[^=]*\.(?=[^.=]*=)", "", d) for d in deviations]  # e.g. clip=1.0
     words = [re.sub(r"[^A-Za-z0-9.+-]", "", text) for text in short]
     digest = hashlib.sha256("\n".join(deviations).encode()).hexdigest()[:6]
     return f"{'-'.join(words)[:30].strip('-.')}-{digest}"
@@ -274,7 +274,7 @@ def _choose_seeds(table: Table, seeds: Sequence[int] | None) -> Sequence[int]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggests known names for a mistyped one, for an error message."""
+    """Suggests known names similar to a mistyped one, for error messages."""
     known = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     if near:

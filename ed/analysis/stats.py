@@ -7,7 +7,7 @@ With our mean a (n runs, std s) and the paper's mean b (n', s'):
     differs          otherwise
     no std: +3 %     the paper prints no std: the relative difference (a - b) / |b|, no verdict
     reference only   the runs differ from the paper's on purpose (shorter schedule, reductions)
-    pending k of n   k of the n planned runs are done
+    pending k of n   only k of the n planned runs are done
     not in paper     the paper prints no number here
 
 Standard deviations divide by n - 1.
@@ -22,7 +22,7 @@ from ed.analysis.spec import Paper
 
 @dataclass(frozen=True)
 class Ours:
-    """Summary of our runs; `std` is None for fewer than two, `mean` for none."""
+    """Summary of our runs: `std` is None for fewer than two runs, `mean` for none."""
 
     mean: float | None
     std: float | None
@@ -74,6 +74,6 @@ def verdict(
 
 
 def _percent(value: float) -> str:
-    """Formats a percentage without decimals, or with up to two if it is below 1."""
+    """Formats a percentage without decimals, or with up to two if it is below 1 %."""
     digits = 0 if abs(value) >= 1 else 1 if abs(value) >= 0.1 else 2
     return f"{value:+z.{digits}f} %"

@@ -3,11 +3,11 @@
     README.md        the table, its figure and notes; generated, never edited
     runs.csv         one line per run: final numbers, device, versions, commit
     curves.parquet   every logged value of every run, with its config (see ed.analysis.curves)
-    figure.png/.pdf  if the experiment file names a figure
-    notes.md         optional, written by hand; the README ends with it
+    figure.png/.pdf  present if the experiment file names a figure
+    notes.md         optional, written by hand; appended to the README
 
-Curves of borrowed runs (`same_as`) stay in the folder of their own table. Probes,
-experiments/probes/, have a results folder beside their files.
+Curves of runs shared with `same_as` stay in the folder of the table that owns them. The results
+of probes (experiments/probes/) are in experiments/probes/results/.
 """
 
 import csv
@@ -32,14 +32,14 @@ PROVENANCE = ("seconds", "device", "torch", "commit", "dirty", "error")
 
 
 def results_folder(table: Table, name: str | None = None) -> Path:
-    """Returns the folder of a table, or of the table `name` beside it."""
+    """Returns the results folder of a table, or of its sibling table `name`."""
     return table.path.parent / "results" / (name or table.name)
 
 
 def committed(table: Table, *, fresh: Collection[tuple] = ()) -> list[Row]:
-    """Returns the committed rows of a table, from its CSV file, other tables and records.
+    """Returns the committed rows of a table, from its CSV file, its records and other tables.
 
-    Rows of other tables win: they may have a newer run of a shared cell.
+    Rows of other tables take precedence, as they may have a newer run of a shared cell.
 
     Args:
         fresh: keys of finished runs that replace committed ones.
@@ -49,7 +49,7 @@ def committed(table: Table, *, fresh: Collection[tuple] = ()) -> list[Row]:
 
 
 def stored(table: Table, *, fresh: Collection[tuple] = ()) -> list[Row]:
-    """Returns the rows of the table's runs with a record; raises if one is of another run."""
+    """Returns the rows of all runs with a record; raises if a record does not match its run."""
     rows, records = [], {}
     for run in expand(table):
         if run.table not in records:
@@ -68,7 +68,7 @@ def stored(table: Table, *, fresh: Collection[tuple] = ()) -> list[Row]:
 
 
 def borrowed(table: Table) -> list[Row]:
-    """Returns the committed rows of other tables that this one shows."""
+    """Returns the committed rows that this table shares with others."""
     homes = {cell.home for cell in table.points.values() if cell.home[0] != table.name}
     rows = []
     for name in sorted({home[0] for home in homes}):
@@ -80,7 +80,7 @@ def borrowed(table: Table) -> list[Row]:
 
 
 def _seen_by(table: Table, row: Row, other: Table) -> Row:
-    """Returns a row of another table with the metrics of this one."""
+    """Converts a row of another table to the metrics of this one."""
     last = {metric: row.last[metric] for metric in table.metrics if metric in row.last}
     return replace(row, last=last, best=row.best if table.primary == other.primary else None)
 
@@ -88,9 +88,9 @@ def _seen_by(table: Table, row: Row, other: Table) -> Row:
 def write_results(
     table: Table, rows: Sequence[Row], folder: Path, figures: Mapping[str, bytes]
 ) -> None:
-    """Writes the folder of a table; `figures` has new ones by file name, others stay."""
+    """Writes the results folder of a table; `figures` maps file names to new figures."""
     folder.mkdir(parents=True, exist_ok=True)
-    stopped = {Status.RUNNING: Status.STOPPED}  # for the store
+    stopped = {Status.RUNNING: Status.STOPPED}  # committed results are never "running"
     rows = [replace(row, status=stopped.get(row.status, row.status)) for row in rows]
     write_atomic(folder / CSV, to_csv(table, rows))
     write_curves(folder / CURVES, _own_records(table, rows))
@@ -100,7 +100,7 @@ def write_results(
 
 
 def _own_records(table: Table, rows: Sequence[Row]) -> dict:
-    """Returns the records of the table's own started runs, in order, without reduced ones."""
+    """Returns the records of the table's own started runs, in order, except reduced runs."""
     own = {
         (row.cell, row.seed): row.record
         for row in rows
@@ -112,7 +112,7 @@ def _own_records(table: Table, rows: Sequence[Row]) -> dict:
 
 
 def readme(table: Table, rows: Sequence[Row], folder: Path) -> str:
-    """Renders the README of a folder, with its figures and notes."""
+    """Renders the README of a results folder, with its figures and notes."""
     names = {d: f"{figure_stem(d)}.png" for d in sorted({row.deviations for row in rows})}
     drawn = {d: name for d, name in names.items() if (folder / name).exists()}
     notes = folder / NOTES
@@ -121,7 +121,7 @@ def readme(table: Table, rows: Sequence[Row], folder: Path) -> str:
 
 
 def figure_stem(deviations: str) -> str:
-    """Returns the stem of a figure's files; reduced runs have their own figures."""
+    """Returns the file stem of a figure; reduced runs have their own figures."""
     return reduced_name(FIGURE, deviations.split())
 
 
@@ -132,7 +132,7 @@ def is_current(table: Table) -> bool:
     if not all(there):
         return not any(there)  # a table without results is up to date
     rows = merge(read_results(folder / CSV, table))
-    merge([*rows, *stored(table)])  # raises if they disagree
+    merge([*rows, *stored(table)])  # raises if the CSV file and the records disagree
     same_csv = (folder / CSV).read_text("utf-8") == to_csv(table, rows)
     return same_csv and (folder / README).read_text("utf-8") == readme(table, rows, folder)
 
@@ -167,7 +167,7 @@ def _csv_field(row: Row, name: str) -> str:
 
 
 def read_results(path: Path, table: Table) -> list[Row]:
-    """Reads a committed CSV file; raises with the line number of an invalid line."""
+    """Reads a committed CSV file; errors name the invalid line."""
     if not path.exists():
         return []
     text = path.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Summaries of runs outside tables, such as sweeps: settings that differ, and results."""
+"""Summarises runs outside tables, such as sweeps: the settings that differ, and the results."""
 
 import os
 from collections import Counter
@@ -12,14 +12,14 @@ from ed.analysis.spec import nested
 from ed.analysis.stats import summarise
 from ed.runtime.runs import CONFIG, INCIDENTAL, flat, read_config, read_done
 
-# settings that do not define a run
+# settings that do not distinguish runs
 IGNORED = {"seed", *INCIDENTAL} - {"sampler"}
 DIGITS = 4
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run folder: settings and measures by dotted key, last values (None if unfinished)."""
+    """One run: settings and measures by dotted key, and final values (None if unfinished)."""
 
     settings: dict[str, str]
     measures: dict[str, object]
@@ -28,7 +28,7 @@ class SweepRun:
 
 
 def read_runs(roots: Sequence[Path]) -> list[SweepRun]:
-    """Reads all runs below the folders, each once, in the order of their paths."""
+    """Reads each run under the given folders once, sorted by path within each folder."""
     seen: set[Path] = set()
     paths = [path for root in roots for path in sorted(_configs(root, seen))]
     if not paths:
@@ -38,10 +38,10 @@ def read_runs(roots: Sequence[Path]) -> list[SweepRun]:
 
 
 def _configs(root: Path, seen: set[Path]) -> Iterator[Path]:
-    """Yields the configs at and below `root`, following links, except in folders `seen`."""
+    """Yields the config files under `root`, following links and skipping folders in `seen`."""
     for name, folders, files in os.walk(root, followlinks=True):
         folder = Path(name)
-        if folder.resolve() in seen:  # reached by another link
+        if folder.resolve() in seen:  # already visited through another link
             folders.clear()
             continue
         seen.add(folder.resolve())
@@ -63,7 +63,7 @@ def _read(folder: Path) -> SweepRun:
 def _settings(config: dict) -> Iterator[tuple[str, str]]:
     for key, value in flat(config).items():
         group, _, last = key.rpartition(".")
-        if last == "_target_":  # shown as the config's name, else as the class
+        if last == "_target_":  # shown as the name of the config file, or else of the class
             part = nested(config, group)
             yield group, choice_of(group.rpartition(".")[2], part) or value.rsplit(".", 1)[-1]
         else:
@@ -71,7 +71,7 @@ def _settings(config: dict) -> Iterator[tuple[str, str]]:
 
 
 def differing(runs: Sequence[SweepRun]) -> list[str]:
-    """Returns the keys with several values among the runs that have them.
+    """Returns the keys whose values differ between runs.
 
     The sampler is listed under the regularizer that uses it.
     """
@@ -82,12 +82,13 @@ def differing(runs: Sequence[SweepRun]) -> list[str]:
 
 
 def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
-    """Returns a header and a row per setting: differing keys, runs, mean ± std at the last step.
+    """Returns a header and one row per group of runs that differ only in their seed.
 
-    Duplicate seeds, as from a copy of a run, count twice and are named.
+    Columns: the differing keys, the number of runs, and mean ± std at the last step. Duplicate
+    seeds, such as copies of a run, are counted and listed.
 
     Args:
-        metrics: the metrics to show; by default all of evaluations and measures.
+        metrics: the metrics to show; by default all evaluation metrics and measures.
     """
     keys, shown = differing(runs), _metrics(runs, metrics)
     groups: dict[tuple, list[SweepRun]] = {}
@@ -103,14 +104,14 @@ def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[
 
 
 def _repeated(group: Sequence[SweepRun]) -> str:
-    """Lists duplicate seeds: ' (seed 0 twice)'."""
+    """Lists duplicate seeds, e.g. ' (seed 0 twice)'."""
     counts = Counter(run.seed for run in group)
     words = [f"seed {s} {'twice' if n == 2 else f'{n} times'}" for s, n in counts.items() if n > 1]
     return f" ({', '.join(words)})" if words else ""
 
 
 def run_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
-    """Returns a header and a row per finished run, with all digits."""
+    """Returns a header and one row per finished run, with unrounded values."""
     keys, shown = differing(runs), _metrics(runs, metrics)
     rows = [[*keys, "seed", *shown]]
     for run in runs:
@@ -133,7 +134,7 @@ def _metrics(runs: Sequence[SweepRun], wanted: Sequence[str]) -> list[str]:
 
 
 def _mean(runs: Sequence[SweepRun], metric: str) -> str:
-    """Formats mean and std, with the number of runs if some lack the metric."""
+    """Formats the mean and std, with the number of runs if some lack the metric."""
     known = [run for run in runs if run.last.get(metric) is not None]
     ways = [{k: v for k, v in run.measures.items() if changes(k, metric)} for run in known]
     if any(way != ways[0] for way in ways):
@@ -147,7 +148,7 @@ def _mean(runs: Sequence[SweepRun], metric: str) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], sides: str | None = None) -> str:
-    """Aligns columns of text; `sides` has < (left) or > (right) for each."""
+    """Aligns columns of text; `sides` has one character per column, < (left) or > (right)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = sides or "<" * len(widths)
     places = [f"{side}{width}" for side, width in zip(sides, widths, strict=True)]

@@ -1,4 +1,4 @@
-"""Reads tables from YAML files: checks them, and expands cells and grids."""
+"""Reads and checks the YAML files of tables, and expands cells and grids."""
 
 import itertools
 import re
@@ -13,12 +13,12 @@ from ed.analysis.schema import NAME, CellKeys, StudyKeys, TableKeys, TuningKeys,
 from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, Table, nearest
 from ed.runtime.files import yaml_text
 
-LOWER = ("loss", "error")  # metrics that are usually lower when better
+LOWER = ("loss", "error")  # metrics for which lower is usually better
 UNCHANGED = ("title", "place", "paper_seeds", "digits", "comparable", "figure", "aggregate")
 
 
 def load_table(name: str, folder: Path = EXPERIMENTS) -> Table:
-    """Loads the table `name`, or the file of that path."""
+    """Loads a table by name, or by the path of its YAML file."""
     path = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(p.stem for p in path.parent.glob("*.yaml"))
@@ -27,7 +27,7 @@ def load_table(name: str, folder: Path = EXPERIMENTS) -> Table:
     try:
         return _Builder(path, keys).table()
     except SpecError:
-        raise  # about another file, which it names
+        raise  # about another file, and already names it
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from None
 
@@ -41,7 +41,7 @@ def read_keys(path: Path) -> TableKeys:
     if not NAME.fullmatch(path.stem):
         raise SpecError(f"{path}: use only letters, digits and _ . + -, as it names a folder")
     try:
-        raw = yaml.load(yaml_text(path), _UniqueKeys)  # safe: a SafeLoader
+        raw = yaml.load(yaml_text(path), _UniqueKeys)  # safe: _UniqueKeys is a SafeLoader
         return TableKeys.model_validate(raw)
     except ValidationError as error:
         raise SpecError(f"{path}: {first_mistake(error)}") from None
@@ -51,7 +51,7 @@ def read_keys(path: Path) -> TableKeys:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A YAML loader that rejects duplicate keys; plain YAML keeps the last."""
+    """A YAML loader that rejects duplicate keys; SafeLoader keeps only the last."""
 
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict:
@@ -67,7 +67,7 @@ _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _map
 
 
 class _Builder:
-    """Builds the table of a file; a ValueError names the cell with a mistake."""
+    """Builds the table of a file; raises a ValueError that names the invalid cell."""
 
     def __init__(self, path: Path, keys: TableKeys):
         self.path, self.keys, self.metrics = path, keys, keys.labels
@@ -114,7 +114,7 @@ class _Builder:
         return [cell] if keys.best_of is not None else self.points(cell, keys)
 
     def paper(self, name: str, keys: CellKeys) -> dict[str, Paper]:
-        """Returns the printed numbers by metric; without any, empty ones for all metrics."""
+        """Returns the paper's numbers by metric; empty for all metrics if the paper prints none."""
         if keys.paper is None:
             return {metric: Paper() for metric in self.metrics}
         first = next(iter(self.metrics))
@@ -128,7 +128,7 @@ class _Builder:
         table, _, name = target.partition("/")
         path = self.path.with_name(f"{table}.yaml")
         if not path.is_file() or path == self.path:
-            raise ValueError(f"cell {cell.name}: same_as: {target}; use table/cell of another")
+            raise ValueError(f"cell {cell.name}: same_as: {target}; use OTHER_TABLE/CELL")
         other = _Builder(path, read_keys(path))
         home = other.keys.cells.get(name)
         if home is None or home.overrides is None:
@@ -145,7 +145,7 @@ class _Builder:
         return [cell] if keys.grid is None else _product(cell, keys.grid)
 
     def tuning(self, cells: dict[str, Cell]) -> dict[str, Grid]:
-        judged: dict[str, Cell] = {}  # by grid: the first cell that shows its best point
+        judged: dict[str, Cell] = {}  # maps each grid to the first cell that shows its best point
         for cell in (cell for cell in cells.values() if cell.best_of is not None):
             first = judged.setdefault(cell.best_of, cell)
             if cell.best_of not in self.keys.tuning:
@@ -184,8 +184,8 @@ def _product(cell: Cell, grid: dict[str, list]) -> list[Cell]:
         suffix = "-".join(["", *words])
         if not NAME.fullmatch(cell.name + suffix):
             raise ValueError(
-                f"cell {cell.name}: grid: {', '.join(settings)}: values name folders, so use only "
-                "letters, digits and _ . + -, or write a cell for each"
+                f"cell {cell.name}: grid: {', '.join(settings)}: values become folder names; "
+                "use only letters, digits and _ . + -, or write a cell for each"
             )
         points.append(
             replace(

@@ -1,14 +1,15 @@
-"""Verdicts on the paper's numbers and claims. Each printed number counts once.
+"""Judges whether our runs reproduce the paper's numbers and claims.
 
     reproduced          the means differ by at most two standard errors of the difference (for a
                         single run of ours, two of the paper's standard deviations); within 10 %
                         where the paper prints no standard deviation
-    direction only      not so, but ours lies on the same side of the table's reference cell
-    contradicted        ours lies on the other side, or there is nothing to compare with
-    not run             there is no finished run yet
+    direction only      not reproduced, but on the same side of the table's reference cell
+    contradicted        on the other side, or the table has no reference cell
+    not run             no run has finished yet
     not runnable here   the data or weights are not available
 
-A verdict on fewer seeds than planned is preliminary; `Number.ours.count` tells how many there are.
+Each printed number counts once. A verdict from fewer seeds than planned is preliminary;
+`Number.ours.count` is the number of seeds.
 """
 
 import itertools
@@ -30,7 +31,7 @@ from ed.analysis.store import committed
 from ed.analysis.tables import load_table, table_names
 from ed.runtime.runs import Status
 
-RELATIVE = 0.1  # largest relative difference where the paper prints no standard deviation
+RELATIVE = 0.1  # allowed relative difference where the paper prints no standard deviation
 GENERALIZES = 50.0  # a validation accuracy (%) above this is a grokking transition
 DURATION = re.compile(r"(\d[\d.,]*) (?:GPU )?(hours?|h|minutes?)\b")
 
@@ -45,7 +46,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """An experiment file with the rows of its runs. What is derived from them is kept."""
+    """An experiment file with the rows of its runs; derived values are cached."""
 
     table: Table
     rows: list[Row]
@@ -65,18 +66,18 @@ class Experiment:
 
     @property
     def plain(self) -> list[Row]:
-        """Runs with the settings of the file."""
+        """The runs without deviations from the file."""
         return [row for row in self.rows if not row.deviations]
 
     @cached_property
     def lines(self) -> list[tuple[Cell, Line]]:
-        """The table line by line, each with its cell."""
+        """The lines of the table, each with its cell."""
         cells = [cell for cell in self.table.cells.values() for _ in cell.metrics]
         return list(zip(cells, table_lines(self.table, self.rows), strict=True))
 
     @cached_property
     def numbers(self) -> list["Number"]:
-        """Every line that the paper prints a number for, judged."""
+        """The lines for which the paper prints a number, with their verdicts."""
         printed = [line for _, line in self.lines if line.paper.mean is not None]
         return [
             Number(self.table, cell, x.metric, x.paper, x.ours, _verdict(self.table, x, printed))
@@ -86,13 +87,13 @@ class Experiment:
 
     @cached_property
     def correlations(self) -> list[Correlation]:
-        """Of a pool: every variant of every measure."""
+        """The correlations of every variant of every measure, for correlation tables."""
         return correlations(self.table, self.plain)
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the paper beside ours."""
+    """A number from the paper, with our result and the verdict."""
 
     table: Table
     cell: Cell
@@ -116,7 +117,7 @@ class Headline:
 
 
 def load_experiments(folder: Path = EXPERIMENTS) -> list[Experiment]:
-    """All tables in the paper's order, then others by name, then probes."""
+    """Loads all tables: in the paper's order, then others by name, then probes."""
     order = [name for names in PARTS.values() for name in names]
     ranks = {name: place for place, name in enumerate(order)}
     names = sorted(table_names(folder), key=lambda name: (ranks.get(name, len(order)), name))
@@ -132,7 +133,7 @@ def judge(
     paper_count: int | None,
     reference: tuple[Ours, Paper] | None = None,
 ) -> Verdict:
-    """The verdict on a number that has runs; `reference` is the cell that it is compared with."""
+    """Returns the verdict on a number; `reference` is the cell it is compared with."""
     apart = abs(ours.mean - paper.mean)
     limit = RELATIVE * abs(paper.mean)
     if paper.std is not None:
@@ -158,11 +159,11 @@ def _verdict(table: Table, line: Line, printed: Sequence[Line]) -> Verdict:
 
 
 def numbers(experiments: Sequence[Experiment]) -> list[Number]:
-    """The numbers of the paper, each once, in the order of `experiments`.
+    """Returns the numbers of the paper, each once, in the order of `experiments`.
 
-    The paper prints some numbers in several tables, a table may list several readings of one
-    number, and ours of the last and of the best epoch stand beside the same one. The first entry
-    that has runs is kept.
+    A number can appear several times: in several tables of the paper, as several interpretations
+    of one row, or compared with both our last and our best epoch. The first entry that has runs
+    is kept.
     """
     found: list[Number] = []
     places: dict[tuple, int] = {}
@@ -181,7 +182,10 @@ def numbers(experiments: Sequence[Experiment]) -> list[Number]:
 
 
 def _identities(number: Number) -> tuple[tuple, tuple]:
-    """Two numbers are the same if they share their runs, or are readings of one row."""
+    """Returns two keys of a number; numbers that share either key are the same.
+
+    Such numbers share their runs, or are interpretations of the same row of the paper.
+    """
     value = (number.metric.replace("best/", "eval/"), number.paper)
     row = re.split(r" \(|, lambda ", number.cell.label)[0]
     return (number.cell.home, *value), (number.table.name, row, *value)
@@ -196,8 +200,11 @@ def command(table: Table) -> str:
 
 
 def header_comment(path: Path) -> list[tuple[bool, str]]:
-    """The file's first comment, which says how to run it and what that costs: (is it a command,
-    text) in turn. Commands begin with their program or are indented."""
+    """Returns the blocks of a file's first comment, as (is it a command, text).
+
+    The comment describes how to run the table and how long it takes. Commands start with the
+    program name or are indented.
+    """
     lines = path.read_text("utf-8").splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
     texts = (re.sub("^# ?", "", line) for line in comment)
@@ -209,7 +216,7 @@ def header_comment(path: Path) -> list[tuple[bool, str]]:
 
 
 def gpu_hours(table: Table) -> float | None:
-    """The first duration in the experiment file's header comment; None where there is none."""
+    """Returns the first duration in the experiment file's header comment, or None."""
     prose = " ".join(text for is_command, text in header_comment(table.path) if not is_command)
     match = DURATION.search(prose)
     if match is None or "on one CPU core" in prose:
@@ -219,13 +226,13 @@ def gpu_hours(table: Table) -> float | None:
 
 
 def hours_left(found: Sequence[Number]) -> float:
-    """GPU hours of the tables with numbers that are not run; parts of them may be done."""
+    """Returns the GPU hours of all tables with missing numbers; parts may already be done."""
     tables = {n.table.name: n.table for n in found if n.verdict == Verdict.NOT_RUN}
     return sum(gpu_hours(table) or 0 for table in tables.values())
 
 
 def headline(experiments: Sequence[Experiment] | None = None) -> list[Headline]:
-    """One row per claim of the paper, for the README and the report."""
+    """Returns one row per claim of the paper, for the README and the report."""
     every = load_experiments() if experiments is None else experiments
     known = {experiment.table.name: experiment for experiment in every}
     return [_headline(claim, known) for claim in CLAIMS if claim.table in known]
@@ -253,7 +260,7 @@ def _headline(claim: Claim, known: dict[str, Experiment]) -> Headline:
 
 
 def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict | None]:
-    """Reference -> treated: reproduced if both numbers are, else judged by the sign."""
+    """Compares two cells: reproduced if both numbers are, otherwise judged by the sign."""
     table = experiment.table
     metric = claim.metric or table.primary
     by_cell = {n.cell.name: n for n in experiment.numbers if n.metric == metric}
@@ -293,7 +300,7 @@ def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
 
 
 def _transition(claim: Claim, experiment: Experiment) -> tuple[str, Verdict | None]:
-    """Whether the network of the paper's setting generalizes at all."""
+    """Reports whether the network generalizes in the paper's setting."""
     lines = [line for cell, line in experiment.lines if cell.name == claim.reference]
     ours = lines[0].ours
     if ours.mean is None:
@@ -304,7 +311,7 @@ def _transition(claim: Claim, experiment: Experiment) -> tuple[str, Verdict | No
 
 
 def minus(text: str) -> str:
-    """Hyphens before numbers as minus signs."""
+    """Replaces hyphens before numbers with minus signs."""
     return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
 
 

@@ -1,1 +1,1 @@
-"""Figures of trained models and of tables, in one visual language (style.py)."""
+"""Figures of trained models and tables, in a common style (style.py)."""

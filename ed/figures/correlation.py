@@ -1,4 +1,4 @@
-"""Measures against the generalization gap: one panel per measure, as in the paper's figures."""
+"""Plots measures against the generalization gap, one panel each, as in the paper's figures."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from ed.analysis.correlation import (
 from ed.analysis.spec import Table
 from ed.figures.style import BAND, BASELINE, ED, INK, MEAN, SERIES, WIDTH
 
-COLOURED_BY = "optimizer.lr"  # the setting that groups points
-COLOURS = tuple(colour for colour in SERIES if colour != "#e69f00")  # too near ED's
+COLOURED_BY = "optimizer.lr"  # points with the same value share a colour
+COLOURS = tuple(colour for colour in SERIES if colour != "#e69f00")  # too similar to ED's colour
 MARKERS = "os^Dv"
 DOT = {"s": 20, "linewidth": 1}
 COLUMNS = 3
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
-    """The selected variant of every measure, with line and 95 % band; None for too few points."""
+    """Plots each measure's selected variant with a line and 95 % band; None for too few points."""
     chosen = [found for found in correlations(table, rows) if found.selected]
     if not chosen:
         return None
@@ -55,7 +55,7 @@ def _panel(axis, table: Table, found: Correlation) -> None:
         fill = ["none" if hollow else colour for hollow in found.underfitted[group]]
         look = DOT | {"edgecolors": colour, "marker": marker}
         axis.scatter(found.x[group], found.y[group], facecolors=fill, **look)
-        axis.scatter([], [], facecolors=colour, label=label, **look)  # filled in the legend
+        axis.scatter([], [], facecolors=colour, label=label, **look)  # the legend's marker
     if found.underfitted.any():
         hollow = f"hollow: training accuracy up to {FITTED:g} %"
         axis.scatter([], [], facecolors="none", edgecolors=INK, label=hollow, **DOT)
@@ -66,7 +66,7 @@ def _panel(axis, table: Table, found: Correlation) -> None:
 
 
 def _statistics(found: Correlation) -> list[str]:
-    """r with its interval over all points, and over the fitted ones where others are shown."""
+    """Formats r and its interval over all points, and over fitted networks if some are not."""
     lines = [_statistic("r =", found.whole)]
     if found.underfitted.any() and found.fitted.r is not None:
         lines.append(_statistic(f"fitted (n = {found.fitted.points}):", found.fitted))
@@ -78,7 +78,7 @@ def _statistic(name: str, estimate: Estimate) -> str:
 
 
 def _groups(table: Table, cells: Sequence[str]) -> list[tuple[str | None, list[int]]]:
-    """(legend, places of its points) for each value of the setting that groups them."""
+    """Returns (legend label, indices of its points) for each value of COLOURED_BY."""
     settings = [dict(s.split("=", 1) for s in table.cells[cell].overrides) for cell in cells]
     values = [own.get(COLOURED_BY) for own in settings]
     if None in values or not 1 < len(set(values)) <= len(COLOURS):

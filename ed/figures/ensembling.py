@@ -1,4 +1,4 @@
-"""Accuracy in against out of distribution on the line from zero-shot to fine-tuned weights."""
+"""Plots accuracy in and out of distribution between zero-shot and fine-tuned weights."""
 
 import re
 from collections import defaultdict
@@ -17,7 +17,7 @@ PENALISED = "_ed"  # cells NAME and NAME_ed share a panel
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
-    """One panel per model: the mean curve of each cell, with its seeds as thin lines."""
+    """Draws one panel per model: the mean curve of each cell, with its seeds as thin lines."""
     panels = defaultdict(dict)
     for name, cell in table.cells.items():
         done = [r for r in rows if r.home == cell.home and r.status == Status.DONE]
@@ -34,7 +34,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
             _draw_cell(axis, curves, table.cells[name].label, name.endswith(PENALISED))
         _mark_ends(axis, [curves.mean(0) for curves in cells.values()])
         axis.set_xlabel(f"{table.metrics['eval/acc']} (in distribution), accuracy (%)")
-        above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}  # off the curves
+        above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}  # clear of the curves
         axis.legend(**above, fontsize=7, frameon=False, ncols=2, columnspacing=1)
         axis.margins(0.12)
     figure.axes[0].set_ylabel("mean of the shifts, accuracy (%)")
@@ -42,18 +42,18 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
 
 
 def curve(row: Row) -> np.ndarray:
-    """(alphas, 3): alpha, accuracy in and out of distribution; empty where a run has none."""
+    """Returns (alphas, 3): alpha, accuracy in and out of distribution; empty if not measured."""
     points: dict[float, dict[str, float]] = defaultdict(dict)
     for values in row.history():
         for key, value in values.items():
             if found := KEY.fullmatch(key):
                 points[float(found[1])][found[2]] = value
-    both = [a for a in sorted(points) if len(points[a]) == 2]  # without shifts there is one
+    both = [a for a in sorted(points) if len(points[a]) == 2]  # without shifts, only `acc`
     return np.array([[a, points[a]["acc"], points[a]["acc_ood"]] for a in both])
 
 
 def _stacked(cell: str, curves: list[np.ndarray]) -> np.ndarray:
-    """(seeds, alphas, 3); an error if seeds were measured at different alphas."""
+    """Stacks curves to (seeds, alphas, 3); raises if seeds were measured at different alphas."""
     grids = {tuple(values[:, 0]) for values in curves}
     if len(grids) > 1:
         raise ValueError(
@@ -64,7 +64,7 @@ def _stacked(cell: str, curves: list[np.ndarray]) -> np.ndarray:
 
 
 def _draw_cell(axis, curves: np.ndarray, label: str, penalised: bool) -> None:
-    """Curves (seeds, alphas, 3)."""
+    """Draws the curves (seeds, alphas, 3) of a cell and their mean."""
     color, marker = (ED, "s") if penalised else (BASELINE, "o")
     for _, x, y in curves.transpose(0, 2, 1):
         axis.plot(x, y, color=color, **SEED)
@@ -74,7 +74,7 @@ def _draw_cell(axis, curves: np.ndarray, label: str, penalised: bool) -> None:
 
 
 def _mark_ends(axis, means: list[np.ndarray]) -> None:
-    """Marks for both ends; text would overlap the curves."""
+    """Marks both ends with symbols, as text would overlap the curves."""
     marks = {"linestyle": "none", "color": INK, "zorder": 3}
     for alpha, name, look in (
         (0, r"$\alpha = 0$, zero-shot", {"marker": "D", "markersize": 6}),

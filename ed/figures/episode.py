@@ -1,4 +1,4 @@
-"""One episode of a game as an animation (GIF) and as a few frames (PNG)."""
+"""Draws one episode of a game as an animation (GIF) and as a strip of frames (PNG)."""
 
 import io
 from collections.abc import Sequence
@@ -7,30 +7,30 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-# Procgen's actions: nine directions of a pad, column by column from below, then six buttons
+# Procgen's actions: nine directions of a pad, in columns from bottom to top, then six buttons
 BUTTONS = ("D", "A", "W", "S", "Q", "E")
 DIRECTIONS = ("left down", "left", "left up", "down", "wait", "up")
 DIRECTIONS += ("right down", "right", "right up")
 NAMES = (*DIRECTIONS, *BUTTONS)
 
-SCALE, STRIP_SCALE = 6, 3  # of the 64 x 64 frames
-PANEL = 216  # pixels beside a frame of the GIF
-SHOWN, PER_ROW = 8, 4  # frames of the PNG
-MOST_FRAMES = 300  # of the GIF, about; longer episodes skip frames
-FRAME_MS = 70  # games run at 15 frames a second
+SCALE, STRIP_SCALE = 6, 3  # magnification of the 64 x 64 frames
+PANEL = 216  # width in pixels of the panel beside each GIF frame
+SHOWN, PER_ROW = 8, 4  # number of frames in the PNG
+MOST_FRAMES = 300  # approximate limit for the GIF; longer episodes skip frames
+FRAME_MS = 70  # about 15 frames per second, as in the game
 PAPER, INK, FAINT = (250, 250, 248), (28, 32, 38), (128, 134, 142)
 CELL, FULL, CHOSEN = (233, 235, 236), (31, 94, 148), (214, 118, 30)
-_font = ImageFont.load_default  # at a size
+_font = ImageFont.load_default  # takes the size
 
 
 @dataclass
 class Episode:
-    """The frames of an episode, with the agent's choices.
+    """The frames of an episode, with the agent's actions.
 
     Attributes:
         frames: (3, 64, 64) uint8 each.
-        actions, probabilities, rewards: one per frame; probabilities are (15,), and the reward is
-            the one that the action at this frame earned.
+        actions, probabilities, rewards: one per frame; probabilities are (15,), and the reward
+            follows the action in that frame.
     """
 
     game: str
@@ -46,9 +46,9 @@ class Episode:
 
 
 def gif(episode: Episode) -> bytes:
-    """The episode with its return so far and the probability of every action."""
+    """Renders the episode with the return so far and the probability of every action."""
     every = -(-len(episode.frames) // MOST_FRAMES)
-    last = len(episode.frames) - 1  # always shown, as it has the full return
+    last = len(episode.frames) - 1  # always shown, as it has the final return
     images = [_scene(episode, step) for step in (*range(0, last, every), last)]
     file = io.BytesIO()
     images[0].save(
@@ -56,14 +56,14 @@ def gif(episode: Episode) -> bytes:
         format="GIF",
         save_all=True,
         append_images=images[1:],
-        duration=[FRAME_MS] * (len(images) - 1) + [1500],  # time to read the end
+        duration=[FRAME_MS] * (len(images) - 1) + [1500],  # hold the last frame
         loop=0,
     )
     return file.getvalue()
 
 
 def strip(episode: Episode) -> bytes:
-    """A few frames from the first to the last, four to a row."""
+    """Renders a few frames, evenly spaced from first to last, four per row."""
     count = min(SHOWN, len(episode.frames))
     steps = np.linspace(0, len(episode.frames) - 1, count).round().astype(int)
     side, gap, top, foot = 64 * STRIP_SCALE, 10, 34, 44
@@ -105,7 +105,7 @@ def _scene(episode: Episode, step: int) -> Image.Image:
 
 
 def _pad(canvas: ImageDraw.ImageDraw, corner: tuple[int, int], chances: Sequence, chosen: int):
-    """Directions as a 3 x 3 pad, buttons in two rows under it; the action taken is framed."""
+    """Draws the directions as a 3 x 3 pad above two rows of buttons; frames the chosen action."""
     cell, gap = 40, 5
     for action, chance in enumerate(chances):
         if action < len(DIRECTIONS):
@@ -132,6 +132,6 @@ def _arrow(action: int) -> str:
 
 
 def _enlarged(frame: np.ndarray, scale: int) -> Image.Image:
-    """Enlarged without smoothing: the network sees these pixels."""
+    """Enlarges a frame without smoothing, to show the pixels that the network sees."""
     image = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
     return image.resize((64 * scale, 64 * scale), Image.Resampling.NEAREST)

@@ -1,7 +1,7 @@
-"""The files of a table's figure: found by name, drawn in one style, the same bytes every time.
+"""Renders the figure of a table to files that are identical on every call.
 
-An experiment file names the function, `figure: ed.figures.NAME:draw`; scripts/table.py documents
-its arguments and its result.
+An experiment file names the drawing function, `figure: ed.figures.NAME:draw`; scripts/table.py
+documents its arguments and result.
 """
 
 import importlib
@@ -26,14 +26,14 @@ Draw = Callable[[Table, Sequence[Row]], Figure | None]
 def figure_files(
     table: Table, rows: Sequence[Row], deviations: str = "", *, available: bool = False
 ) -> dict[str, bytes]:
-    """Name and content of the files of one figure, drawn from the runs with these deviations.
+    """Draws the runs with these deviations; returns the content of the files by name.
 
-    Raises NoHistory if the logged values of a finished run are missing, so that a figure of fewer
-    runs does not replace the existing one.
+    Raises NoHistory if the logged values of a finished run are missing, so that the existing
+    figure is not replaced by one with fewer runs.
 
     Args:
-        available: draw only the runs whose logged values are here, and unfinished runs in cells
-            without a finished one; the image states how many.
+        available: draw only runs with logged values, and include unfinished runs in cells
+            without a finished run; the image states how many.
     """
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
     here = sorted(
@@ -56,9 +56,9 @@ def figure_files(
 
 
 def _available(rows: Sequence[Row]) -> list[Row]:
-    """Finished runs, or unfinished ones in cells without any.
+    """Returns the finished runs of each cell, or its unfinished runs if none has finished.
 
-    Cells do not mix them: a mean curve would stop at the shortest run.
+    The two are not mixed, because a mean curve would stop at the shortest run.
     """
     recorded = [row for row in rows if row.record is not None]
     finished = {row.home for row in recorded if row.status == Status.DONE}
@@ -70,7 +70,7 @@ def _available(rows: Sequence[Row]) -> list[Row]:
 
 
 def _remarks(table: Table, deviations: str, drawn: Sequence[Row], done: Sequence[Row]) -> list[str]:
-    """What readers of the image alone must know."""
+    """Returns the remarks to print on the image: deviations and missing runs."""
     under_way = sum(row.status in UNDER_WAY for row in drawn)
     finished = len(drawn) - under_way
     changes = [text.rpartition(".")[2].replace("=", " ") for text in deviations.split()]
@@ -85,7 +85,7 @@ def _remarks(table: Table, deviations: str, drawn: Sequence[Row], done: Sequence
 
 
 def drawing(table: Table) -> Draw:
-    """The function that the experiment file names."""
+    """Returns the drawing function that the experiment file names."""
     module, _, function = table.figure.partition(":")
     try:
         return getattr(importlib.import_module(module), function)
@@ -94,7 +94,7 @@ def drawing(table: Table) -> Draw:
 
 
 def _bytes(figure: Figure, kind: str) -> bytes:
-    """The file without dates or versions."""
+    """Renders the figure without dates or versions, so that equal figures give equal bytes."""
     file = io.BytesIO()
     if kind == "pdf":
         figure.savefig(file, format=kind, metadata=UNDATED)

@@ -1,7 +1,7 @@
-"""Grokking in the form of the paper's figure: one column, the losses above four measures.
+"""Plots grokking as in the paper's figure: one column, with the losses above four measures.
 
-The curves are of the first cell whose validation accuracy makes the transition; other cells are
-grey. Thin lines are seeds, thick lines their mean (geometric on log axes).
+The coloured curves show the first cell that reaches the transition; other cells are grey. Thin
+lines are seeds, and thick lines are their mean (geometric on log axes).
 """
 
 import itertools
@@ -22,8 +22,8 @@ MEASURES = {  # panels below the losses
     "measure/norm": "parameter\nnorm",
 }
 LOSSES = {"eval/loss": "-", "eval/train_loss": (0, (3, 1.5))}
-ROOM = 20  # times beyond the shown cell that others can be seen
-LINEAR = ("measure/ed",)  # other panels have a log axis
+ROOM = 20  # log axes extend beyond the main cell by at most this factor
+LINEAR = ("measure/ed",)  # all other panels have a log axis
 TRANSITION = 50.0  # validation accuracy (%)
 MARK = {"color": INK, "linewidth": 0.9, "linestyle": (0, (1, 1.5)), "zorder": 0}
 PEAK = {"marker": "v", "markersize": 6, "linestyle": "none", "markeredgecolor": "white"}
@@ -33,7 +33,7 @@ History = Sequence[dict]
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
-    """Five panels over optimizer steps on a log axis; None while no run has curves."""
+    """Draws five panels over optimizer steps (log axis); None if no run has curves yet."""
     cells: dict[tuple, list[History]] = {}
     for row in rows:
         if history := row.history():
@@ -53,7 +53,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
         low, high = axis.get_ylim()
         for history, key in itertools.product(others, keys):
             axis.plot(*series(history, key), linestyle=LOSSES.get(key, "-"), **OTHERS)
-        if not linear:  # others fall through many decades; they may leave the panel
+        if not linear:  # other cells may span many decades, so let them leave the panel
             widest = axis.get_ylim()
             axis.set_ylim(max(widest[0], low / ROOM), min(widest[1], high * ROOM))
         for step in filter(None, map(transition, cells[shown])):
@@ -67,15 +67,15 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
 
 
 def transition(history: History) -> int | None:
-    """The first step with a validation accuracy above one half; None where there is none."""
+    """Returns the first step with a validation accuracy above TRANSITION, or None."""
     steps, values = series(history, "eval/acc")
     return next((s for s, v in zip(steps, values, strict=True) if v > TRANSITION), None)
 
 
 def peak(history: History, key: str) -> tuple[int, float] | None:
-    """Step and height of the highest value before the transition.
+    """Returns the step and value of the maximum up to the transition.
 
-    None without a transition, or if no later value is above the first.
+    None if there is no transition, or if the first value is the maximum.
     """
     end = transition(history)
     points = [(s, v) for s, v in zip(*series(history, key), strict=True) if end and s <= end]
@@ -91,7 +91,7 @@ def _draw_metric(axis, key: str, runs: Sequence[History]) -> None:
         axis.plot(*curve, color=colour, linestyle=style, **SEED)
     if all(steps == curves[0][0] for steps, _ in curves):
         values = np.array([values for _, values in curves])
-        with np.errstate(divide="ignore", invalid="ignore"):  # a sharpness may be negative
+        with np.errstate(divide="ignore", invalid="ignore"):  # sharpness may be negative
             mean = values.mean(0) if key in LINEAR else np.exp(np.log(values).mean(0))
         axis.plot(curves[0][0], mean, color=colour, linestyle=style, linewidth=1.4)
     for top in filter(None, (peak(history, key) for history in runs)):

@@ -1,8 +1,8 @@
-"""Learning curves of PPO: a panel per game, and one that aggregates them.
+"""Plots learning curves of PPO, with one panel per game and one for all games together.
 
-Thin lines are seeds on unseen levels, thick lines their smoothed mean with its standard error;
-dashed lines are training levels. The last panel shows the interquartile mean of the normalised
-return on unseen levels, with a 95 % stratified bootstrap interval.
+Thin lines are seeds on unseen levels, and thick lines are their smoothed mean with its standard
+error. Dashed lines are training levels. The last panel shows the interquartile mean of the
+normalised return on unseen levels, with a 95 % stratified bootstrap interval.
 """
 
 import math
@@ -28,20 +28,20 @@ from ed.figures.style import BAND, INK, MEAN, SEED, WIDTH, method_colour
 
 TEST, TRAIN = "eval/test_return", "eval/train_return"
 TITLES = {"starpilot": "StarPilot", "fruitbot": "FruitBot"}
-GRID = np.linspace(0, 1, 201)  # fractions of training at which seeds are averaged
+GRID = np.linspace(0, 1, 201)  # fractions of training; seeds are averaged at these points
 MILLION = 1e6
 COLUMNS = 3
-WINDOW = 21  # grid points that smoothing averages, a tenth of training
+WINDOW = 21  # grid points in the moving average, a tenth of training
 DASHED = {"linewidth": 1.1, "linestyle": (0, (3, 1.5))}
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The runs of one game by one method.
+    """The learning curves of one method on one game.
 
     Attributes:
-        values: metric -> (seeds, 201), returns during training; NaN before the end of the first
-            episode and after the last step of an unfinished run.
+        values: returns during training by metric, (seeds, 201) each; NaN before the first
+            episode ends and after the last step of an unfinished run.
     """
 
     runs: GameRuns
@@ -57,7 +57,7 @@ class Curves:
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
-    """None while no run has curves."""
+    """Draws the learning curves of all games; None if no run has curves yet."""
     curves = [found for runs in game_runs(table, rows) if (found := _curves(runs))]
     if not curves:
         return None
@@ -75,7 +75,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
 
 
 def _panels(count: int) -> list:
-    """Axes in rows of three; the last one fills its row."""
+    """Returns axes in rows of three; the last one fills the rest of its row."""
     columns = min(COLUMNS, count)
     lines = math.ceil(count / columns)
     figure = Figure(figsize=(WIDTH if columns > 1 else WIDTH / 2, 1.9 * lines + 0.5))
@@ -94,7 +94,7 @@ def _curves(runs: GameRuns) -> Curves | None:
 
 
 def _curve(row: Row, metric: str) -> np.ndarray | None:
-    """One run on the common grid: (201,); None if it logged no value or its length is unknown."""
+    """Interpolates a run to GRID; None if it logged no value or its length is unknown."""
     steps, values = series(row.history(), metric)
     if not steps or row.total_steps is None:
         return None
@@ -124,7 +124,7 @@ def _game(axis, curves: Sequence[Curves]) -> None:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Moving average of (t,) over the known values in each window; NaN stays NaN."""
+    """Returns the moving average of (t,) values, ignoring NaN in each window; NaN stays NaN."""
     known, window = np.isfinite(values), np.ones(WINDOW)
     total = np.convolve(np.where(known, values, 0), window, mode="same")
     count = np.convolve(known, window, mode="same")
@@ -132,15 +132,15 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard error over seeds, (seeds, t) -> (t,) each; no error for a single seed."""
-    mean = values.mean(0)  # NaN where not every seed has a value
+    """Returns mean and standard error over seeds, (seeds, t) -> (t,); 0 error for one seed."""
+    mean = values.mean(0)  # NaN wherever a seed has no value
     if len(values) < 2:
         return mean, np.zeros_like(mean)
     return mean, values.std(0, ddof=1) / np.sqrt(len(values))
 
 
 def _all_games(axis, curves: Sequence[Curves], games: str) -> None:
-    spread = min(found.seeds for found in curves) > 1  # one seed cannot be resampled
+    spread = min(found.seeds for found in curves) > 1  # a single seed cannot be resampled
     for method in dict.fromkeys(found.runs.method for found in curves):
         own = [found for found in curves if found.runs.method == method]
         scores = [normalised_return(found.values[TEST], found.runs.game) for found in own]

@@ -1,4 +1,4 @@
-"""Models on paths, like Figure 1 of the paper: outputs, fitted polynomials and coefficients."""
+"""Plots outputs, fitted polynomials and coefficients on paths, as in Figure 1 of the paper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ed.core.field import Field
 from ed.core.pca import principal_scores
 from ed.figures.style import BASELINE, CLASSES, ED, SERIES, STYLE, caption, save
 
-CURVES = 3  # outputs drawn on a path, those with the highest peaks
+CURVES = 3  # outputs drawn per path: those with the highest peaks
 CAPTION = (
     "Top: outputs of a network on straight paths, alpha x1 + (1 - alpha) x2 (dots), and the "
     "polynomials fitted to them (lines); the {count} outputs with the highest peaks. Bottom: mean "
@@ -30,15 +30,15 @@ SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
 
 @dataclass(frozen=True)
 class Portrait:
-    """One model on a few paths, and its effective degree over many.
+    """The outputs of a model on a few paths, and its effective degree over many.
 
     Attributes:
         title: the model's name.
-        values: (P, r, C), its outputs (or their principal components) at the nodes.
-        nodes: (r,), alpha.
+        values: (P, r, C), the outputs (or their principal components) at the nodes.
+        nodes: (r,), the values of alpha.
         coefficients: (P, C, K + 1).
-        estimate: over many paths, with the settings that the drawn ones share.
-        quantity: what the values are.
+        estimate: effective degree over many paths; the drawn paths use the same settings.
+        quantity: name of the values, for the axis label.
     """
 
     title: str
@@ -60,7 +60,7 @@ class Portrait:
         softmax: bool = True,
         memory_gib: float = 1.0,
     ) -> Portrait:
-        """Evaluates a model between pairs of examples; all paths must share their nodes."""
+        """Evaluates a model between pairs of examples; all paths must use the same nodes."""
         device, representation = field.x.device, estimate.representation
         first, second = (torch.tensor(ends, device=device) for ends in zip(*pairs, strict=True))
         dtype = torch.promote_types(field.x.dtype, torch.float32)
@@ -84,11 +84,11 @@ def draw_portraits(
     name: Callable[[int], str],
     ends: Sequence[tuple[Tensor, str]] | None = None,
 ) -> None:
-    """Writes an image: a row of paths per model, above the coefficients of all.
+    """Writes an image with a row of paths per model, above the coefficients of all models.
 
     Args:
-        name: of an output.
-        ends: (image (3, H, W), title) of every path's x2, x1 in turn; None: nothing to show.
+        name: returns the name of an output.
+        ends: (image (3, H, W), title) of x2 and x1 for each path in turn; None shows no images.
     """
     paths, rows = len(portraits[0].values), len(portraits)
     figure = Figure(figsize=(8.4, 3.2 + 1.75 * rows + (0.9 if ends else 0)))
@@ -99,7 +99,7 @@ def draw_portraits(
     for row, portrait in enumerate(portraits, start=1):
         axes = [figure.add_subplot(grid[row, 2 * i : 2 * i + 2]) for i in range(paths)]
         draw_paths(axes, portrait, name, last=row == rows)
-        # with several models the title is beside the row: it does not fit above each path
+        # with several models, the title goes beside the row: it would not fit above each path
         beside = f"{portrait.title}\n" if rows > 1 else ""
         axes[0].set_ylabel(beside + portrait.quantity)
     draw_spectra(figure.add_subplot(grid[-1, :]), portraits)
@@ -112,31 +112,31 @@ def draw_portraits(
 
 
 def image_file(given: str) -> Path:
-    """The type of an argparse option: a wrong name fails at once, not after the measurement."""
+    """Argparse type for an image path; rejects invalid names before the measurement starts."""
     path = Path(given)
     if path.suffix not in SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{path}: an image ends in {', '.join(SUFFIXES)}")
+        raise argparse.ArgumentTypeError(f"{path}: use a name that ends in {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path}: no folder {path.parent}; make it first")
     return path
 
 
 def draw_end(axis, image: Tensor, title: str) -> None:
-    """One end of a path; x2 (alpha = 0) is on the left."""
+    """Draws the image at one end of a path; x2 (alpha = 0) is on the left."""
     axis.imshow(image.permute(1, 2, 0).numpy(), interpolation="bilinear")
     axis.set_title(title)
     axis.axis("off")
 
 
 def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bool) -> None:
-    """Outputs (dots) and fitted polynomials (lines) of the outputs that matter on a path."""
+    """Draws the largest outputs on each path (dots) with their fitted polynomials (lines)."""
     representation = portrait.estimate.representation
     fine = torch.linspace(0, 1, 200, dtype=portrait.nodes.dtype)
     basis = BASES[representation.basis](2 * fine - 1, representation.degree)
     curves = portrait.coefficients @ basis.mT  # (P, C, 200)
     degrees = representation.degrees(portrait.coefficients)
-    few = portrait.values.shape[-1] <= 10  # each output then has a colour of its own
-    # the unit interval would hide an untrained model of 1000 classes, which stays near 0.001
+    few = portrait.values.shape[-1] <= 10  # few enough for one colour per output
+    # an untrained model with 1000 classes stays near 0.001, too flat to see on [0, 1]
     unit = portrait.quantity == "probability" and portrait.values.max() > 0.3
     for axis, value, curve, degree in zip(axes, portrait.values, curves, degrees, strict=True):
         highest = value.amax(0).argsort(descending=True)[:CURVES].tolist()
@@ -151,7 +151,7 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
         axis.set_ylim(*((-0.05, 1.05) if unit else (low, high + 0.15 * (high - low))))
         axis.ticklabel_format(useOffset=False)
         axis.set_title(f"{portrait.estimate.symbol} {number(degree.item(), 2)}")
-        # three ImageNet classes must fit
+        # leaves room for three ImageNet class names
         tight = {"handlelength": 1, "handletextpad": 0.4, "columnspacing": 0.8}
         axis.legend(fontsize=6.5, loc="upper center", ncols=3, **tight)
         axis.set_xlabel(r"$\alpha$" if last else "")
@@ -174,5 +174,5 @@ def draw_spectra(axis, portraits: Sequence[Portrait]) -> None:
 
 
 def number(value: float, digits: int) -> str:
-    """With fixed decimals, unless they would all be zeros."""
+    """Formats a number with fixed decimals, or in scientific notation if all would be zero."""
     return f"{value:.{digits}f}" if abs(value) >= 10**-digits else f"{value:.1e}"

@@ -1,7 +1,7 @@
-"""A table as a ranking: a dot and an interval per cell, the paper's above ours.
+"""Plots a table as a ranking: a dot and an interval per cell, the paper's above ours.
 
-Small dots are seeds. A seed that collapsed during training, which its final number hides, is a
-cross, with the curves of its cell beside the row. Cells far below the others are arrows.
+Small dots are seeds. A cross marks a seed that collapsed during training, which its final number
+may hide; the curves of its cell are drawn beside the row. Arrows mark cells far below the others.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ from ed.analysis.stats import Ours, summarise
 from ed.figures.style import BASELINE, FAINT, INK, WIDTH, method_colour, settings
 
 TEST, TRAIN = "eval/acc", "train/acc"
-FALL = 25.0  # a collapse: accuracy this many points below an earlier value
-FAR, LEAST = 1.5, 5.0  # a break: a gap this many times the range above it, and in points
+FALL = 25.0  # a collapse is a fall in accuracy by more than this many points
+FAR, LEAST = 1.5, 5.0  # axis break: minimum gap relative to the range above it, and in points
 PAPER = {"marker": "D", "markersize": 4.5, "markerfacecolor": "white", "linewidth": 1}
 OURS = {"marker": "o", "markersize": 6, "linewidth": 2}
 SINGLE = {"marker": "o", "markersize": 3.5, "linestyle": "none", "alpha": 0.45}
@@ -31,11 +31,11 @@ REFERENCE = {"color": BASELINE, "linewidth": 0.9, "linestyle": (0, (4, 3))}
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell under one metric.
+    """One metric of a cell.
 
     Attributes:
         group: entries with the same task settings are ranked together.
-        rows: its runs that have a value.
+        rows: the runs that have a value.
     """
 
     cell: Cell
@@ -62,7 +62,7 @@ class Entry:
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
-    """None while no run has a value."""
+    """Draws the ranking; None if no run has a value yet."""
     found = entries(table, rows)
     if not any(entry.rows for entry in found):
         return None
@@ -72,7 +72,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     figure = Figure(figsize=(WIDTH, (0.32 if printed else 0.26) * (places[-1] + 1) + 1.0))
     ratios = [4, 1] if any(fallen) else [1]
     axis, *side = figure.subplots(1, 1 + any(fallen), squeeze=False, width_ratios=ratios)[0]
-    one = len(table.metrics) == 1  # several share an axis that must show them all
+    one = len(table.metrics) == 1  # several metrics share one axis, which must show them all
     edge = break_below([e.ours.mean for e in found if e.rows]) if one else None
     reference = next((e.ours.mean for e in found if one and e.cell.name == "baseline"), None)
     if reference is not None:
@@ -92,9 +92,10 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
 
 
 def entries(table: Table, rows: Sequence[Row]) -> list[Entry]:
-    """The cells with a number, best first: by the paper's numbers if all have one, else by ours.
+    """Returns the cells with a number, best first.
 
-    A table with several metrics keeps its order.
+    They are ranked by the paper's numbers if every cell has one, otherwise by ours. A table with
+    several metrics keeps its order.
     """
     found = []
     for metric, name in table.metrics.items():
@@ -120,9 +121,9 @@ def entries(table: Table, rows: Sequence[Row]) -> list[Entry]:
 
 
 def break_below(means: Sequence[float]) -> float | None:
-    """The lowest mean above a gap that would squeeze the others; None where there is no such gap.
+    """Returns the lowest mean above a gap too wide to plot, or None if there is no such gap.
 
-    At most three in ten may lie below it.
+    At most 30 % of the means may lie below the gap.
     """
     ranked = sorted(means, reverse=True)
     for above in range(max(2, -(-7 * len(ranked) // 10)), len(ranked)):
@@ -147,7 +148,7 @@ def _outside(entry: Entry, edge: float | None) -> bool:
 
 
 def _places(found: Sequence[Entry]) -> list[float]:
-    """Heights from the top, with a gap between groups."""
+    """Returns the vertical positions from the top, with a gap between groups."""
     places, height = [], 0.0
     for place, entry in enumerate(found):
         new = place > 0 and entry.group != found[place - 1].group
@@ -165,7 +166,7 @@ def _draw_paper(axis, entry: Entry, height: float) -> None:
 
 
 def _draw_ours(axis, entry: Entry, height: float, digits: int, *, outside: bool) -> None:
-    """The mean, its interval and the seeds, or an arrow; the number is on the right."""
+    """Draws the mean, its interval and the seeds, or an arrow, with the number on the right."""
     ours, colour = entry.ours, entry.colour
     right = axis.get_yaxis_transform()
     if not entry.rows:
@@ -193,7 +194,7 @@ def _finish(axis, places: Sequence[float], found: Sequence[Entry], edge: float |
     margin = 0.06 * (max(values) - min(values) or 1)
     high = max(values) + margin
     axis.set_xlim(min(values) - margin, min(high, 101) if max(seeds) <= 100 else high)
-    if edge is not None:  # the axis is broken
+    if edge is not None:  # mark the broken axis
         cut = {"marker": [(-1, -2), (1, 2)], "markersize": 8, "color": FAINT, "clip_on": False}
         axis.plot([0.01, 0.025], [0, 0], transform=axis.transAxes, linestyle="none", **cut)
     axis.set_yticks(places, [entry.label for entry in found])
@@ -205,7 +206,7 @@ def _finish(axis, places: Sequence[float], found: Sequence[Entry], edge: float |
 
 
 def _draw_sparklines(column, axis, entries: Iterable[tuple[float, Entry, bool]]) -> None:
-    """Accuracy over training in the cells with a collapse, each in line with its row."""
+    """Draws accuracy over training for the cells with a collapse, each beside its row."""
     column.axis("off")
     title = "collapsed runs:\naccuracy over training"
     column.set_title(title, loc="right", fontsize=8, color=FAINT)

@@ -1,8 +1,8 @@
-"""The visual language of every figure.
+"""The common style of all figures.
 
-Colour is the method: ED has one colour everywhere, the baseline is grey. Thin lines are seeds,
-thick lines their mean, bands are intervals. The colours are from Okabe and Ito's palette, which is
-safe for colour-blind readers.
+Colours show methods: ED always has the same colour, and the baseline is grey. Thin lines are
+seeds, thick lines are their mean, and bands are intervals. The colours are from Okabe and Ito's
+palette, which is safe for colour-blind readers.
 """
 
 import io
@@ -16,7 +16,7 @@ from PIL import Image
 
 from ed.analysis.spec import Cell
 
-WIDTH = 7.2  # inches, so that text stays readable at the width of a README
+WIDTH = 7.2  # inches; keeps text readable at the width of a README
 ED, BASELINE, INK, FAINT = "#d55e00", "#7a7a7a", "#222222", "#666666"
 METHODS = {
     "none": BASELINE,
@@ -26,13 +26,14 @@ METHODS = {
     "jacobian": "#cc79a7",
     "ed": ED,
 }
-SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#222222")  # not methods
+# for anything but methods
+SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#222222")
 CLASSES = ("#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255")
 CLASSES += ("#aa4499", "#222222")  # Paul Tol's muted colours, for ten outputs
 SEED = {"linewidth": 0.7, "alpha": 0.5}
 MEAN = {"linewidth": 1.8}
 BAND = {"alpha": 0.18, "linewidth": 0}
-LETTERS_PER_INCH = 15  # of small text
+LETTERS_PER_INCH = 15  # for small text
 
 STYLE = {
     "font.size": 9,
@@ -51,28 +52,28 @@ STYLE = {
     "legend.fontsize": 8,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # text in the PDF stays text
+    "pdf.fonttype": 42,  # embeds fonts, so that text in the PDF can be selected
 }
 
 
 def settings(cell: Cell) -> dict[str, str]:
-    """The overrides of a cell by key; the last one wins."""
+    """Returns the overrides of a cell by key; the last one wins."""
     return dict(text.split("=", 1) for text in cell.overrides)
 
 
 def method_colour(regularizer: str) -> str:
-    """The colour of a choice of regularizer; variants such as ed_performance share it."""
+    """Returns the colour of a regularizer; variants such as ed_performance share it."""
     return METHODS.get(regularizer.split("_")[0], INK)
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Small grey text below a figure, wrapped to its width."""
+    """Adds small grey text below a figure, wrapped to its width."""
     wrapped = textwrap.fill(text, int(1.05 * LETTERS_PER_INCH * figure.get_figwidth()))
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=8, color=FAINT)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes an image in the format of its name."""
+    """Writes an image in the format given by the file extension."""
     if path.suffix == ".png":
         save_png(figure, path)
     else:
@@ -80,7 +81,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def save_png(figure: Figure, file: IO[bytes] | Path) -> None:
-    """Writes a PNG with a palette, a third of the size of one without."""
+    """Writes a PNG with a colour palette, about a third of the usual size."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     with Image.open(drawn) as image:

@@ -1,1 +1,1 @@
-"""The report page: every table, figure and run of the committed results in one HTML file."""
+"""Builds the report: one HTML file with every table, figure and run of the committed results."""

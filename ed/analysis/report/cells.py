@@ -1,4 +1,4 @@
-"""What the templates show of one cell: settings, runs, learning curves, versions."""
+"""Prepares one cell for the templates: settings, runs, learning curves, versions."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from ed.analysis.report.grids import Grid, grid, number
 from ed.analysis.spec import Cell, Table
 from ed.runtime.runs import Status
 
-DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the quicker one where there is one
-MOST_POINTS = 80  # of a curve; the chart is 320 pixels wide
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # faster, if installed
+MOST_POINTS = 80  # per curve; the chart is 320 pixels wide
 
 
 def anchor(home: tuple[str, str]) -> str:
@@ -19,7 +19,7 @@ def anchor(home: tuple[str, str]) -> str:
 
 
 def cell_view(table: Table, cell: Cell, rows: Sequence[Row]) -> dict:
-    """`rows` are the cell's own runs, reduced ones included."""
+    """Returns the template data of a cell; `rows` are its runs, including reduced runs."""
     begun = [row for row in rows if row.status != Status.PENDING]
     recorded = [row for row in begun if row.record is not None]
     return {
@@ -56,7 +56,7 @@ def commit_text(row: Row) -> str:
 
 
 def _curves(table: Table, rows: Sequence[Row]) -> list[dict]:
-    """Charts that the page draws when the cell is opened: a line per run, thinned."""
+    """Returns the charts that the page draws when the cell is opened, with one line per run."""
     histories = {_name(row): row.history() for row in rows}
     evaluated = table.primary if table.primary.startswith("eval/") else "eval/acc"
     charts = []
@@ -70,7 +70,7 @@ def _curves(table: Table, rows: Sequence[Row]) -> list[dict]:
 
 
 def thinned(history: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    """Every n-th finite point, and the last."""
+    """Returns every n-th finite point and the last, about MOST_POINTS at most."""
     pairs = zip(*series(history, metric), strict=True)
     points = [(step, float(f"{y:.4g}")) for step, y in pairs if math.isfinite(y)]
     kept = points[:: math.ceil(len(points) / MOST_POINTS) or 1]
@@ -82,7 +82,7 @@ def _name(row: Row) -> str:
 
 
 def _record(row: Row) -> dict:
-    """Complete settings and versions of one run; other seeds differ in the seed alone."""
+    """Returns the full settings and versions of one run; other seeds differ only in the seed."""
     config = yaml.dump(row.record.config, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
     sessions = [_session(session) for session in row.record.sessions]
     return {"name": _name(row), "config": config, "sessions": sessions}

@@ -1,6 +1,6 @@
 "use strict";
 
-// --- SVG helpers, and learning curves that are drawn when their cell is opened
+// --- SVG helpers; learning curves are drawn when their cell is opened
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +23,7 @@ const vertical = (box, part) => box.height - box.bottom - part * (box.height - b
 const short = (x) => Number(x.toFixed(1));
 const concise = (x) => String(Number(x.toPrecision(4)));
 
-// the 1-2-5 step that cuts an extent into about four parts
+// the 1-2-5 step that divides a range into about four parts
 function niceStep(size) {
   const power = 10 ** Math.floor(Math.log10(size / 4));
   return power * [1, 2, 5, 10].find((m) => power * m >= (size / 4) * 0.999);

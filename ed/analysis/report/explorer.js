@@ -1,6 +1,6 @@
 "use strict";
 
-// --- the mathematics, as in ed/core: basis, damped least squares, effective degree
+// --- numerics, as in ed/core: basis, damped least squares, effective degree
 
 const BASES = {
   chebyshev: (t, k, last, before) => 2 * t * last - before,
@@ -155,7 +155,7 @@ function panel(state, model, place) {
     drawBars(state, result.spectrum));
 }
 
-// the image at alpha: the left one below, the right one over it
+// draws the blend at alpha: the right image over the left one
 function blend(state) {
   const context = document.getElementById("blend").getContext("2d");
   const [left, right] = state.images[state.path];
@@ -178,7 +178,7 @@ function leading(values) {
   return outputs.sort((a, b) => largest(values, b) - largest(values, a)).slice(0, SHOWN);
 }
 
-// one scale for all pairs, models, bases and K, so that bars can always be compared
+// one scale for all pairs, models, bases and K, so that bars stay comparable
 function highestBar(data) {
   const fits = data.paths.flatMap((path) => path.values).flatMap((values) =>
     Object.keys(BASES).flatMap((basis) => [3, data.degree].map((degree) =>
@@ -250,7 +250,7 @@ function startExplorer(data) {
   document.querySelector("#explorer .pairs").append(
     ...data.paths.map((path, index) => pairButton(state, path, index)));
   show(state);
-  // images decode a moment later than they are made
+  // images are decoded asynchronously
   Promise.all(state.images.flat().map((image) => image.decode())).then(() => blend(state));
 }
 

@@ -1,4 +1,4 @@
-"""Tables of the page, and marks on a shared scale."""
+"""Tables of the report, and small charts that share a scale."""
 
 import re
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ NUMBER = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+(e[-+]?\d+)?( ?(±|%|of|to|\[).*
 
 
 class Mark(NamedTuple):
-    """A dot with its interval, in percent of the width of its strip."""
+    """A dot with its interval; positions are percentages of the chart's width."""
 
     kind: str
     x: float
     low: float
     high: float
-    beyond: bool = False  # the dot lies left of the scale
+    beyond: bool = False  # whether the mean is below the scale
 
 
 class Field(NamedTuple):
-    """One field, where plain text is not enough."""
+    """A table field with a link, style, footnotes or chart."""
 
     text: str = ""
     href: str = ""
@@ -39,7 +39,7 @@ class Grid(NamedTuple):
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[Field | str]]) -> Grid:
-    """Leaves out columns without content. Columns of numbers are set to the right."""
+    """Builds a table without its empty columns; columns of numbers are marked as numeric."""
     fields = [[Field(one) if isinstance(one, str) else one for one in row] for row in rows]
     columns = list(zip(*fields, strict=True)) if rows else [()] * len(header)
     kept = [i for i, own in enumerate(columns) if i == 0 or any(map(any, own))]
@@ -53,7 +53,7 @@ def _is_numeric(fields: Sequence[Field]) -> bool:
 
 
 def extent(sides: Sequence[Interval]) -> tuple[float, float] | None:
-    """The range of all intervals; None where there are no two to compare."""
+    """Returns the range of all intervals, with a margin; None for fewer than two."""
     known = [(mean - (std or 0), mean + (std or 0)) for mean, std in sides if mean is not None]
     if len(known) < 2:
         return None
@@ -63,7 +63,7 @@ def extent(sides: Sequence[Interval]) -> tuple[float, float] | None:
 
 
 def marks(sides: dict[str, Interval], scale: tuple[float, float] | None) -> list[Mark]:
-    """Dots of the given kinds on one scale. What lies below it is drawn at its edge."""
+    """Places dots and intervals on one scale, clipped to its ends."""
     if scale is None:
         return []
     low, high = scale

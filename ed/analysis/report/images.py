@@ -1,4 +1,4 @@
-"""Images inside the page, small enough for a phone."""
+"""Embeds images in the page, small enough for a phone."""
 
 import base64
 import io
@@ -8,12 +8,12 @@ from typing import NamedTuple
 from PIL import Image
 
 KINDS = (".png", ".svg")
-MOST_PIXELS = 1400  # width on the page
+MOST_PIXELS = 1400  # maximum width
 QUALITY = 78
 
 
 class Embedded(NamedTuple):
-    """An embedded image: its data URI, and its size in pixels where that is known."""
+    """An embedded image: its data URI, and its size in pixels if known."""
 
     source: str
     width: int | None = None
@@ -21,7 +21,10 @@ class Embedded(NamedTuple):
 
 
 def embed(path: Path) -> Embedded:
-    """PNG files become WebP, which takes a fraction; SVG cannot run scripts as an image."""
+    """Embeds an image file. PNG becomes WebP, which is much smaller; SVG stays as it is.
+
+    An SVG in an <img> element cannot run scripts.
+    """
     if path.suffix.lower() == ".svg":
         return Embedded(_uri("image/svg+xml", path.read_bytes()))
     try:

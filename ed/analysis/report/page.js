@@ -7,9 +7,9 @@ for (const input of document.querySelectorAll("#theme input")) {
   input.addEventListener("change", () => themes.set(input.value));
 }
 
-// --- sorting: rising, falling, then the order of the file again
+// --- sorting: ascending, descending, then the original order
 
-// "86.53 ± 0.43" and "1,950 of 3,900" go by their first number
+// "86.53 ± 0.43" and "1,950 of 3,900" are sorted by their first number
 const NUMBER = /^[-+]?[\d.]+(e[-+]?\d+)?(?= ?(±|%|of|to|\[|$))/;
 const sortText = (row, column) => row.cells[column].textContent.trim().replace("−", "-").replace(/,(?=\d)/g, "");
 
@@ -46,7 +46,7 @@ for (const head of document.querySelectorAll(".wide thead th")) {
   });
 }
 
-// --- a link to something folded unfolds it
+// --- links open the collapsed element they point to
 
 function unfold() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
@@ -59,12 +59,12 @@ function unfold() {
 window.addEventListener("hashchange", unfold);
 document.addEventListener("click", (event) => {
   const link = event.target.closest("a[href^='#']");
-  // the hash does not change when the same link is followed twice, but the fold may be closed
+  // following the same link twice does not change the hash, but the element may be closed again
   if (link && link.getAttribute("href") === location.hash) unfold();
 });
 unfold();
 
-// --- contents: folded on a phone, and marking the section in view
+// --- contents: collapsed on phones, with the visible section highlighted
 
 const contents = document.querySelector(".contents details");
 const narrow = matchMedia("(max-width: 64rem)");

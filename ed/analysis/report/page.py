@@ -1,4 +1,4 @@
-"""The page as a whole: one HTML file that loads nothing and works from the file system."""
+"""Builds the report page, a single HTML file that loads nothing and works offline."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,21 +20,21 @@ from ed.analysis.verdicts import Experiment
 from ed.runtime.files import read_json
 from ed.runtime.runs import BROKEN, UNDER_WAY, Status
 
-FURTHEST = (Status.DONE, *UNDER_WAY, *BROKEN, Status.PENDING)  # first
+FURTHEST = (Status.DONE, *UNDER_WAY, *BROKEN, Status.PENDING)  # most advanced first
 ASSETS = Path(__file__).parent
-SPEED = "speed"  # the folder of measured times among the results
-FULL, SHORT = "table1", "table1_100"  # the tables of the hero figure
+SPEED = "speed"  # results folder with the benchmark documents
+FULL, SHORT = "table1", "table1_100"  # the tables in the hero figure
 CAPTIONS = {
     "demo": "The demo: outputs of two small networks along paths between test images, plain and "
     "with ED, and the mean coefficient of each degree (make demo).",
     "procgen_play": "Frames of one StarPilot episode, played by a trained policy.",
 }
-SCALES = {FULL: (86.0, 91.5), SHORT: (78.0, 88.0)}  # accuracies (%) that its panels show
+SCALES = {FULL: (86.0, 91.5), SHORT: (78.0, 88.0)}  # accuracy axes (%) of its panels
 TICKS = {FULL: range(86, 92), SHORT: range(78, 89, 2)}
 
 
 def build_page(folder: Path = EXPERIMENTS) -> str:
-    """The page of the experiment files in `folder`, its probes and their results."""
+    """Renders the page for the experiment files in `folder`, including probes."""
     experiments = verdicts.load_experiments(folder)
     results = folder / "results"
     pool = _pool(experiments)
@@ -83,8 +83,10 @@ def _environment() -> Environment:
 
 
 def _pool(experiments: Sequence[Experiment]) -> dict[tuple, Row]:
-    """Rows of all tables by key. If two tables share a run, keeps the row that got furthest, and
-    among equals the row from the run's own table."""
+    """Returns the rows of all tables by key.
+
+    If two tables share a run, keeps the most advanced row; ties go to the run's own table.
+    """
     rows = [
         (FURTHEST.index(row.status), row.table != e.table.name, row)
         for e in experiments
@@ -97,7 +99,7 @@ def _pool(experiments: Sequence[Experiment]) -> dict[tuple, Row]:
 
 
 def _parts(experiments: Sequence[Experiment], views: dict[Path, dict]) -> dict[str, list[dict]]:
-    """Sections with runs, under the headings of the paper."""
+    """Groups the sections that have runs under the headings of the paper."""
     headings = {name: title for title, names in PARTS.items() for name in names}
     parts: dict[str, list[dict]] = {title: [] for title in (*PARTS, REST, PROBES)}
     for experiment in experiments:
@@ -111,7 +113,7 @@ def _parts(experiments: Sequence[Experiment], views: dict[Path, dict]) -> dict[s
 
 
 def _ranking(experiments: Sequence[Experiment], name: str) -> list[dict]:
-    """A panel of the hero figure: methods by their accuracy, the paper's and ours."""
+    """Returns a panel of the hero figure: methods ranked by accuracy, the paper's and ours."""
     experiment = next((e for e in experiments if e.table.name == name and e.begun), None)
     if experiment is None:
         return []
@@ -130,7 +132,7 @@ def _ranking(experiments: Sequence[Experiment], name: str) -> list[dict]:
 
 
 def _documents(results: Path) -> list[tuple[str, str, Markup]]:
-    """Measured times, written by hand or by the benchmark: name, title, content."""
+    """Returns (name, title, content) of the Markdown documents about speed."""
     found = []
     for path in sorted((results / SPEED).glob("*.md")):
         text = path.read_text("utf-8")
@@ -141,7 +143,7 @@ def _documents(results: Path) -> list[tuple[str, str, Markup]]:
 
 
 def _provenance(pool: dict[tuple, Row]) -> tuple[int, Grid]:
-    """Hardware, versions and commits of all finished runs."""
+    """Lists the hardware, versions and commits of all finished runs."""
     groups: dict[tuple, list[Row]] = {}
     for row in pool.values():
         if row.status == Status.DONE:

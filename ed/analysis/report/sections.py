@@ -1,4 +1,4 @@
-"""What the templates show of one experiment."""
+"""Prepares one experiment for the templates."""
 
 import re
 from collections.abc import Sequence
@@ -19,13 +19,15 @@ from ed.analysis.verdicts import Experiment, command, gpu_hours, header_comment
 
 
 def section_id(table: Table) -> str:
-    """Prefixed, so that no experiment's name meets an id of the page's own."""
+    """Returns the HTML id of a table's section; the prefix avoids clashes with other ids."""
     return f"experiment-{table.name}"
 
 
 def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
-    """All of an experiment. `pool` has the rows of every table by key: a run that another table
-    has collected is shown with the cell it belongs to."""
+    """Returns the template data of an experiment.
+
+    `pool` has the rows of every table by key, as another table may have collected a shared run.
+    """
     table, found = experiment.table, finding(experiment)
     footnotes: list[str] = []
     image = results_folder(table) / f"{FIGURE}.png"
@@ -69,7 +71,7 @@ def hours_text(table: Table) -> str:
 
 
 def _glance(table: Table, lines: Sequence[render.Line]) -> Grid | None:
-    """Cells by metrics, before the numbers one by one; None where there is one metric."""
+    """Returns an overview with one column per metric; None if there is only one metric."""
     _, *metrics = header = render.glance_header(table, lines)
     body = []
     for label, own in render.glance(lines).items():
@@ -79,7 +81,7 @@ def _glance(table: Table, lines: Sequence[render.Line]) -> Grid | None:
 
 
 def comparison(experiment: Experiment, footnotes: list[str]) -> Grid:
-    """The paper's numbers beside ours; remarks become footnotes, numbered on."""
+    """Compares the paper's numbers with ours; remarks are appended to `footnotes`."""
     comparable = experiment.table.comparable
     verdicts = {
         (n.cell.name, n.metric): n.verdict if comparable or not n.ours.count else "reference only"
@@ -122,14 +124,14 @@ def _compared(
 
 
 def _count(ours: Ours, table: Table) -> str:
-    """Seeds, and how many are planned while some are missing."""
+    """Returns the number of seeds, with the planned number while some are missing."""
     if not 0 < ours.count < len(table.seeds):
         return str(ours.count or "")
     return f"{ours.count} of {len(table.seeds)}"
 
 
 def method(label: str) -> str:
-    """The colour of a method: ED and the baseline have their own."""
+    """Returns the CSS class that colours a method: ED, baseline or other."""
     words = re.findall(r"[A-Za-z]+", label)
     if "baseline" in label.lower():
         return "base"
@@ -147,7 +149,7 @@ def _numbered(remark: str, footnotes: list[str]) -> int:
 
 
 def _cell_link(table: Table, cell: Cell) -> str:
-    if cell.best_of is not None:  # it has no runs of its own, its grid has
+    if cell.best_of is not None:  # its runs belong to the grid
         return f"{table.name}--{cell.best_of}"
     return anchor(cell.home)
 
@@ -157,7 +159,7 @@ def mean_std(side: Paper | Ours, table: Table) -> str:
 
 
 def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
-    """Grids of settings; the paper does not print their numbers."""
+    """Returns the tuning grids, whose numbers are not in the paper."""
     table = experiment.table
     lines = iter(render.grid_lines(table, experiment.rows))
     found = []
@@ -177,7 +179,7 @@ def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
 
 
 def _aggregate(experiment: Experiment) -> dict | None:
-    """All games as one number, if the table has one."""
+    """Returns the aggregate over games, if the table has one."""
     body = render.aggregate_fields(experiment.table, experiment.plain)
     shown = grid(render.AGGREGATE, body)
     title = render.aggregate_title(experiment.table) if body else ""
@@ -185,7 +187,7 @@ def _aggregate(experiment: Experiment) -> dict | None:
 
 
 def _pool(experiment: Experiment) -> dict:
-    """All variants of all measures, and the points that they were computed from."""
+    """Returns the correlations of all variants, and the points they are computed from."""
     table, found = experiment.table, experiment.correlations
     against = table.metrics[table.correlation.against]
     rows = [pools.correlation_fields(table, one) for one in found]
@@ -216,7 +218,7 @@ def _points(table: Table, rows: Sequence[Row]) -> Grid:
 
 
 def _cells(table: Table, pool: dict[tuple, Row]) -> list[dict]:
-    """The cells whose runs belong to this table."""
+    """Returns the template data of the cells whose runs belong to this table."""
     views = []
     for cell in table.points.values():
         if cell.home[0] != table.name:

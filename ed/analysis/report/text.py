@@ -1,4 +1,4 @@
-"""Markdown and long notes as HTML. Everything from files is escaped."""
+"""Converts Markdown and long notes to HTML, with any HTML in them escaped."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-MOST_WORDS = 40  # of one item in a list of notes
+MOST_WORDS = 40  # per item in a list of notes
 
 
-# a link to a file beside the Markdown leads nowhere on the page: its text stays
+# links to local files do not work on the page, so only their text is kept
 LOCAL_LINK = re.compile(r"!?\[([^\]]*)\]\((?!https?://)[^)]*\)")
 PARSER = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
-# wide tables scroll in a box of their own, which the keyboard can reach
+# wide tables scroll in a box that can be focused with the keyboard
 BOX = '<div class="wide" tabindex="0" role="region" aria-label="table"><table>'
 PARSER.add_render_rule("table_open", lambda *_: BOX)
 PARSER.add_render_rule("table_close", lambda *_: "</table></div>")
 
 
 def markdown(text: str) -> Markup:
-    """Whole documents; headings go one level down, as the page has its own first one."""
+    """Renders a document, with headings one level lower because the page has its own <h1>."""
     tokens = PARSER.parse(LOCAL_LINK.sub(r"\1", text))
     for token in tokens:
         if token.type.startswith("heading"):
@@ -28,12 +28,12 @@ def markdown(text: str) -> Markup:
 
 
 def inline(text: str) -> Markup:
-    """Code, emphasis and links within a line."""
+    """Renders inline Markdown: code, emphasis and links."""
     return Markup(PARSER.renderInline(LOCAL_LINK.sub(r"\1", text)))
 
 
 def items(notes: Sequence[str]) -> Iterator[str]:
-    """Notes as list items of at most MOST_WORDS words, cut between sentences."""
+    """Splits notes between sentences into items of about MOST_WORDS words at most."""
     for note in notes:
         item: list[str] = []
         for sentence in re.split(r"(?<=[.:;]) +(?=[A-Z`(])", " ".join(note.split())):

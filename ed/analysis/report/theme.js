@@ -1,5 +1,5 @@
 "use strict";
-// Before anything is drawn: the theme chosen last time; without one, the system's.
+// Runs before the first paint: applies the saved theme, or else the system's.
 const themes = {
   get() {
     try { return localStorage.getItem("theme") || "auto"; } catch { return "auto"; }
@@ -7,8 +7,8 @@ const themes = {
   set(name) {
     if (name === "auto") document.documentElement.removeAttribute("data-theme");
     else document.documentElement.dataset.theme = name;
-    // storage may be refused for files; the choice then lasts as long as the page
-    try { localStorage.setItem("theme", name); } catch { /* as said */ }
+    // browsers may block storage for local files; the choice then lasts until the page is closed
+    try { localStorage.setItem("theme", name); } catch { /* not saved */ }
   },
 };
 themes.set(themes.get());
