@@ -5,7 +5,7 @@
     loss = task_loss + 7 * ed.penalty(model, x, labels)   # penalise it during training
 
 Both accept a module, a function, or a `Field`, which can start inside a network, e.g. at word
-embeddings. Pass settings of the fit as keywords (`components=3`) or as a `Representation`.
+embeddings. Pass fit settings as keywords (`components=3`) or as a `Representation`.
 `estimate` returns an `Estimate` with mean, standard error, values per path, and spectrum. `compare`
 measures two models on the same paths, and `load_run` loads a run folder of `train.py`.
 

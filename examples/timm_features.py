@@ -1,7 +1,7 @@
 """Measure and penalise ED in the feature space of a timm backbone.
 
-Paths connect features of images, and the field is the classifier on top. With --pretrained, the
-backbone is pretrained. For DINO, replace resnet18 with vit_small_patch14_dinov2.lvd142m.
+Paths connect features of images, and the field is the classifier on top. --pretrained loads
+pretrained weights. For DINO, replace resnet18 with vit_small_patch14_dinov2.lvd142m.
 """
 
 import sys

@@ -42,7 +42,7 @@ TOLERANCE = 0.02  # relative to mean ED
 # on a single path, so errors up to this multiple of the limit are accepted, for a path or for the
 # mean of a block.
 ALIASING = 3
-# Largest accepted change of ED between two levels, as a multiple of the limit: at few points, a
+# Largest accepted change in ED between two levels, as a multiple of the limit: at few points, a
 # rough path can look smooth.
 CHANGE = 10
 DOUBLINGS = 3  # from N = K/4 to 2K
@@ -62,12 +62,12 @@ def points_of_second_kind(intervals: int) -> Tensor:
 
 
 def interpolation(intervals: int) -> Tensor:
-    """Returns the matrix from values at points of the second kind to coefficients of T_0..T_N."""
+    """Returns the matrix that maps values at second-kind points to coefficients of T_0..T_N."""
     return torch.linalg.inv(chebyshev(2 * points_of_second_kind(intervals) - 1, intervals))
 
 
 def truncation_error(magnitudes: Tensor, degree: int) -> Tensor:
-    """Estimates the error of ED on each path from mean |c_k|, k = 0..N: (P, N + 1) -> (P,).
+    """Estimates the error in ED on each path from mean |c_k|, k = 0..N: (P, N + 1) -> (P,).
 
     A power law through the means of |c_k| over the third and fourth quarters predicts the
     coefficients beyond N. Those up to `degree` are missing from ED; aliased ones inflate it.
@@ -222,7 +222,7 @@ class _Walk:
         return effective_degree(magnitudes[:, : settings.degree + 1]), errors
 
     def _finish(self, held: Tensor, intervals: int, paths: Tensor) -> None:
-        """Resamples finished paths at points of the first kind, and fits as the fixed protocol."""
+        """Resamples finished paths at first-kind points and fits them as in the fixed protocol."""
         count = max(intervals, self.representation.degree) + 1
         settings = replace(self.representation, resolution=count)
         nodes = settings.nodes(1, device="cpu", dtype=torch.float64)
@@ -241,6 +241,6 @@ class _Walk:
 
 
 def _interleaved(held: Tensor, between: Tensor) -> Tensor:
-    """Merges values at N + 1 points and at the N points in between: (..., 2 N + 1, C)."""
+    """Merges values at N + 1 points with those at the N points in between: (..., 2 N + 1, C)."""
     pairs = torch.stack([held[..., :-1, :], between], dim=-2).flatten(-3, -2)
     return torch.cat([pairs, held[..., -1:, :]], dim=-2)

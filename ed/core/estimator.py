@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 # The paper's protocol for trained models: r = 200, K = 40, 400 paths. It does not specify the
-# nodes; Chebyshev nodes give the best conditioned fit.
+# nodes; Chebyshev nodes give the best-conditioned fit.
 PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
 WARNING_LEVEL = 4  # stack level of the code that calls `estimate`
 
@@ -59,13 +59,13 @@ def estimate(
             a shuffled DataLoader, whose first 2 * pairs examples are used.
         pairs: number of paths, each between a different pair of examples.
         representation: how paths are fitted.
-        softmax: whether to fit probabilities, as for the paper's raw ED, or the raw outputs, as for
+        softmax: whether to fit probabilities, as in the paper's raw ED, or the raw outputs, as in
             its ED_norm (which also needs weighting="normalised").
         output: key, attribute or index of the outputs in the model's return value.
         class_dim: class dimension of outputs (N, C, H, W) or (N, T, V). Softmax is taken over it,
             and ED is averaged over positions.
         memory_gib: memory budget for a chunk of forward passes and its fit.
-        seed: seed for the choice of pairs.
+        seed: seed for choosing pairs.
         progress: True for a progress bar, or a function called with (finished paths, all paths).
         tolerance: error allowed on a path, relative to mean ED, if resolution="auto". Defaults to
             0.02. Half the standard error is used instead if it is smaller.
@@ -161,7 +161,7 @@ def estimate_each(
 
 
 def draw_pairs(source: Field, pairs: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
-    """Draws the ends of each path, and returns them with the generator that drew them."""
+    """Draws the ends of each path; returns them and the generator used."""
     count("seed", seed, least=0)
     source.check_points()
     check_merge(source.context, wait=True)

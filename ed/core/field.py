@@ -174,7 +174,7 @@ class Field:
 
 
 def as_field(model: Callable[..., Tensor] | Field, inputs=None, **settings) -> Field:
-    """Builds a field of a model at inputs, or updates a given Field with non-None settings."""
+    """Builds a field from a model and inputs, or updates a Field with non-None settings."""
     if isinstance(model, Field) != (inputs is None):
         raise ValueError("inputs: required with a model; leave them out with a Field")
     settings = {name: value for name, value in settings.items() if value is not None}

@@ -17,7 +17,7 @@ _making_locks = threading.Lock()
 
 @contextlib.contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Locks the model against other threads, including models that share a submodule."""
+    """Locks out other threads that use this model or share a submodule with it."""
     with _making_locks:  # sort the modules, so that two threads cannot deadlock
         parts = sorted(model.modules(), key=id)
         locks = [_locks.setdefault(part, threading.RLock()) for part in parts]
@@ -37,7 +37,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Lets batch norm use batch statistics without updating its running statistics.
 
     Used for points on paths, which are not data, and for perturbed weights (SAM). Also stops DDP
-    from broadcasting buffers, which would modify them before an earlier pass runs backward.
+    from broadcasting buffers, which would modify them before the backward of an earlier pass.
     """
     wrapped = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
     norms = batch_norms(model)
@@ -88,7 +88,7 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def _attribute(modules: Sequence[nn.Module], name: str, *values) -> Iterator[None]:
-    """Sets an attribute of modules to one value, or to one value each; restores it on exit."""
+    """Sets an attribute to one value for all modules, or one value each; restores it on exit."""
     before = [getattr(module, name) for module in modules]
     try:
         for module, value in zip(modules, itertools.cycle(values), strict=False):

@@ -14,7 +14,7 @@ def pick(returned, output: str | int | None = None) -> Tensor:
 
     Args:
         returned: a tensor, or a mapping, object or sequence that holds one.
-        output: key, attribute or index of the outputs. If None, a tensor is returned as it is, and
+        output: key, attribute or index of the outputs. If None, a tensor is returned as is, and
             `logits` are selected from anything else.
     """
     found = returned if isinstance(returned, Tensor) and output is None else None
@@ -74,7 +74,7 @@ def by_path(outputs: Tensor, paths: int, class_dim: int | None = None) -> Tensor
 
 
 def beside(values: Tensor, own: Tensor, dims: int) -> Tensor:
-    """Inserts a positions dimension into `own`, unless all paths share it (`dims` dimensions)."""
+    """Adds a position dimension to `own`, unless all paths share it (it then has `dims` dims)."""
     return own.unsqueeze(1) if values.dim() == 4 and own.dim() > dims else own
 
 

@@ -2,8 +2,8 @@
 
 A path has few points (r) and possibly many outputs (C), so the scores V sqrt(L) come from the r x r
 eigenproblem G = Yc Yc' = V L V'. For 4 x 1000 outputs on a GPU this is dozens of times cheaper than
-a batched SVD. It squares the condition number, so it runs in float64: in float32, small components
-were mostly rounding error, which doubled ED_norm with ten components (tests/core/test_pca.py).
+a batched SVD. G squares the condition number, so we use float64: in float32, small components were
+mostly rounding error, which doubled ED_norm with ten components (tests/core/test_pca.py).
 """
 
 import functools
@@ -109,7 +109,7 @@ class _GramScores(torch.autograd.Function):
 class _Once(torch.autograd.Function):
     """Passes a gradient through, and raises if it is differentiated again.
 
-    V and L would be treated as constants, so second derivatives would be wrong without an error.
+    V and L would be treated as constants, so second derivatives would be silently wrong.
     """
 
     @staticmethod
@@ -193,7 +193,7 @@ def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
 
 def _round_robin(size: int) -> list[list[tuple[int, int]]]:
     """Returns rounds of disjoint pairs that cover all pairs of range(size) (circle method)."""
-    players = list(range(size + size % 2))  # for odd sizes, with a dummy player
+    players = list(range(size + size % 2))  # odd sizes get a dummy player
     rounds = []
     for _ in range(len(players) - 1):
         half = len(players) // 2
@@ -213,7 +213,7 @@ def _rounding(values: Tensor) -> Tensor:
 
 
 def _gram_eigen_above(centred: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Calls `gram_eigen`, and sets eigenvalues at the level of rounding error to 0.
+    """Calls `gram_eigen` and sets eigenvalues at the level of rounding error to 0.
 
     ED_norm does not depend on the size of a component, so it would otherwise measure rounding error
     on paths that span fewer directions than `components`.

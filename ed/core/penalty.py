@@ -49,7 +49,7 @@ class Paths:
             labels: class indices (B,) or probabilities (B, C), e.g. from mixup or a teacher; they
                 enable label anchoring. If the field has a `class_dim`, one entry per position.
             pairing: "random" draws both ends independently (Algorithm 1). "stratified" uses every
-                example once before it uses any example again.
+                example once before reusing any.
         """
         anchored, device = labels is not None, field.x.device
         if labels is not None:
@@ -122,7 +122,7 @@ def penalty(
         pairs: number of random paths; half the batch by default, as in the paper.
         representation: how paths are fitted.
         softmax: fit probabilities, as in the paper. Set it to False for regression (without
-            labels), or if the outputs are probabilities already.
+            labels), or if the outputs are already probabilities.
         output: key, attribute or index of the outputs in the model's return value.
         class_dim: class dimension of outputs (N, C, H, W) or (N, T, V). Softmax is taken over it,
             and ED is averaged over positions. Labels then have one entry per position.

@@ -190,5 +190,5 @@ def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _drawn_from(generator: torch.Generator | None) -> dict:
-    """Omits generator=None, as torch.compile would then fail on new batch sizes."""
+    """Omits generator=None, which would make torch.compile fail on new batch sizes."""
     return {} if generator is None else {"generator": generator}

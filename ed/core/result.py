@@ -128,7 +128,7 @@ class Estimate(_Mean):
 
 @dataclass(frozen=True)
 class Comparison(_Mean):
-    """Difference in effective degree of two models on the same paths: first - second."""
+    """Difference in effective degree between two models on the same paths: first - second."""
 
     first: Estimate
     second: Estimate
@@ -171,7 +171,7 @@ def standard_error(values: Tensor, ends: Tensor) -> float:
 
 
 def with_error(mean: float, error: float) -> str:
-    """Formats "mean +- error", with two significant digits of the error."""
+    """Formats "mean +- error", with the error to two significant digits."""
     known = math.isfinite(error) and error > 0
     digits = max(0, 1 - math.floor(math.log10(error))) if known else 4
     return f"{mean:.{digits}f} +- {error:.{digits}f}"

@@ -28,7 +28,7 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
         model: an encoder or decoder that takes `inputs_embeds`.
         batch: `input_ids` (B, T), and optionally `attention_mask` and `token_type_ids`. On a path,
             each is the maximum over both ends: a token is kept, or belongs to the second segment,
-            if it does so at either end.
+            if this holds at either end.
         settings: further attributes of the field.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):

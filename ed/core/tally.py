@@ -61,7 +61,7 @@ class Tally:
             coefficients = settings.coefficients(values, beside(values, self.nodes, 1))
             self._show(principal_scores(self._few(values), settings.components))
         else:
-            assert self.total is not None  # `take` came before
+            assert self.total is not None  # `take` has been called
             coefficients = self.total.to(self.nodes.dtype).mT
         self._add_curves(coefficients)
         self.total, self.held = None, []

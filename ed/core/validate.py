@@ -15,7 +15,7 @@ def choice(key: str, value, choices: Iterable):
 
 
 def count(key: str, value, *, least: int = 1):
-    """Checks that the value is a whole number, at least `least`."""
+    """Checks that the value is a whole number of at least `least`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(f"{key}={value}: must be a whole number, at least {least}")
     return value
@@ -59,7 +59,7 @@ def optional(check: Callable, key: str, value, **limits):
 
 
 def each(check: Callable, key: str, values, *, empty: bool = False, length: int = 0, **limits):
-    """Checks each item of a list; `empty` allows no items, and `length` requires a number."""
+    """Checks each item of a list; `empty` allows an empty list, and `length` fixes its length."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     if not listed or not (values or empty):
         raise ValueError(f"{key}={values}: must be a list in brackets, with at least one item")

@@ -42,7 +42,7 @@ def outputs_on_paths(
 
 @contextlib.contextmanager
 def reporter(progress, total: int):
-    """Yields a function to call with the number of finished paths, which reports progress."""
+    """Yields a function that takes the number of finished paths and reports progress."""
     if progress is True:
         from tqdm import tqdm
 

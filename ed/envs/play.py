@@ -64,7 +64,7 @@ class Lane:
         self.actions = self._host(torch.zeros(games.count, dtype=torch.long))
         self.clock = torch.zeros(1, dtype=torch.long, device=self.device)
         self.returns: list[tuple[int, float]] = []  # (step, return) of finished episodes
-        self.levels = first.levels.tolist()  # of episodes started since the last read
+        self.levels = first.levels.tolist()  # level seeds of episodes started since the last read
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream, self.decided = None, None
         if self.device.type == "cuda":

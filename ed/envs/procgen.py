@@ -23,8 +23,8 @@ GAMES += ("fruitbot", "heist", "jumper", "leaper", "maze", "miner", "ninja", "pl
 MODES = ("easy", "hard")
 ACTIONS = 15
 FRAME = (3, 64, 64)
-LEVELS = 2**31 - 1  # upper bound of level seeds, exclusive
-PLAYING_PER_SPARE = 8  # on average, at most two of 64 copies finish in a step
+LEVELS = 2**31 - 1  # exclusive upper bound on level seeds
+PLAYING_PER_SPARE = 8  # on average, at most two of 64 copies finish per step
 
 
 class EngineError(ImportError):
@@ -205,7 +205,7 @@ def check_settings(game: str, *, mode: str, engine: str) -> None:
 
 
 def engine_version(engine: str) -> str:
-    """Returns name and version, as releases generate different levels from the same seed."""
+    """Returns name and version, as levels for the same seed differ between releases."""
     try:
         return f"{engine} {metadata.version(engine)}"
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Integrations with other training frameworks. Each module requires that framework."""
+"""Integrations with other training frameworks. Each module requires its framework."""
 
 from collections.abc import Callable
 

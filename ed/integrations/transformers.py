@@ -50,7 +50,7 @@ class EDTrainer:
         field = field_of(model, inputs, self.accelerator.unwrap_model(model))
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
-            # Trainer divides the loss by the accumulation steps, unless it is already divided
+            # Trainer divides the loss by the number of accumulation steps, unless already done
             scaled = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             shared = scaled or self.compute_loss_func is not None
             steps = self.current_gradient_accumulation_steps if shared else 1

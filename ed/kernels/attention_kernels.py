@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def load(base, start, N: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
-    """Loads ROWS rows from `start` on, zero beyond N: (ROWS, D)."""
+    """Loads ROWS rows starting at `start`, with zeros beyond N: (ROWS, D)."""
     row = start + tl.arange(0, ROWS)
     place = row[:, None] * STRIDE + tl.arange(0, D)[None, :]
     return tl.load(base + place, mask=(row < N)[:, None], other=0.0)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CHANNELS = (16, 32)  # supported output channels
+CHANNELS = (16, 32)  # supported numbers of output channels
 WIDTHS = 8  # image widths must be a multiple of this, so that groups of pixels fill a row
-LAUNCH = {  # by input channels; the best of five or six settings on an H200
+LAUNCH = {  # by number of input channels; the best of five or six settings on an H200
     "convolve": {
         4: {"FOLD": 4, "BLOCK": 64, "num_warps": 4},
         16: {"FOLD": 2, "BLOCK": 64, "num_warps": 4},
@@ -32,7 +32,7 @@ LAUNCH = {  # by input channels; the best of five or six settings on an H200
     },
 }
 POOL = {"BLOCK": 64, "num_warps": 4}
-PARTS = 2 * 132  # number of programs that keep a GPU busy
+PARTS = 2 * 132  # number of programs needed to keep a GPU busy
 HALVES = (torch.bfloat16, torch.float16)
 LAST = torch.channels_last
 TRITON = find_spec("triton") is not None  # included with torch on Linux
@@ -199,7 +199,7 @@ def _convolution_gradient(ctx, gradient: Tensor):
 def _input_gradient(
     gradient: Tensor, weight: Tensor, mask: Tensor | None, transposed: bool
 ) -> Tensor:
-    """Uses the kernel if it supports the number of outputs, else PyTorch."""
+    """Uses the kernel if it supports this number of output channels, else PyTorch."""
     outputs = weight.shape[1 if transposed else 0]
     if outputs in CHANNELS:
         return torch.ops.ed.convolve(gradient, weight, None, mask, None, False, transposed)

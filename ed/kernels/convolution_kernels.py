@@ -182,7 +182,7 @@ def weight_gradient(
 def pool(
     x, y, taps, pixels, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """3 x 3 max pooling with stride 2; `taps` is the index of the maximum."""
+    """3 x 3 max pooling with stride 2; `taps` receives the index of each maximum."""
     OH: tl.constexpr = (H + 1) // 2
     OW: tl.constexpr = (W + 1) // 2
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

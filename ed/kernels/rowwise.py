@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-WIDTHS = (192, 384)  # smallest and largest supported width
-LAUNCH = {  # the best settings of a sweep at width 192 on an H200
+WIDTHS = (192, 384)  # smallest and largest supported widths
+LAUNCH = {  # the best settings from a sweep at width 192 on an H200
     "add_norm": {"ROWS": 2, "num_warps": 1},
     "add_norm_gradient": {"ROWS": 8, "num_warps": 2},
     "gelu": {"SIZE": 2048, "num_warps": 2},
@@ -24,7 +24,7 @@ def add_norm(x: Tensor, y: Tensor, offset: Tensor, norm: torch.nn.LayerNorm):
 
 
 def gelu(x: Tensor, offset: Tensor) -> Tensor:
-    """Returns x Phi(x). `offset` (C,), already included in x, is passed to receive a gradient."""
+    """Returns x Phi(x). `offset` (C,), already included in x, only receives a gradient."""
     return torch.ops.ed.gelu(x, offset)
 
 

@@ -24,7 +24,7 @@ class Measure:
         """Raises ValueError if this measure does not apply to the task."""
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        """Returns values by suffix; the measure's name plus the suffix names each value."""
+        """Returns a dict of values; each key is a suffix to the measure's name."""
         raise NotImplementedError
 
     @property
@@ -48,7 +48,7 @@ def in_groups(measures: dict[str, Measure]) -> list[dict[str, Measure]]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Sets eval mode; restores modes, weights, buffers and random state exactly, not `.grad`."""
+    """Sets eval mode; restores modes, weights, buffers and random state exactly (not `.grad`)."""
     state = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().clone() for tensor in state]
     devices = {tensor.device.index for tensor in state if tensor.device.type == "cuda"}
@@ -68,7 +68,7 @@ def in_batches(task, index: Tensor, batch_size: int) -> Iterator[tuple[dict[str,
 
 
 def fixed_subset(size: int, count: int | None, seed: int) -> Tensor:
-    """Returns sorted indices of `count` random examples, set by the seed; None selects all."""
+    """Returns sorted indices of `count` examples drawn with the seed; None selects all."""
     if count is None or count >= size:
         return torch.arange(size)
     return torch.randperm(size, generator=generator(seed, "measure"))[:count].sort().values

@@ -28,7 +28,7 @@ class EffectiveDegree(Measure):
             ED_norm uses "raw" and weighting="normalised".
         endpoints: what paths connect: training "examples", or "noise" (uniform pixels).
         memory_gib: memory budget for a chunk of forward passes.
-        seed: seed for the choice of examples and pairs.
+        seed: seed for choosing examples and pairs.
     """
 
     pairs: int = 400
@@ -97,7 +97,7 @@ class EffectiveDegree(Measure):
         return [{"": result.mean, "_se": result.standard_error} for result in results]
 
     def field(self, model: nn.Module, task) -> Field:
-        """Builds the field at the end points, up to two examples per path."""
+        """Builds the field at the endpoints, up to two examples per path."""
         batch = task.examples(fixed_subset(task.num_examples, 2 * self.pairs, self.seed))
         field = task.field(model, batch)
         if self.endpoints == "noise":

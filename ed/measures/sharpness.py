@@ -34,7 +34,7 @@ Tensors = list[Tensor]
 
 @dataclass(frozen=True)
 class Sharpness(Measure):
-    """Increase of the loss, L(w + e) - L(w), for each radius.
+    """Increase in loss, L(w + e) - L(w), for each radius.
 
     Attributes:
         radii: values of rho.
@@ -44,7 +44,7 @@ class Sharpness(Measure):
         examples: size of a fixed subset of the training examples; None uses all.
         group: examples per search; None uses one search for all.
         batch_size: examples per pass; affects memory, not the result.
-        seed: seed for the subset.
+        seed: seed for choosing the subset and groups.
     """
 
     radii: tuple[float, ...] = (0.01, 0.05, 0.1)
@@ -77,7 +77,7 @@ class Sharpness(Measure):
             )
 
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
-        """Returns {"_<rho>": increase of the loss}."""
+        """Returns {"_<rho>": increase in loss}."""
         with untouched(model):
             groups = [self.rises(model, task, index) for index in self.groups(task.num_examples)]
         means = [math.fsum(rises) / len(groups) for rises in zip(*groups, strict=True)]
@@ -93,7 +93,7 @@ class Sharpness(Measure):
         return index[order].split(self.group)
 
     def rises(self, model: nn.Module, task, index: Tensor) -> list[float]:
-        """Returns the increase of the loss on these examples for each radius."""
+        """Returns the increase in loss on these examples for each radius."""
         surface = Surface(model, task, index, self)
         if self.method == "step":
             found = [one_step(surface, rho) for rho in self.radii]
@@ -192,7 +192,7 @@ def worst_case(surface: Surface, rho: float, steps: int) -> float:
 def _checkpoints(steps: int) -> set[int]:
     """Returns Auto-PGD's checkpoints: at 22 %, 41 %, 57 %, ... of the steps.
 
-    The gaps shrink by 3 percentage points each, to no less than 6.
+    Each gap is 3 percentage points smaller than the one before, down to 6.
     """
     places, gap = [22], 22  # integers, as 0.22 + 0.19 + 0.16 + 0.13 is not exactly 0.7 in floats
     while places[-1] < 100:

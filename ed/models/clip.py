@@ -21,13 +21,13 @@ from ed.runtime import runs
 from ed.runtime.console import track
 from ed.runtime.hub import hub_or_cache
 
-LARGEST_SCALE = 100.0  # CLIP's limit for the scale of the logits
+LARGEST_SCALE = 100.0  # CLIP's upper limit on the logit scale
 TEXT_BATCH = 2048  # captions per pass of the text tower
 OTHER_MODEL = "use a plain CLIP from open_clip.list_models(), such as ViT-B-32-quickgelu or RN50"
 
 
 class Towers(nn.Module):
-    """Maps images (N, 3, H, W) to scaled cosines with all captions (N, classes * templates).
+    """Maps images (N, 3, H, W) to scaled similarities with all captions (N, classes * templates).
 
     `architecture` is the name of a plain CLIP in open_clip, or a mapping with its `embed_dim`,
     `vision_cfg`, `text_cfg` and `quick_gelu`. Each forward pass embeds all captions, as there are
@@ -110,7 +110,7 @@ def classifier(
         architecture: as for `Towers`.
         weights: `openai`, or a file with both towers (the head is then zero-shot) or with a
             fine-tuned classifier. `random` uses untrained weights, to test a pipeline.
-        prompts: name of the captions for the zero-shot head.
+        prompts: name of the caption set for the zero-shot head.
         device: device that computes the zero-shot head. For 1000 classes with 80 templates, this
             takes seconds on a GPU and an hour on a CPU.
     """
@@ -145,7 +145,7 @@ def build(architecture: str | Mapping) -> nn.Module:
             )
     else:
         settings = _plain(architecture)
-    # such settings need other classes and tokenizers, and wrong tokens would not raise an error
+    # reject settings that need other classes or tokenizers: wrong tokens would raise no error
     foreign = [key for key in settings if key not in inspect.signature(open_clip.CLIP).parameters]
     texts = settings.get("text_cfg", {})
     foreign += [key for key in texts if key.startswith(("hf_", "tokenizer_"))]

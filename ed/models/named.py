@@ -97,7 +97,7 @@ def check_timm_name(name: str, given: str) -> None:
 
 
 def load_timm(name: str, given: str, remedy: str, *, pretrained: bool, **settings) -> nn.Module:
-    """Calls `timm.create_model`; one-line errors end with `remedy`."""
+    """Calls `timm.create_model`; failures raise a one-line error that ends with `remedy`."""
     import timm
 
     # timm would silently use random weights

@@ -1,4 +1,4 @@
-"""Polynomial networks, whose output is a polynomial of the input due to square activations."""
+"""Polynomial networks, whose output is a polynomial in the input due to square activations."""
 
 import itertools
 import math

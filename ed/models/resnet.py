@@ -7,8 +7,8 @@ from torchvision.models import resnet18
 def cifar_resnet18(*, classes: int = 10) -> nn.Module:
     """torchvision's ResNet18 with a CIFAR stem and torch's default initialisation.
 
-    This is the network of kuangliu/pytorch-cifar, which the work behind the paper's model pool
-    uses. torchvision's own initial weights are larger.
+    This is the network of kuangliu/pytorch-cifar, as used in the study that the paper's model pool
+    follows. torchvision's own initial weights are larger.
     """
     model = resnet18(num_classes=classes)
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)

@@ -20,7 +20,7 @@ class ViT(VisionTransformer):
 
     `pool="token"` uses the class token; `"avg"` has no class token and averages the patches after
     the last norm. `positions`, `head` and `init` are for big_vision recipes: fixed positions, a
-    hidden tanh layer before the output, and big_vision's initial weights, with zero for the output
+    hidden tanh layer before the output, and big_vision's initialisation, with a zero output
     layer. With `kernels=True`, a compiled step uses `ed.kernels` if they support the blocks.
     """
 
@@ -84,7 +84,7 @@ class ViT(VisionTransformer):
             nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
 
     def _fix_positions(self, width: int) -> None:
-        """Replaces learned positions with sines and cosines, or zeros for the class token."""
+        """Replaces learned positions with sines and cosines, and zeros for the class token."""
         patches = sincos_positions(*self.patch_embed.grid_size, width)
         token = patches.new_zeros(self.num_prefix_tokens, width)
         del self.pos_embed
@@ -122,7 +122,7 @@ class ViT(VisionTransformer):
 def sincos_positions(rows: int, columns: int, width: int, temperature: float = 1e4) -> Tensor:
     """Returns fixed position embeddings of a grid, row by row: (rows * columns, width).
 
-    Sine and cosine of the column and of the row take a quarter of the width each, with frequencies
+    The sine and cosine of the column and row each take a quarter of the width, with frequencies
     that decrease geometrically from 1 to 1 / temperature.
     """
     if width % 4 or width < 8:

@@ -125,7 +125,7 @@ class EDRegularizer(Regularizer):
         return total, report | {"penalty": degree.detach()}
 
     def strength(self, progress: Tensor) -> Tensor:
-        """Returns the factor of lambda, which rises from 0 to 1 over the ramp and stays at 1."""
+        """Returns the multiplier of lambda: rises from 0 to 1 over the ramp, then stays at 1."""
         if self.ramp == 0:
             return progress.new_ones(())
         t = (progress / self.ramp).clamp(max=1)

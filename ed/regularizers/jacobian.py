@@ -37,7 +37,7 @@ class Jacobian(Regularizer):
     def compile(self, model: nn.Module) -> None:
         """Compiles the forward pass and its first derivative in one graph.
 
-        A compiled graph supports only one backward pass, and the update of the weights needs it.
+        A compiled graph supports only one backward pass, which the weight update needs.
         """
         if batch_norms(model):
             reason = "torch.func does not support the running statistics of batch norm"
