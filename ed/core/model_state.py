@@ -37,7 +37,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Lets batch norm use batch statistics without updating its running statistics.
 
     Used for points on paths, which are not data, and for perturbed weights (SAM). Also stops DDP
-    from broadcasting buffers, which would modify them before the backward of an earlier pass.
+    from broadcasting buffers, which would modify them before the backward pass of an earlier call.
     """
     wrapped = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
     norms = batch_norms(model)

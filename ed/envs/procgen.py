@@ -214,7 +214,7 @@ def engine_version(engine: str) -> str:
 
 
 def load_envpool():
-    """Loads EnvPool with only Procgen, as its entry module needs the assets of all games."""
+    """Loads only the Procgen part of EnvPool, as `envpool.entry` needs the assets of all games."""
     sys.modules.setdefault("envpool.entry", types.ModuleType("envpool.entry"))
     try:
         envpool = importlib.import_module("envpool")

@@ -35,7 +35,7 @@ def _programs(x: Tensor, kernel: str) -> int:
 
 
 def _steps(rows: int, programs: int, kernel: str) -> int:
-    """Returns the number of groups of rows per program."""
+    """Returns the number of row groups per program."""
     return -(-rows // (LAUNCH[kernel]["ROWS"] * programs))
 
 

@@ -192,7 +192,7 @@ def worst_case(surface: Surface, rho: float, steps: int) -> float:
 def _checkpoints(steps: int) -> set[int]:
     """Returns Auto-PGD's checkpoints: at 22 %, 41 %, 57 %, ... of the steps.
 
-    Each gap is 3 percentage points smaller than the one before, down to 6.
+    Each gap is 3 percentage points smaller than the previous one, but at least 6.
     """
     places, gap = [22], 22  # integers, as 0.22 + 0.19 + 0.16 + 0.13 is not exactly 0.7 in floats
     while places[-1] < 100:

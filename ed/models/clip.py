@@ -27,7 +27,7 @@ OTHER_MODEL = "use a plain CLIP from open_clip.list_models(), such as ViT-B-32-q
 
 
 class Towers(nn.Module):
-    """Maps images (N, 3, H, W) to scaled similarities with all captions (N, classes * templates).
+    """Maps images (N, 3, H, W) to scaled cosines with each caption (N, classes * templates).
 
     `architecture` is the name of a plain CLIP in open_clip, or a mapping with its `embed_dim`,
     `vision_cfg`, `text_cfg` and `quick_gelu`. Each forward pass embeds all captions, as there are
