@@ -183,7 +183,7 @@ HEADER = (
 
 @torch.no_grad()
 def bench_estimator(case: Case) -> list[str]:
-    """Compares the time of the paper's protocol with its forward passes alone, in equal chunks."""
+    """Times the paper's protocol against its forward passes alone, in equal chunks."""
     clear()
     model, images = case.build().to(DEVICE).eval(), case.inputs(512)
     pairs, budget = (400, 8.0) if CUDA else (10, 0.5)

@@ -44,7 +44,7 @@ def remedy(word: str) -> str:
 
 
 def files() -> list[Path]:
-    """Returns tracked and new files without `EXEMPT`."""
+    """Returns tracked and new files, except those in `EXEMPT`."""
     list_them = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PLACES]
     listed = subprocess.run(list_them, cwd=ROOT, capture_output=True, text=True, check=True)
     paths = [ROOT / name for name in listed.stdout.splitlines() if name not in EXEMPT]

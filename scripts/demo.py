@@ -1,4 +1,4 @@
-"""Trains a micro ViT on real images, without and with the ED penalty, and compares both.
+"""Trains a micro ViT on real images, without and with the ED penalty, and compares the two.
 
 Prints a table and draws a figure like Figure 1 of the paper: outputs along a few paths with their
 fitted polynomials, and the coefficients of both models. A second call reuses finished runs.

@@ -220,7 +220,7 @@ def waits_for_other_place(run: Run, config) -> bool:
 
 
 def note_deviations(runs: Sequence[Run], table: Table) -> None:
-    """Writes the files that let the collector find reduced runs, also from their home table."""
+    """Writes the files that let the collector find reduced runs from this table and their own."""
     folders = {
         run.folder.parents[2] / reduced_name(name, run.deviations): list(run.deviations)
         for run in runs

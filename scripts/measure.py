@@ -188,7 +188,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
 
 
 def list_images(source: str, split: str) -> list[partial]:
-    """Returns one function per image of a folder or data set, which opens that image."""
+    """Returns, for each image of a folder or data set, a function that opens it."""
     from PIL import Image
 
     folder = Path(source).expanduser()

@@ -112,7 +112,7 @@ def known_levels(levels: range, task: ProcgenPPO) -> str:
 
 
 def warn_of_engine(folder: Path, task: ProcgenPPO) -> None:
-    """Warns if the agent was trained on another engine, which draws levels differently."""
+    """Warns if the agent was trained with another engine, which draws levels differently."""
     try:
         trained = runs.read_meta(folder)["sessions"][-1].get("engine")
     except (OSError, ValueError, LookupError):

@@ -8,7 +8,7 @@ For the exact polynomial maps of the paper (inputs uniform in [-2, 2]^3, no trai
 
 Without a map:
 
-    row 3   stability of the fit: the largest change of ED when the output at one inner node
+    row 3   stability of the fit: the largest change in ED when the output at one inner node
             changes by 1, with labels at both ends
     row 4   how damping stabilises the fit, and how it biases the ED of a straight line
 """
@@ -104,7 +104,7 @@ def anchored_nodes(sampler: Sampler, resolution: int, paths: int = 2000) -> Tens
 
 
 def strongest_answers(nodes: Tensor, degree: int, damping: float = DAMPING) -> Tensor:
-    """Returns the largest change of ED when the output at one inner node changes by 1.
+    """Returns the largest change in ED when the output at one inner node changes by 1.
 
     The shape is (paths,), or () if all paths share their nodes.
     """
@@ -212,7 +212,7 @@ def draw_least(axis, leading: dict[int, Tensor]) -> None:
 
 
 def draw_answers(axis, resolutions: range, degree: int | None) -> None:
-    """Draws the mean change of ED against the number of nodes; degree None means K = r - 1."""
+    """Draws the mean change in ED against the number of nodes; degree None means K = r - 1."""
     for color, (name, sampler) in zip(SERIES, SAMPLERS.items(), strict=False):
         means = [
             strongest_answers(

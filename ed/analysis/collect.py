@@ -126,7 +126,7 @@ def row_or_damage(run: Run, table: Table) -> Row:
 
 
 def collect_run(run: Run, table: Table) -> Row:
-    """Returns the row of a run folder."""
+    """Reads a run folder into a row."""
     if not runs.is_run(run.folder):
         known = {"deviations": " ".join(run.deviations), "source": str(run.folder)}
         return Row(run.table, run.cell, run.seed, **known)
@@ -140,7 +140,7 @@ def collect_run(run: Run, table: Table) -> Row:
 
 
 def row_of(run: Run, table: Table, record: Record, status: Status) -> Row:
-    """Returns the row of a record."""
+    """Converts a record to a row."""
     known = {"deviations": " ".join(run.deviations), "source": record.source, "record": record}
     known |= _surroundings(record.sessions)
     if record.done is not None:
@@ -190,7 +190,7 @@ def _may_differ(key: str, table: Table) -> bool:
 
 
 def changes(setting: str, metric: str) -> bool:
-    """Whether a measure's setting affects a metric, as ed.pairs affects measure/ed_se."""
+    """Whether a measure's setting affects a metric, e.g. ed.pairs and measure/ed_se."""
     measure, _, name = setting.partition(".")
     ours = re.fullmatch(rf"measure/{re.escape(measure)}(_.*)?", metric)
     return ours is not None and name not in ("memory_gib", "batch_size")  # chunk sizes
@@ -216,7 +216,7 @@ def other_run(run: Run, table: Table, record: Record) -> str | None:
 
 
 def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> str | None:
-    """Returns the config's own setting if it differs from key=text, or None if they agree."""
+    """Returns the config's setting if it differs from key=text, else None."""
     if isinstance(config.get(key), dict):  # a group: choice and class must match
         if choices.get(key, text) != text:
             return f"{key}={choices[key]}"
@@ -245,7 +245,7 @@ def target_of(group: str, choice: str) -> str | None:
 
 
 def _in_the_way(run: Run) -> str:
-    """Returns the folder to move away: the table's or cell's if nothing in it has started."""
+    """Returns the folder to move away; the cell's or table's if no run in it has started."""
     for folder in (run.folder.parents[1], run.folder.parent):
         if not runs.any_begun(folder):
             return f"{folder}, where no run has started,"

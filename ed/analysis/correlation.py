@@ -47,7 +47,7 @@ class Correlation:
     Attributes:
         measure, metric: the measure's name, and the metric of this variant.
         cells: names of the points.
-        x, y: their values of the measure and of the metric.
+        x, y: values of the measure and of the metric, one per cell.
         train: training accuracies in percent; nan if unknown.
         whole: Pearson's r over all points.
         fitted: the same over the points with a training accuracy above FITTED.
@@ -164,7 +164,7 @@ def _correlate(
         accuracies,
         whole=_estimate(pearson, x, y),
         fitted=_estimate(pearson, x[fitted], y[fitted]),
-        partial=_estimate(partial, *sides, least=LEAST_POINTS + 1),  # z needs one more
+        partial=_estimate(partial, *sides, least=LEAST_POINTS + 1),  # one more for the control
     )
 
 
@@ -183,7 +183,7 @@ def _estimate(statistic: Callable, *sides: np.ndarray, least: int = LEAST_POINTS
 
 
 def _resamples(count: int) -> np.ndarray:
-    """Returns (RESAMPLES, count) indices, shared by all variants so that they compare pairwise."""
+    """Returns (RESAMPLES, count) indices, the same for all variants, for paired comparisons."""
     return np.random.default_rng(SEED).integers(count, size=(RESAMPLES, count))
 
 

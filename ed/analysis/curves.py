@@ -44,7 +44,7 @@ def read_curves(path: Path) -> dict[Key, Record]:
 
 
 def write_curves(path: Path, records: Mapping[Key, Record]) -> None:
-    """Writes the records, but only if they changed; compares content because bytes may vary."""
+    """Writes the records only if their content has changed; equal content may differ in bytes."""
     if not records:
         path.unlink(missing_ok=True)
     elif _content(read_curves(path)) != _content(records):

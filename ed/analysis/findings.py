@@ -11,7 +11,7 @@ from ed.analysis.spec import Table
 from ed.analysis.stats import Ours
 from ed.analysis.verdicts import Experiment, Verdict, counts, minus
 
-MANY = 10  # from this many judged numbers on, a finding reports how many are reproduced
+MANY = 10  # with at least this many judged numbers, a finding counts the reproduced ones
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _finding(experiment: Experiment) -> str:
 
 
 def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
-    """Returns pairs of lines without and with ED, for the table's first metric.
+    """Returns pairs of lines (without ED, with ED) for the table's first metric.
 
     Pairs are matched by cell name: baseline and ed, rte and rte_ed.
     """
@@ -101,7 +101,7 @@ def _comparison(table: Table, before: Line, after: Line) -> str:
 
 
 def _extremes(experiment: Experiment) -> str:
-    """Compares the cell with the highest first metric to the table's first cell."""
+    """Compares the cell with the highest value of the first metric to the table's first cell."""
     table = experiment.table
     lines = [line for _, line in experiment.lines if line.metric == table.primary]
     known = [line for line in lines if line.ours.count]

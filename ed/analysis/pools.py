@@ -31,7 +31,7 @@ CONTROLLED_TITLE = "Fitted networks only, and given the training accuracy"
 
 
 def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Returns the sections on the correlations over a pool of cells, then on the cells."""
+    """Returns the correlations over a pool of cells, then the cells, as Markdown sections."""
     parts = []
     for deviations in sorted({row.deviations for row in rows} | {""}):
         here = [row for row in rows if row.deviations == deviations]
@@ -52,14 +52,14 @@ def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def correlation_fields(table: Table, found: Correlation) -> tuple[str, ...]:
-    """Returns the row of a variant's correlation over all points; the columns are CORRELATION."""
+    """Formats a variant's correlation over all points as a row; the columns are CORRELATION."""
     r, interval, points = estimate_fields(found.whole)
     place = f"{points} of {len(table.cells)}"
     return (found.measure, table.metrics[found.metric], r, interval, place, marks(found))
 
 
 def controlled_fields(table: Table, found: Correlation) -> tuple[str, ...]:
-    """Returns the row of a variant's controlled correlations; the columns are CONTROLLED."""
+    """Formats a variant's controlled correlations as a row; the columns are CONTROLLED."""
     both = (*estimate_fields(found.fitted), *estimate_fields(found.partial))
     return (found.measure, table.metrics[found.metric], *both)
 

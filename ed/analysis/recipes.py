@@ -49,7 +49,7 @@ def choice_of(group: str, config: Mapping) -> str | None:
         settings = _group_file(group, path.stem)
         if settings.get(f"{group}._target_") == config.get("_target_"):
             same = sum(own.get(key) == word for key, word in settings.items())
-            agreements[path.stem] = 2 * same - len(settings)  # matches minus differences
+            agreements[path.stem] = 2 * same - len(settings)  # matches minus mismatches
     return max(agreements, key=agreements.get, default=None)
 
 

@@ -21,7 +21,7 @@ AGGREGATE_MEANING = (
 )
 HTML = re.compile(r"<(?=[A-Za-z/!?])")  # escaped in labels, notes and errors, which are plain text
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
-MOST_DECIMALS = 6  # numbers that need more use scientific notation
+MOST_DECIMALS = 6  # beyond this, numbers are shown in scientific notation
 ROUNDING = 1e-6  # a smaller relative std is rounding error
 
 
@@ -235,7 +235,7 @@ def aggregate_title(table: Table) -> str:
 
 
 def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Returns one row per method that has runs of every game; the columns are AGGREGATE."""
+    """Returns one row per method that has runs on every game; the columns are AGGREGATE."""
     if table.aggregate is None:
         return []
     return [

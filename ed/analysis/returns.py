@@ -50,7 +50,7 @@ def interquartile_mean(scores: np.ndarray, axis: int = -1) -> np.ndarray:
     from scipy.stats import trim_mean  # slow to import
 
     scores = np.asarray(scores, float)
-    mean = trim_mean(np.nan_to_num(scores), 0.25, axis=axis)  # NaN would take a slow path
+    mean = trim_mean(np.nan_to_num(scores), 0.25, axis=axis)  # NaN would trigger a slow path
     return np.where(np.isnan(scores).any(axis=axis), np.nan, mean)[()]
 
 
@@ -83,7 +83,7 @@ def interquartile_interval(
 
 @dataclass(frozen=True)
 class GameRuns:
-    """Runs of one game by one method.
+    """The runs of one method on one game.
 
     Attributes:
         method: the choice of regularizer.
@@ -123,7 +123,7 @@ def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
 
 
 def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
-    """Groups runs by method, keeping methods with runs of every game; hard mode only."""
+    """Groups runs by method, keeping methods with runs on every game; hard mode only."""
     games = {own.game for own in runs}
     if len(games) < 2 or not games <= HARD_RANGES.keys() or {r.mode for r in runs} != {"hard"}:
         return {}

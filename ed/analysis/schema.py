@@ -95,7 +95,7 @@ def _text_keys(value):
 
 
 class _Strict(BaseModel):
-    """Rejects unknown keys and converts no types, as YAML reads 3 as a number and no as false."""
+    """Rejects unknown keys and wrong types, as YAML reads 3 as a number and `no` as false."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 

@@ -32,7 +32,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number (per metric) of a table.
+    """One entry of a table, with a number for each metric.
 
     Attributes:
         home: (table, cell) that owns its runs; differs for `same_as`, which may name a grid.
@@ -143,7 +143,7 @@ class Run:
 
 
 class SpecError(ValueError):
-    """Raised for an invalid experiment file, or an invalid choice from one."""
+    """Raised for an invalid experiment file or invalid options for its runs."""
 
 
 def expand(
@@ -217,7 +217,7 @@ def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
 
 
 def reduced_name(table: str, deviations: Sequence[str]) -> str:
-    """Returns the folder name of a table's runs with these deviations; the table's if none."""
+    """Returns the folder name for runs with these deviations; without any, the table's name."""
     return f"{table}@{_tag(deviations)}" if deviations else table
 
 

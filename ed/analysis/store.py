@@ -80,7 +80,7 @@ def borrowed(table: Table) -> list[Row]:
 
 
 def _seen_by(table: Table, row: Row, other: Table) -> Row:
-    """Converts a row of another table to the metrics of this one."""
+    """Restricts a row of another table to the metrics of this one."""
     last = {metric: row.last[metric] for metric in table.metrics if metric in row.last}
     return replace(row, last=last, best=row.best if table.primary == other.primary else None)
 

@@ -27,7 +27,7 @@ def load_table(name: str, folder: Path = EXPERIMENTS) -> Table:
     try:
         return _Builder(path, keys).table()
     except SpecError:
-        raise  # about another file, and already names it
+        raise  # is about another file and already names it
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from None
 
@@ -114,7 +114,7 @@ class _Builder:
         return [cell] if keys.best_of is not None else self.points(cell, keys)
 
     def paper(self, name: str, keys: CellKeys) -> dict[str, Paper]:
-        """Returns the paper's numbers by metric; empty for all metrics if the paper prints none."""
+        """Returns the paper's numbers by metric; each is empty if the paper prints none."""
         if keys.paper is None:
             return {metric: Paper() for metric in self.metrics}
         first = next(iter(self.metrics))

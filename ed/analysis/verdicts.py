@@ -182,7 +182,7 @@ def numbers(experiments: Sequence[Experiment]) -> list[Number]:
 
 
 def _identities(number: Number) -> tuple[tuple, tuple]:
-    """Returns two keys of a number; numbers that share either key are the same.
+    """Returns two keys for a number; numbers that share either key count as the same.
 
     Such numbers share their runs, or are interpretations of the same row of the paper.
     """
@@ -200,7 +200,7 @@ def command(table: Table) -> str:
 
 
 def header_comment(path: Path) -> list[tuple[bool, str]]:
-    """Returns the blocks of a file's first comment, as (is it a command, text).
+    """Returns the blocks of a file's first comment as (is_command, text) pairs.
 
     The comment describes how to run the table and how long it takes. Commands start with the
     program name or are indented.
@@ -226,7 +226,7 @@ def gpu_hours(table: Table) -> float | None:
 
 
 def hours_left(found: Sequence[Number]) -> float:
-    """Returns the GPU hours of all tables with missing numbers; parts may already be done."""
+    """Returns the GPU hours of all tables with missing numbers, including runs already done."""
     tables = {n.table.name: n.table for n in found if n.verdict == Verdict.NOT_RUN}
     return sum(gpu_hours(table) or 0 for table in tables.values())
 

@@ -51,7 +51,7 @@ def contrast(x: Tensor, loss: float) -> Tensor:
 
 
 def pixelate(x: Tensor, block: float) -> Tensor:
-    """Replaces blocks of `block` x `block` pixels by their means."""
+    """Replaces blocks of `block` x `block` pixels with their means."""
     side = int(block)
     if side != block or any(length % side for length in x.shape[-2:]):
         raise ValueError(

@@ -140,7 +140,7 @@ def _steps(length: int, device: torch.device) -> Tensor:
 
 
 def _whole(size: Sequence[int]) -> tuple[int, int]:
-    """Returns height and width of the largest centred box with an allowed aspect ratio."""
+    """Returns the height and width of the largest centred box with an allowed aspect ratio."""
     height, width = size
     low, high = ASPECT
     return min(height, round(width / low)), min(width, round(height * high))

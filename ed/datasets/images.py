@@ -49,7 +49,7 @@ def load_images(
     remedy: str = IMAGES_REMEDY,
     resize: bool = False,
 ) -> Images:
-    """Loads one split as RGB images; raises if their size differs, unless `resize` is set."""
+    """Loads one split as RGB images; raises if any size differs, unless `resize` is true."""
     table = load_table(source, split, key, remedy)
     names = set(table.column_names)
     image = next((name for name in ("img", "image") if name in names), None)
@@ -73,7 +73,7 @@ def load_images(
 def decoded_once(
     identity: str, decode: Callable, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pixels (of `shape`) and labels from `decode()`, cached on disk by `identity`."""
+    """Returns pixels (of `shape`) and labels from `decode()`, cached on disk under `identity`."""
     folder = Path(os.environ.get("ED_CACHE") or Path.home() / ".cache" / "ed")
     cached = folder / f"images-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.npz"
     arrays = _read_cache(cached, shape)
@@ -142,7 +142,7 @@ def _local(source: str, key: str, remedy: str) -> Path | None:
 def decode(
     images: Iterator, names: Sequence, size: tuple[int, int], *, what: str, resize: bool
 ) -> np.ndarray:
-    """Decodes images to uint8 RGB (N, 3, H, W), resized and centre-cropped if `resize`."""
+    """Decodes images to uint8 RGB (N, 3, H, W), resized and centre-cropped if `resize` is true."""
     from PIL import ImageOps
     from PIL.Image import DecompressionBombError
 

@@ -9,7 +9,7 @@ import io
 import os
 import re
 from pathlib import Path
-from pickle import UnpicklingError  # torch.load raises this unless a file has only plain data
+from pickle import UnpicklingError  # raised by torch.load for anything but plain data
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
     A file that cannot be read raises OSError, because it may be intact.
 
     Args:
-        warn: is called with each warning.
+        warn: called with each warning.
         misfit: returns the reason a state does not belong to this run, or None if it does.
     """
     foreign = None
@@ -126,7 +126,7 @@ def _cannot_save(what: str, folder: Path, error: OSError) -> SaveError:
 
 
 def _check_plain(buffer: io.BytesIO) -> None:
-    """Raises SaveError if the state could not be loaded again."""
+    """Raises SaveError if the state has more than plain data, which torch.load would reject."""
     buffer.seek(0)
     try:
         torch.load(buffer, map_location="meta", weights_only=True)

@@ -14,7 +14,7 @@ CONFIGS = APP / "configs"
 
 
 def compose_config(overrides: list[str], *, folders: Sequence[Path] = ()) -> DictConfig:
-    """Returns the config of `python train.py <overrides>`; `folders` may add configs."""
+    """Returns the config of `python train.py <overrides>`; `folders` add more configs."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 

@@ -17,7 +17,7 @@ from yaml import YAMLError
 from ed.runtime.console import restore
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes the run
-SPEAKING_SECONDS = 10  # rank 0 needs time to find the nearest valid key and print
+SPEAKING_SECONDS = 10  # time for rank 0 to find the nearest valid key and print
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

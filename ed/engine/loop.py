@@ -56,7 +56,7 @@ def train(
         if run.writes and interactive():
             metrics.view = _view(task, step, metrics)
         _take_steps(session, _numbered(batches, start, task), metrics, stop)
-        # no steps were left, e.g. a published model or a finished run without its metrics
+        # no steps were left, e.g. for a published model or a finished run without its metrics
         if start == task.total_steps and not metrics.evaluated(start):
             metrics.log(task.total_steps, session.evaluate())
         # after the last save, because measuring may take a long time
@@ -106,7 +106,7 @@ def _take_steps(session: "_Session", batches, metrics: Metrics, stop: Sequence[i
         if done in evaluations or last:
             metrics.begin("evaluating")
             values = session.evaluate()
-            check_finite(values, done - 1, done, path)  # nothing else checks the last update
+            check_finite(values, done - 1, done, path)  # the only check of the last update
             metrics.log(done, values)
             if not last and measure_every and evaluations[done] % measure_every == 0:
                 metrics.begin("measuring")
@@ -236,7 +236,7 @@ class _Session:
                 name = next(iter(group))
                 raise Interrupted(f"stopped before measure {name}; the model is saved", asked)
             members = list(group.values())
-            # bf16 is too coarse for a polynomial fit; measures that only evaluate match `evaluate`
+            # bf16 is too coarse for polynomial fits; pure evaluations use the training precision
             precision = self.step.autocast if members[0].evaluates else contextlib.nullcontext()
             with precision, torch.compiler.set_stance("force_eager"):
                 found = members[0].together(members, self.model, self.task)

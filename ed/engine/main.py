@@ -105,7 +105,7 @@ def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> No
 
 
 def closing_facts(cfg: DictConfig, task, path: Path, summary: dict) -> dict[str, str]:
-    """Returns the results of a finished run, its folder and a useful next command, by name."""
+    """Returns what to print about a finished run: results, folder and a suggested next command."""
     facts = {}
     for metric, best in summary["best"].items():
         last = summary["last"].get(metric, best)
@@ -135,7 +135,7 @@ def check_same_run(ours: str) -> None:
 
 
 def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> TrainStep:
-    """Builds the training step; by default, compiled and captured on a GPU if shapes are static."""
+    """Builds the training step, by default compiled and captured on a GPU if shapes are static."""
     system, fast = cfg.system, device.type == "cuda" and task.static_shapes
     if wants_channels_last(model, device, system.channels_last):
         model.to(memory_format=torch.channels_last)
@@ -187,7 +187,7 @@ def build_measures(cfg: DictConfig) -> dict:
 def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     """Returns the measures to take on a finished run, or [] if its final checkpoint is gone.
 
-    These are the measures that it lacks or that it took with other settings.
+    These are the measures that are missing or were taken with other settings.
     """
     stored = read_config(path / runs.CONFIG).get("measures") or {}
     leaves = {name: leaf for name, leaf in stored.items() if name in measures}

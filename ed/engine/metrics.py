@@ -85,7 +85,7 @@ class Metrics:
         if not values:
             return
         row = {"step": step, **values}
-        if self.rows[-1:] != [row]:  # equal if the run was killed before it wrote DONE
+        if self.rows[-1:] != [row]:  # already logged if the run was killed before it wrote DONE
             self.rows.append(row)
             self._write(json.dumps(row) + "\n")
         if self.tracker is not None:

@@ -59,7 +59,7 @@ class OptimizerConfig:
         raise NotImplementedError
 
     def _device_options(self, device: torch.device) -> dict:
-        """Returns the learning rate; on CUDA, as a tensor for CUDA graphs, with fused kernels."""
+        """Returns `lr`; on CUDA, as a tensor for CUDA graphs, along with the option `fused`."""
         if device.type != "cuda":
             return {"lr": self.lr}
         return {"lr": torch.tensor(self.lr, device=device), "fused": True}

@@ -19,7 +19,7 @@ from ed.runtime.runs import RunError
 
 MOST_NAMED = 20  # changed files listed in meta.json
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "datasets", "hydra-core", "numpy")
-PACKAGES += ("envpool",)  # its releases generate different games
+PACKAGES += ("envpool",)  # games differ between its releases
 logger = logging.getLogger("ed")
 
 
@@ -29,7 +29,7 @@ def resolved(cfg: DictConfig) -> dict:
 
 
 class RunFolder:
-    """An open run folder. Only rank 0 locks it and `writes` to it."""
+    """An open run folder. Only rank 0 locks it and writes to it."""
 
     def __init__(self, path: Path, cfg: DictConfig, *, writes: bool = True):
         self.path, self.cfg, self.writes = path, cfg, writes
@@ -82,7 +82,7 @@ class RunFolder:
             )
 
     def difference(self, before: dict) -> str | None:
-        """Describes how this run differs from another run's identity, or returns None."""
+        """Describes how this run's identity differs from `before`; None if they are equal."""
         now = runs.identity(resolved(self.cfg))
         return "; ".join(runs.differences(before, now)) or None
 

@@ -19,7 +19,7 @@ SYSTEM |= {"measure_every": int | None, "workers": int | None, "threads": int | 
 SYSTEM |= {"save_seconds": float, "max_minutes": float | None, "keep_checkpoint": bool}
 SYSTEM |= {"activation_checkpointing": bool, "deterministic": bool}
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-# larger values would never finish or would not fit into memory
+# larger values would never finish or not fit in memory
 MOST = {"epochs": 10**6, "warmup_epochs": 10**6, "steps": 10**10, "frames": 10**12}
 MOST |= {"degree": 1000, "resolution": 10**5, "pairs": 10**8, "projections": 10**6}
 MOST |= {"batch_size": 10**8, "width": 10**6, "depth": 10**4, "heads": 10**4, "classes": 10**7}

@@ -108,7 +108,7 @@ class TrainStep:
 
     @torch.no_grad()
     def largest_weight(self) -> dict[str, float]:
-        """Returns the largest absolute weight, which is NaN or inf one step before the loss is."""
+        """Returns the largest absolute weight; it becomes NaN or inf one step before the loss."""
         largest = torch._foreach_norm(list(self.model.parameters()), math.inf)
         return {"largest weight": torch.stack(largest).amax().item()}
 

@@ -1,6 +1,6 @@
 """Reads stored configs safely, because a run folder may come from someone else.
 
-Building an arbitrary `_target_` could run foreign code, so `stored_config` accepts only those in
+Building an arbitrary `_target_` could run untrusted code, so `stored_config` accepts only those in
 configs/. To skip this check, use --trust (scripts) or system.trust=true (train.py). Anything in the
 user's own command is always trusted.
 """
@@ -76,7 +76,7 @@ def targets(config) -> list[str]:
 
 
 def check_targets(cfg: DictConfig, path: Path, *, own: Iterable[str] = ()) -> None:
-    """Raises UntrustedConfig if building `cfg`, stored in `path`, could run foreign code.
+    """Raises UntrustedConfig if building `cfg`, stored in `path`, could run untrusted code.
 
     Args:
         own: additional trusted targets, from the user's command.

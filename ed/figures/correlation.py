@@ -66,7 +66,7 @@ def _panel(axis, table: Table, found: Correlation) -> None:
 
 
 def _statistics(found: Correlation) -> list[str]:
-    """Formats r and its interval over all points, and over fitted networks if some are not."""
+    """Formats r and its interval over all points, and over fitted ones if some are underfitted."""
     lines = [_statistic("r =", found.whole)]
     if found.underfitted.any() and found.fitted.r is not None:
         lines.append(_statistic(f"fitted (n = {found.fitted.points}):", found.fitted))

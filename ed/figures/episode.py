@@ -20,7 +20,7 @@ MOST_FRAMES = 300  # approximate limit for the GIF; longer episodes skip frames
 FRAME_MS = 70  # about 15 frames per second, as in the game
 PAPER, INK, FAINT = (250, 250, 248), (28, 32, 38), (128, 134, 142)
 CELL, FULL, CHOSEN = (233, 235, 236), (31, 94, 148), (214, 118, 30)
-_font = ImageFont.load_default  # takes the size
+_font = ImageFont.load_default  # takes a font size
 
 
 @dataclass

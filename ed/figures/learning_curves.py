@@ -132,7 +132,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and standard error over seeds, (seeds, t) -> (t,); 0 error for one seed."""
+    """Returns the mean and standard error (0 for one seed) over seeds: (seeds, t) -> (t,)."""
     mean = values.mean(0)  # NaN wherever a seed has no value
     if len(values) < 2:
         return mean, np.zeros_like(mean)

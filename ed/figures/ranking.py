@@ -19,7 +19,7 @@ from ed.analysis.stats import Ours, summarise
 from ed.figures.style import BASELINE, FAINT, INK, WIDTH, method_colour, settings
 
 TEST, TRAIN = "eval/acc", "train/acc"
-FALL = 25.0  # a collapse is a fall in accuracy by more than this many points
+FALL = 25.0  # a collapse is a drop in accuracy of more than this many points
 FAR, LEAST = 1.5, 5.0  # axis break: minimum gap relative to the range above it, and in points
 PAPER = {"marker": "D", "markersize": 4.5, "markerfacecolor": "white", "linewidth": 1}
 OURS = {"marker": "o", "markersize": 6, "linewidth": 2}

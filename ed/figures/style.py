@@ -26,7 +26,7 @@ METHODS = {
     "jacobian": "#cc79a7",
     "ed": ED,
 }
-# for anything but methods
+# for series other than methods
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#222222")
 CLASSES = ("#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255")
 CLASSES += ("#aa4499", "#222222")  # Paul Tol's muted colours, for ten outputs

@@ -91,7 +91,7 @@ def local_device(name: str) -> torch.device:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replaces each gradient by its mean over all processes, with one all-reduce per dtype.
+    """Replaces each gradient with its mean over all processes, with one all-reduce per dtype.
 
     A missing gradient (e.g. of a randomly dropped block) counts as 0 if any other process has one,
     so that all processes average the same gradients.

@@ -62,7 +62,7 @@ def _like_formula(text: str) -> bool:
 
 
 def sweep(path: Path) -> None:
-    """Removes temporary files of killed writers. Do not call it while others write to `path`."""
+    """Removes temporary files left by killed writers. Do not call it during writes to `path`."""
     for temporary in path.parent.glob(f"{path.name}.*.tmp"):
         temporary.unlink(missing_ok=True)
 

@@ -93,7 +93,7 @@ def mean(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def anyone(*flags: bool) -> list[bool]:
-    """Returns for each flag whether any process sets it. Does not block the GPU."""
+    """Returns, for each flag, whether any process has set it. Does not block the GPU."""
     if world_size() == 1:
         return list(flags)
     seen = torch.tensor(flags, dtype=torch.uint8)

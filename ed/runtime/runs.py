@@ -54,7 +54,7 @@ class Status(StrEnum):
     RUNNING = "running"  # a process holds the lock
     DONE = "done"
     FAILED = "failed"
-    DIVERGED = "diverged"  # failed with NaN or infinity; training again would fail, too
+    DIVERGED = "diverged"  # failed with NaN or infinity; training again would also fail
     STOPPED = "stopped"  # has a checkpoint or metrics, and no process holds the lock
 
 
@@ -108,7 +108,7 @@ def digest(config: dict) -> str:
 
 
 def _whole(value):
-    """Replaces floats such as 7.0 by integers in a config, as they are the same setting."""
+    """Replaces floats such as 7.0 in a config with integers, as both are the same setting."""
     if isinstance(value, dict):
         return {key: _whole(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -28,7 +28,7 @@ class Task:
     no_parts: str | None = None  # why processes or `accumulate` cannot split a batch
     no_evaluation: str | None = None  # why an untrained model cannot be evaluated
     yields_share = False  # whether `batches` yields only the rows of this process
-    static_shapes = True  # whether all batches have the same shapes, as CUDA graphs need
+    static_shapes = True  # whether all batches have the same shapes, as CUDA graphs require
     loss_dtype = torch.float32  # dtype in which the loss is computed
     penalised = slice(None)  # outputs that penalties apply to; PPO: the action logits
     workers: int | None = None  # number of data-loading processes; None: one per core
@@ -48,7 +48,7 @@ class Task:
         """Raises ValueError if this task cannot train this model."""
 
     def batches(self, model, start: int) -> Generator[Batch]:
-        """Yields reproducible batches from step `start` on."""
+        """Yields reproducible batches, starting at step `start`."""
         raise NotImplementedError
 
     def field(self, model, batch: Batch) -> Field:

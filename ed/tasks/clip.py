@@ -1,7 +1,7 @@
 """Fine-tunes CLIP and evaluates it in and out of distribution.
 
 `ImageNetFineTuning` uses ImageNet and its five shifts. The stand-in needs neither ImageNet nor
-OpenAI's weights: `StandInPretraining` trains a small CLIP on captions of half of CIFAR-10, then
+OpenAI's weights: `StandInPretraining` trains a small CLIP on captions for half of CIFAR-10, then
 `StandIn` fine-tunes it on all of CIFAR-10, with corrupted test images as shifts.
 """
 
@@ -96,7 +96,7 @@ class StandIn(FineTuning):
 
 
 class StandInPretraining(ImageTask):
-    """Trains a small CLIP contrastively on captions of the first `part` of CIFAR-10.
+    """Trains a small CLIP contrastively on captions for the first `part` of CIFAR-10.
 
     With ten classes, captions repeat within a batch, and any caption of a class fits all of its
     images. So the loss compares each distinct caption with each image, with uniform targets over

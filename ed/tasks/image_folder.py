@@ -98,7 +98,7 @@ class ImageFolder(ImageTask):
 
 
 def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns mean and standard deviation per channel of uint8 images, scaled to [0, 1]."""
+    """Returns the mean and standard deviation per channel of uint8 images, scaled to [0, 1]."""
     count = pixels.numel() // pixels.shape[1]
     total = torch.zeros(2, pixels.shape[1], dtype=torch.float64, device=pixels.device)
     for part in pixels.split(256):  # limits the memory for float64 copies

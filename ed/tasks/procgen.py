@@ -188,7 +188,7 @@ class ProcgenPPO(Task):
             yield from minibatches
 
     def _while_testing(self, player: Player, minibatches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yields minibatches while the test environments play; before the last, waits for them."""
+        """Yields minibatches while the test environments play; waits for them before the last."""
         wait = begin(player)
         try:
             yield from islice(minibatches, self.steps_per_rollout - 1)

@@ -33,7 +33,7 @@ class Soup(ImageNetTask):
         training = {"repeat": 1, "epochs": 1, "warmup_epochs": 0, "batch_size": 1, "eval_every": 1}
         settings = {"classes": classes, "image_size": image_size, "space": "input"}
         super().__init__(data, CLIP, validation=validation, **training, **settings)
-        self.chosen_count = count("task.examples", examples, least=2)  # a path needs two
+        self.chosen_count = count("task.examples", examples, least=2)  # a path needs two examples
 
     def check_model(self, model: nn.Module) -> None:
         super().check_model(model)

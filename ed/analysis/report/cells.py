@@ -70,7 +70,7 @@ def _curves(table: Table, rows: Sequence[Row]) -> list[dict]:
 
 
 def thinned(history: Sequence[dict], metric: str) -> list[tuple[int, float]]:
-    """Returns every n-th finite point and the last, about MOST_POINTS at most."""
+    """Returns every n-th finite point and the last, up to about MOST_POINTS."""
     pairs = zip(*series(history, metric), strict=True)
     points = [(step, float(f"{y:.4g}")) for step, y in pairs if math.isfinite(y)]
     kept = points[:: math.ceil(len(points) / MOST_POINTS) or 1]

@@ -1,4 +1,4 @@
-"""Builds the report page, a single HTML file that loads nothing and works offline."""
+"""Builds the report page, a single HTML file that works offline."""
 
 from collections.abc import Sequence
 from pathlib import Path

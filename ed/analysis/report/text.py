@@ -33,7 +33,7 @@ def inline(text: str) -> Markup:
 
 
 def items(notes: Sequence[str]) -> Iterator[str]:
-    """Splits notes between sentences into items of about MOST_WORDS words at most."""
+    """Splits notes between sentences into items of up to about MOST_WORDS words."""
     for note in notes:
         item: list[str] = []
         for sentence in re.split(r"(?<=[.:;]) +(?=[A-Z`(])", " ".join(note.split())):
