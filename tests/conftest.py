@@ -7,11 +7,11 @@ import torch
 # one thread regardless of core count; set OMP_NUM_THREADS to test with more
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 ONEDNN = torch.backends.mkldnn.enabled
-# one minute of tests that covers every package: `make test-smoke`
+# a one-minute subset that covers every package: `make test-smoke`
 SMOKE = ("core", "regularizers", "engine/test_step.py", "analysis/test_spec.py")
 SMOKE += ("runtime/test_runs.py", "package/test_layers.py", "package/test_leaves.py")
 SMOKE += ("package/test_experiment_configs.py", "models/test_vit.py", "datasets/test_crops.py")
-# start the longest tests first, so that no pytest-xdist worker is still busy with one at the end
+# start the longest tests first so that none of them delays the end of a pytest-xdist run
 FIRST = ("runtime/test_distributed.py", "scripts/test_launch.py", "kernels", "faults")
 FIRST += ("package/test_packaging.py", "package/test_integrations.py", "engine/test_resume.py")
 
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config, items):
 def reset_torch_state() -> None:
     """Makes tests independent of their order, which pytest-xdist changes in every run."""
     torch.manual_seed(0)
-    # torch disables oneDNN permanently after a failed bf16 product, as on a CPU without bf16
+    # torch permanently disables oneDNN after a failed bf16 product, e.g. on a CPU without bf16
     torch.backends.mkldnn.enabled = ONEDNN
 
 
@@ -62,7 +62,7 @@ def table(tmp_path):
 
 @pytest.fixture
 def bandit(monkeypatch):
-    """Replaces Procgen's games with a hand-made one, which needs no engine."""
+    """Replaces Procgen's games with a hand-made game that needs no engine."""
     from ed.tasks.procgen import ProcgenPPO
     from tests.helpers.games import Bandit
 

@@ -30,7 +30,7 @@ def test_points_are_nested_and_interpolate_polynomials_exactly():
 
 
 def test_truncation_error_of_kinks_and_smooth_functions():
-    """Degrees N + 1 to K add sum 1/k if |c_k| = k^-2, and almost nothing if |c_k| = 0.3^k."""
+    """If |c_k| = k^-2, degrees N + 1 to K add sum(1/k) to ED; if |c_k| = 0.3^k, almost nothing."""
     k = torch.arange(21, dtype=torch.float64)
     kink = k.clamp_min(1) ** -2
     missing = sum(1 / j for j in range(21, 41))
@@ -49,7 +49,7 @@ def test_truncation_error_of_kinks_and_smooth_functions():
 )  # fmt: skip
 @pytest.mark.parametrize("task", [1, 2, 3])
 def test_polynomial_maps_need_few_points(task, settings):
-    """The maps have degree 5 at most, so both protocols agree up to rounding and damping."""
+    """The maps have degree at most 5, so both protocols agree up to rounding and damping."""
     x = 4 * uniform(200, 3) - 2
     how = {"softmax": False, "pairs": 60, **settings}
     fixed = ed.estimate(polynomial_map(task), x, **how)

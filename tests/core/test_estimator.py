@@ -18,7 +18,7 @@ SETTINGS = {"resolution": 32, "degree": 8, "sampler": ed.ChebyshevNodes()}
 
 
 def polynomial_map(task: int):
-    """Returns a target map of the paper's polynomial-network study."""
+    """Returns a target map from the paper's polynomial-network study."""
 
     def forward(x):
         a, b, c = x.unbind(-1)
@@ -66,7 +66,7 @@ def test_estimate_does_not_depend_on_the_memory_budget():
 
 @pytest.mark.parametrize("size", [10, 100_000], ids=["many paths", "part of a path"])
 def test_no_tensor_is_larger_than_the_memory_budget(size):
-    """The budget limits path points and activations; 200 large inputs exceed it."""
+    """The budget covers path points and activations; 200 large inputs would exceed it."""
     x, budget = torch.randn(8, size), 2**21
     with _LargestOutput() as largest:
         ed.estimate(lambda p: p[:, :3].tanh(), x, pairs=4, memory_gib=budget / 2**30)
@@ -100,7 +100,7 @@ def test_the_seed_selects_the_paths():
 
 
 def test_standard_error_accounts_for_shared_ends():
-    """Equals the explicit sum over pairs of paths, or std / sqrt(paths) without shared ends."""
+    """Compares with a sum over pairs of paths, or with std / sqrt(paths) if no ends are shared."""
     result = ed.estimate(small_network(), torch.randn(20, 6), pairs=60)
     deviations = (result.values - result.values.mean()).tolist()
     ends = [set(pair) for pair in result.ends.T.tolist()]
@@ -118,7 +118,7 @@ def test_standard_error_accounts_for_shared_ends():
 
 
 def test_standard_error_equals_the_spread_over_new_examples():
-    """With many paths between few examples, it predicts how the mean varies with the examples."""
+    """Draws many paths between few examples, so that many paths share an end."""
     x = 4 * torch.rand(40, 16, 3, generator=torch.Generator().manual_seed(0)) - 2
     settings = {"pairs": 100, "resolution": 8, "degree": 4, "softmax": False}
     results = [ed.estimate(lambda v: v.square(), pool, **settings) for pool in x]
@@ -193,11 +193,11 @@ def test_the_module_of_a_field_is_measured_in_eval_mode():
         assert torch.equal(ed.estimate(field, pairs=20).values, expected.values)
     assert all(module.training for module in model.modules())
     hidden = ed.estimate(lambda p: model(p), x, pairs=20)
-    assert hidden.mean > 2 * expected.mean  # so the docstring advises passing `module`
+    assert hidden.mean > 2 * expected.mean  # dropout stays on unless `module` is passed
 
 
 class Bag(nn.Module):
-    """A module with length 0."""
+    """A module whose `len` is 0."""
 
     def __init__(self):
         super().__init__()
@@ -332,7 +332,7 @@ def test_any_callable_can_be_measured():
     assert ed.estimate(out, x, pairs=10, sampler=Fixed(), resolution=50).mean > 0
 
 
-@pytest.mark.parametrize("examples", [6, 30])  # 8 of 15 or 435 possible pairs
+@pytest.mark.parametrize("examples", [6, 30])  # 8 pairs out of 15 or 435
 def test_pairs_are_drawn_on_the_cpu_with_another_default_device(examples):
     torch.manual_seed(0)
     x, out = torch.randn(examples, 6), nn.Linear(6, 3)

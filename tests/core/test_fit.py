@@ -58,7 +58,7 @@ def test_chebyshev_nodes_follow_the_equation():
     expected = [(1 - math.cos((2 * i - 1) * math.pi / (2 * r))) / 2 for i in range(1, r + 1)]
     nodes = ChebyshevNodes()(uniform(7, r))
     torch.testing.assert_close(nodes, torch.tensor(expected, dtype=torch.float64))
-    assert nodes.shape == (r,)  # shared by all paths, which need only one factorisation
+    assert nodes.shape == (r,)  # shared by all paths, so one factorisation suffices
     torch.testing.assert_close(ChebyshevNodes()(uniform(r), anchored=True), nodes)
 
 
@@ -96,7 +96,7 @@ def test_uniform_nodes_are_sorted_and_keep_their_ends():
     assert (anchored[:, 0] == 0).all()
     assert (anchored[:, -1] == 1).all()
     assert torch.equal(free, uniform(100, 8).sort().values)
-    # sorts only the inner draws: after sorting all r, the inner ones would avoid the ends
+    # only the inner draws are sorted; sorting all r would keep the inner nodes away from the ends
     assert torch.equal(anchored[:, 1:-1], uniform(100, 8)[:, 1:-1].sort().values)
     even = UniformNodes(even=True)(uniform(100, 5))
     assert even.tolist() == [0, 0.25, 0.5, 0.75, 1]  # shared by all paths
@@ -128,8 +128,8 @@ def test_each_part_has_one_stratified_node(anchored):
 def test_sensitivity_of_ed_to_one_output(sampler, r, mean, worst):
     """Checks the largest effect of one inner output on ED, relative to Chebyshev nodes.
 
-    Compares the mean and the 99th percentile over paths, with K = r - 1. Even and stratified nodes
-    have small effects at r = 4 but not at 15; independent draws have large effects at both. The
+    Compares the mean and the 99th percentile over paths, with K = r - 1. The effect is small for
+    even and stratified nodes at r = 4 but not at 15, and large for independent draws at both. The
     paper's "uniform" nodes train well at r = 4 and badly at 15, so they may be even or stratified.
     """
     fixed = strongest_answers(anchored_nodes(ChebyshevNodes(), r), r - 1)
@@ -146,8 +146,8 @@ def test_sensitivity_of_ed_to_one_output(sampler, r, mean, worst):
 def test_damping_stabilises_independent_draws_but_biases_lines(r, damping, mean, line):
     """Compares independent draws with Chebyshev nodes of the same r, both damped.
 
-    The paper calls its damping "small". If it is 0.01, its uniform nodes may be independent draws:
-    nearly harmless at r = 4, harmful at 15.
+    The paper calls its damping "small". With a damping of 0.01, independent draws are nearly
+    harmless at r = 4 but harmful at 15, so they may be the paper's uniform nodes.
     """
     fixed, free = (anchored_nodes(sampler, r) for sampler in (ChebyshevNodes(), UniformNodes()))
     multiples = strongest_answers(free, r - 1, damping) / strongest_answers(fixed, r - 1, damping)
@@ -180,7 +180,7 @@ def test_close_float32_nodes_are_fitted_correctly(r, degree, anchored):
     normal = transposed @ design + 1e-6 * np.eye(degree + 1)
     expected = torch.from_numpy(np.linalg.solve(normal, transposed))
     error = (fit_matrix(nodes, degree, damping=1e-6) - expected).abs().amax((1, 2))
-    # relative to the largest entry; float32 rounds at 1e-7
+    # relative to the largest entry; float32 rounding errors are about 1e-7
     assert (error / expected.abs().amax((1, 2))).max() < 3e-7
 
 
@@ -209,7 +209,7 @@ def test_damped_fit_solves_the_damped_normal_equations():
 
 @pytest.mark.parametrize("damping", [0.0, 1e-3])
 def test_gradient_of_ed_equals_the_closed_form(damping):
-    """Checks the paper's proposition on the differentiability of ED, also with damping."""
+    """Checks the paper's proposition on the differentiability of ED, with and without damping."""
     nodes, values = RandomizedCosine()(uniform(6, 7)), normal(6, 7, 1).requires_grad_()
     coefficients = fit(values, nodes, 4, damping=damping)
     (gradient,) = torch.autograd.grad(effective_degree(coefficients).sum(), values)

@@ -1,4 +1,4 @@
-"""Tests of inputs, spaces inside a network, and how contexts are merged along a path."""
+"""Tests of inputs, spaces inside a network, and merged contexts along a path."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_layer_field_equals_the_rest_of_the_network():
     found = ed.estimate(ed.Field.at_layer(model, "1", x), **FEW)
     model.eval()
     features = model[1](model[0](x)).detach()
-    # features are computed in the mode in which the field was created
+    # features are computed in the mode the model was in when the field was created
     train = small_network().double().train()
     features = train[1](train[0](x)).detach()
     expected = ed.estimate(lambda h: model[3](model[2](h)), features, **FEW)

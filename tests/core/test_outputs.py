@@ -1,4 +1,4 @@
-"""Tests of outputs and labels: dense outputs, outputs by key, soft labels, invalid ones."""
+"""Tests of outputs and labels: dense outputs, outputs by key, soft labels, invalid values."""
 
 import threading
 
@@ -30,7 +30,7 @@ class Dense(nn.Module):
 
 
 def slow_reference(outputs, x, ends, *, resolution, degree, **changes):
-    """Returns ED from numpy fits for each path and position; outputs(points) is (n, S, C)."""
+    """Computes ED with a numpy fit for each path and position; `outputs(points)` is (n, S, C)."""
     nodes = ed.ChebyshevNodes()(uniform(resolution))
     values = []
     for first, second in ends.T.tolist():
@@ -108,7 +108,7 @@ def test_a_torchvision_segmentation_network_can_be_measured():
 
 
 def test_a_causal_language_model_can_be_measured():
-    """Its logits are (N, T, V), computed from word embeddings without padding."""
+    """The logits have shape (N, T, V) and come from word embeddings without padding."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=30, n_positions=8)
@@ -152,7 +152,7 @@ def test_outputs_are_selected_by_index_and_key(how):
 
 
 def test_soft_labels_are_anchors():
-    """They are used in the order of Algorithm 1; one-hot labels equal class indices."""
+    """Soft labels are used in the order of Algorithm 1; one-hot labels match class indices."""
     x, hard = uniform(6, 4), torch.arange(6) % 4
     soft = uniform(6, 4, seed=1)
     soft = soft / soft.sum(-1, keepdim=True)
@@ -225,7 +225,7 @@ def test_ed_norm_rejects_components_that_cannot_vary(dtype):
         ed.estimate(model, x, components=6, softmax=False, **how)
     with pytest.raises(ValueError, match="components=3"):
         ed.penalty(lambda x: x[:, :3], x, components=3, weighting="normalised")
-    # constant directions add nothing to raw ED, which is divided by m
+    # constant components add nothing, but raw ED is divided by m
     four, five = (ed.estimate(model, x, components=m, **FEW).mean for m in (4, 5))
     assert five == pytest.approx(four * 4 / 5, rel=1e-4)
 
@@ -254,7 +254,7 @@ def test_threads_that_share_a_model_wait_for_each_other():
             found.append(ed.estimate(field, **FEW).values)
 
     watch = model[1].register_forward_hook(lambda module, *_: modes.add(module.training))
-    # half of the threads measure only a shared submodule
+    # half of the threads pass only a shared submodule as `module`
     threads = [threading.Thread(target=measure, args=(part,)) for part in (model, model[1]) * 2]
     for thread in threads:
         thread.start()
@@ -278,7 +278,7 @@ def test_an_estimate_can_be_printed_with_another_default_device():
     "settings", [{}, {"basis": "legendre"}, {"sampler": ed.RandomizedCosine()}]
 )
 def test_a_path_of_many_classes_is_fitted_in_pieces(settings):
-    """The outputs on one path, for 300 nodes and 1000 classes, exceed the budget."""
+    """The outputs for one path (300 nodes, 1000 classes) exceed the budget."""
     torch.manual_seed(0)
     model, x = nn.Linear(4, 1000).double(), uniform(6, 4)
     how = {"pairs": 3, "resolution": 300, "degree": 4, **settings}
@@ -303,7 +303,7 @@ def test_a_fit_beyond_the_budget_is_rejected_before_the_first_path():
     for how in ({"components": 2, "degree": 4}, {"degree": 199}):
         with pytest.raises(ValueError, match="memory_gib="):
             ed.estimate(model, x, pairs=3, resolution=200, memory_gib=1e-3, **how)
-    assert max(seen) == 2  # only the probe ran
+    assert max(seen) == 2  # only the memory probe ran
 
 
 def test_readings_in_pieces_match_whole_paths():

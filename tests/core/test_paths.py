@@ -24,7 +24,7 @@ from tests.helpers.core import small_network, uniform
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_degree_is_preserved_along_random_paths(dimension, degree, seed):
-    """Lemma (degree preservation): on a path, P almost surely keeps its degree."""
+    """Lemma (degree preservation): along a random path, P almost surely keeps its degree."""
     generator = torch.Generator().manual_seed(seed)
     powers = torch.tensor(
         [p for p in itertools.product(range(degree + 1), repeat=dimension) if sum(p) <= degree]
@@ -40,7 +40,7 @@ def test_degree_is_preserved_along_random_paths(dimension, degree, seed):
     c = ed.fit(along().unflatten(0, (1, 16)), nodes, 8, damping=0.0).abs().flatten()
     scale = c.max()
     assert c[degree + 1 :].max() < 1e-9 * scale  # zero above the degree
-    # the leading coefficient is 2 P_D(v) / 4^D; P_D(v) is zero with probability zero
+    # the leading coefficient is 2 P_D(v) / 4^D, where P_D(v) is almost surely nonzero
     top = powers.sum(-1) == degree
     leading = ((ends[0] - ends[1]) ** powers[top]).prod(-1) @ weights[top]
     expected = abs(leading) * 2 / 4**degree if degree else abs(leading)
@@ -82,7 +82,7 @@ def test_a_context_needs_a_row_for_every_point(rows):
 
 
 def test_additive_masks_are_merged_to_the_union():
-    """-inf hides a token; a token visible at either end is visible inside the path."""
+    """-inf hides a token; a token visible at either end is visible in between."""
     seen = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1]]).bool()
     added = torch.zeros(2, 4).masked_fill(~seen, -torch.inf)
     field = Field(lambda p, c: c["mask"], uniform(2, 4, 8), {"mask": added})
@@ -193,7 +193,7 @@ def test_stratified_pairs_use_every_example_equally_often(size):
             ends = torch.cat([first[start : start + half], second[start : start + half]])
             assert len(set(ends.tolist())) == 2 * half
     some, _ = stratified_pairs(size, 1, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(some, first[:1])  # drawing fewer pairs gives the first ones
+    assert torch.equal(some, first[:1])  # drawing fewer pairs gives a prefix
 
 
 def test_all_stratified_pairs_are_equally_likely():
@@ -217,7 +217,7 @@ def test_distinct_pairs_are_distinct(size, count):
 
 @pytest.mark.parametrize(("size", "count"), [(6, 5), (12, 5)], ids=["many", "few"])
 def test_all_distinct_pairs_are_equally_likely(size, count):
-    """This includes both orders of a pair."""
+    """Both orders of a pair are equally likely."""
     seen, draws = torch.zeros(size, size), 600
     for seed in range(draws):
         first, second = distinct_pairs(size, count, generator=torch.Generator().manual_seed(seed))

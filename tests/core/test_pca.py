@@ -36,7 +36,7 @@ def test_small_components_of_float32_outputs_are_accurate():
 
 
 def test_normalised_degree_of_small_components_does_not_depend_on_the_precision():
-    """ED_norm ignores the size of a component, so it is the first to show rounding error."""
+    """ED_norm ignores the size of a component, so rounding errors in small ones would show."""
     network = nn.Sequential(nn.Linear(50, 256), nn.Tanh(), nn.Linear(256, 1000)).double()
     representation = ed.Representation(200, 40, components=10, weighting="normalised")
     nodes = representation.nodes(20, dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_gradient_equals_autograd_through_the_svd(components, scale):
     values = (scale * normal(8, 4, 10)).requires_grad_()
     weight = normal(8, 4, components, seed=1)
 
-    def objective(scores):  # like ED, does not depend on the arbitrary sign of a column
+    def objective(scores):  # like ED, ignores the arbitrary signs of the columns
         return (weight * scores.square()).sum() + scores.abs().sum()
 
     (ours,) = torch.autograd.grad(objective(principal_scores(values, components)), values)
@@ -110,7 +110,7 @@ def test_full_rank_scores_keep_distances():
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 15, 16])
 def test_jacobi_equals_lapack(size):
-    """The eigensolver for CUDA uses only tensor operations, so a CPU can test it."""
+    """The eigensolver for CUDA uses only tensor operations, so it can be tested on a CPU."""
     values = normal(50, size, 12) * torch.logspace(0, -2, 12, dtype=torch.float64)
     gram = values @ values.mT
     eigenvalues, vectors = jacobi_eigen(gram)
@@ -134,7 +134,7 @@ def test_impossible_numbers_of_components_are_rejected(components):
 
 
 def test_second_derivatives_raise():
-    """They would be wrong, because the backward pass treats eigenvectors as constants."""
+    """Second derivatives would be wrong: the backward pass treats eigenvectors as constants."""
     values = normal(3, 4, 10).requires_grad_()
     scores = principal_scores(values.square(), 2)
     (gradient,) = torch.autograd.grad(scores.abs().sum(), values, create_graph=True)

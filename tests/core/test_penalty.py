@@ -49,7 +49,7 @@ def test_penalty_gradient_equals_finite_differences():
     ids=str,
 )  # fmt: skip
 def test_autocast_does_not_affect_the_penalty(settings, dtype, device):
-    """Value and gradient are the same, even for probabilities as small as 1e-45."""
+    """Value and gradient do not change, even for probabilities as small as 1e-45."""
     x = (40 * torch.randn(32, 5, generator=torch.Generator().manual_seed(0))).to(device)
     labels = torch.arange(32, device=device) % 5
 
@@ -86,7 +86,7 @@ def test_outputs_at_other_points_are_rejected():
 
 
 def test_penalty_compiles_without_a_graph_break():
-    """Random numbers come from torch.rand, which torch.compile can trace, unlike generators."""
+    """Random numbers come from torch.rand, because torch.compile cannot trace generators."""
     nodes = ed.RandomizedCosine()(torch.rand(8, 4), anchored=True)
     values = torch.randn(8, 4, 10, requires_grad=True)
 

@@ -39,7 +39,7 @@ def test_an_estimate_plots_its_paths_fits_and_spectrum(how, tmp_path):
 
 
 def test_two_models_are_compared_on_the_same_paths():
-    """Doubling the outputs adds exactly the ED of the original model on every path."""
+    """Doubling the outputs doubles ED, so the difference on each path is the original ED."""
     x = uniform(40, 6)
 
     def model(x):

@@ -1,4 +1,4 @@
-"""Tests of the checks of settings: valid values are returned, others raise with the key."""
+"""Tests of settings validation: valid values are returned; errors for others name the key."""
 
 import math
 

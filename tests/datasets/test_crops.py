@@ -96,7 +96,7 @@ def test_shifted_crops_are_windows_of_the_padded_image(crop):
     }
     seen = {crop.contiguous().numpy().tobytes() for crop in crops}
     assert seen <= windows
-    assert len(seen) > 100  # 400 draws reach most of the 162 windows
+    assert len(seen) > 100  # 400 draws cover most of the 162 windows
 
 
 @pytest.mark.parametrize("crop", ["resized", "reflect", "pad"])
@@ -111,7 +111,7 @@ def test_crops_depend_only_on_the_seed(crop):
 
 
 def test_zero_padding_draws_the_crops_of_the_committed_runs():
-    """Committed results depend on the random numbers of `pad`, which must never change."""
+    """Committed results depend on the random numbers drawn for `pad`, which must never change."""
     images = torch.arange(3 * 8 * 8).view(1, 3, 8, 8)
     crops = crop_and_flip(croppable(images, "pad"), torch.zeros(4, dtype=torch.long), 4, seeded(5))
     draws = seeded(5)
@@ -141,7 +141,7 @@ def test_invalid_crops_are_rejected(settings, key):
 
 
 def test_a_table_ignores_runs_with_another_crop(tmp_path, capsys):
-    """This includes runs that were made before the setting existed."""
+    """Runs made before the setting existed are ignored, too."""
     found = read_curves(ROOT / "experiments" / "results" / "crop_300" / "curves.parquet")
     for seed in (1, 2):
         record, folder = found["pad_baseline", seed], tmp_path / f"table1/baseline/seed{seed}"

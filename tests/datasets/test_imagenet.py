@@ -54,7 +54,7 @@ def test_restriction_keeps_the_largest_logit_of_each_group():
 
 @pytest.mark.parametrize("name", ["r", "a", "objectnet"])
 def test_logits_of_other_classes_never_win(name):
-    """Even infinite logits of unmapped classes change nothing."""
+    """Even infinite logits of unmapped classes do not change the result."""
     groups = shifts()[name].groups
     mapped = torch.tensor([index for group in groups for index in group])
     logits = torch.randn(50, 1000, generator=generator(0, "logits"))
@@ -69,7 +69,7 @@ def test_logits_of_other_classes_never_win(name):
 
 @pytest.mark.parametrize("name", ["r", "a", "objectnet"])
 def test_a_perfect_model_scores_100_percent(name):
-    """Every index mapped to the label is correct, even if a class outside has a larger logit."""
+    """Any index mapped to the label is correct, even if an unmapped class has a larger logit."""
     groups = shifts()[name].groups
     mapped = {index for group in groups for index in group}
     wrong = max(set(range(1000)) - mapped)  # a class outside the set
@@ -113,7 +113,7 @@ def test_two_processes_get_the_same_score_as_one(monkeypatch):
 
 
 def test_official_layouts_are_found_and_labelled(tmp_path):
-    """One folder contains all sets, each laid out as its authors distribute it."""
+    """One folder contains all sets, each in the layout published by its authors."""
     sets = shifts()
     assert sets.pop("sketch").labels == {name: i for i, name in enumerate(classes.synsets())}
     for name, shift in sets.items():
@@ -253,7 +253,7 @@ def test_tables_with_other_classes_are_rejected(tmp_path):
 
 
 def test_the_imagenet_sample_is_read(full_data):
-    """It has one image per class, in the order of the classes and at full size."""
+    """The sample has one full-size image per class, in class order."""
     source = open_split(str(full_data / "imagenet_sample"), "train")
     assert source.labels.tolist() == list(range(1000))
     batches = list(

@@ -111,7 +111,7 @@ def test_randaugment_operations_equal_their_closed_forms():
 
 
 def test_colour_operations_of_randaugment():
-    """Each scales the difference from the grey, mean, black or smoothed image by 1.9."""
+    """Each operation scales the difference from a grey, mean, black or smoothed image by 1.9."""
     image = make_image(size=(56, 56))
     pixels, grey = np.array(image) / 1.0, np.array(image.convert("L"))[..., None] / 1.0
     mean = np.round(grey.mean())

@@ -174,11 +174,11 @@ def test_images_are_standardised_by_channel_and_epochs_have_only_full_batches(ta
     assert 0 <= pixels.min() < 0.01
     assert 0.99 < pixels.max() <= 1
     inner = instantiate(compose_config(["task=cifar10", "task.space=block1"]).task)
-    assert (task.has_noise, inner.has_noise) == (True, False)  # no noise in an inner space
+    assert (task.has_noise, inner.has_noise) == (True, False)  # feature spaces have no noise
 
 
 def test_training_images_are_crops_of_images_with_a_black_border_of_four(task):
-    """Crops and flips, found by comparison with all possible ones, differ between epochs."""
+    """Finds each crop and flip by trying all of them; they must differ between epochs."""
     padded = torch.nn.functional.pad(task.train.pixels, [4] * 4)
     orders, places = [], []
     for start in (0, task.steps_per_epoch):  # the first batches of two epochs

@@ -60,7 +60,7 @@ def test_split_model_supports_recomputation():
 
 
 class PathsWithoutDropout(Toy):
-    """A task whose paths run in eval mode, although backward runs in training mode."""
+    """A task whose paths run in eval mode, although the backward pass runs in training mode."""
 
     def field(self, model, batch):
         return Field.of(model, batch["x"], aside=partial(evaluating, model))

@@ -199,7 +199,7 @@ def test_missing_and_oversized_images_are_reported(tmp_path, monkeypatch):
     folder = write_images(tmp_path / "null", [png(), None], [0, 1])
     with pytest.raises(ValueError, match=r"task\.data=.*image 1"):
         load_images(folder, "train", classes=2, size=(2, 2))
-    # Pillow rejects images of more than twice this size
+    # Pillow rejects images with more than twice this many pixels
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)
     folder = write_images(tmp_path / "bomb", [png(2), png(8)], [0, 1])
     with pytest.raises(ValueError, match=r"task\.data=.*image 1 .*bomb"):
@@ -246,7 +246,7 @@ def test_damaged_run_does_not_affect_other_runs(name, content, tmp_path, capsys)
     printed, error = capsys.readouterr()
     assert not error
     harmless = {"meta.json": "empty", "metrics.jsonl": "deep"}
-    if harmless.get(name) != content:  # neither affects the run's status
+    if harmless.get(name) != content:  # harmless damage keeps the status
         assert f"{len(runs)} runs: 1 damaged, {len(runs) - 1} done" in printed
         assert str(damaged) in printed
     assert table.main([str(own.path), "--runs", str(tmp_path / "runs")]) == 0

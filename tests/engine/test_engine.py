@@ -151,7 +151,7 @@ def test_split_vit_equals_the_full_model(space, pool):
 
 
 def test_field_of_a_feature_space_has_a_module():
-    """Measures need the module to switch dropout off."""
+    """Measures need the module to turn off dropout."""
     cfg = compose_config(["task.space=block1", "model.dropout=0.5"])
     task, model = instantiate(cfg.task), instantiate(cfg.model)
     field = task.field(model, {"x": torch.randn(2, 3, 32, 32)})
@@ -180,7 +180,7 @@ def test_models_without_feature_spaces_cannot_be_split():
     ],
 )
 def test_model_shapes_must_match_the_task(overrides, named):
-    """Otherwise a loss might silently broadcast or ignore outputs."""
+    """With mismatched shapes, a loss might silently broadcast or ignore outputs."""
     cfg = compose_config(overrides)
     with pytest.raises(ValueError, match=named):
         instantiate(cfg.task).check_model(instantiate(cfg.model))
@@ -274,7 +274,7 @@ def test_path_points_do_not_affect_batch_norm_statistics():
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_step_gives_the_same_losses(backend, monkeypatch):
-    """Inductor takes half a minute and needs a C++ compiler, so its case is slow."""
+    """Inductor takes half a minute and needs a C++ compiler, so it is marked as slow."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     eager, compiled = (make_step("model.depth=1", compile_model=c) for c in (False, True))
     for number, batch in zip(range(2), eager.task.batches(eager.model, 0), strict=False):
@@ -337,7 +337,7 @@ def test_pairs_are_divided_among_parts_of_a_batch():
 
 
 def test_config_has_few_keys():
-    """Newcomers can still read about seventy keys; think twice before adding one."""
+    """Newcomers can still read through about seventy keys; think twice before adding one."""
     keys = [k for k in flat_keys(compose_config(["regularizer=ed"])) if "_target_" not in k]
     assert len(keys) <= 77, keys
 

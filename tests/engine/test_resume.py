@@ -126,7 +126,7 @@ def test_run_killed_before_done_does_not_log_its_measures_twice(tmp_path):
 
 
 def test_finished_run_may_delete_its_checkpoint(tmp_path):
-    """The run counts as finished and is not trained again."""
+    """Even without a checkpoint, the run counts as finished and is not trained again."""
     often = "system.save_seconds=0"  # also creates previous.pt
     summary = small_run(tmp_path / "run", "system.keep_checkpoint=false", often)
     assert not [*(tmp_path / "run").glob("*.pt"), *(tmp_path / "run").glob("*.safetensors")]
@@ -168,7 +168,7 @@ def test_sigterm_saves_and_exits_with_75(tmp_path):
 
 
 def test_signal_stops_the_run_after_the_current_step(tmp_path, monkeypatch):
-    """The exception stores the signal because SIGUSR2 requeues the run."""
+    """The exception stores the signal, because SIGUSR2 means that the run should be requeued."""
     monkeypatch.setattr(Metrics, "advance", lambda *_: signal.raise_signal(signal.SIGUSR2))
     with pytest.raises(Interrupted, match="step 1 of 10") as stopped:
         small_run(tmp_path)
@@ -208,7 +208,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, damage):
 
 
 def test_kill_during_save_after_a_damaged_checkpoint_loses_nothing(tmp_path, monkeypatch):
-    """Saving renames the damaged last.pt over the intact previous.pt first."""
+    """Saving first replaces the intact previous.pt with the damaged last.pt."""
     for step in (1, 2):
         save_checkpoint(tmp_path, {"step": step})
     (tmp_path / "last.pt").write_bytes(b"damaged")
@@ -226,7 +226,7 @@ def test_kill_during_save_after_a_damaged_checkpoint_loses_nothing(tmp_path, mon
 
 
 def test_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatch):
-    """Otherwise the run would fall back to an older checkpoint and overwrite it."""
+    """The run would otherwise resume from an older checkpoint and overwrite the newer one."""
     save_checkpoint(tmp_path, {"step": 1})
 
     def refuse(path):
@@ -280,7 +280,7 @@ def test_loading_checkpoints_executes_no_code(tmp_path):
 
 
 def test_state_that_cannot_be_loaded_is_not_saved(tmp_path):
-    """Otherwise it would be treated as damaged, and the run would start over."""
+    """Such a checkpoint would be treated as damaged, and the run would start over."""
     save_checkpoint(tmp_path, {"step": 1})
     with pytest.raises(SaveError, match=r"numpy.*scalar"):
         save_checkpoint(tmp_path, {"step": 2, "task": {"mean": np.float64(0.5)}})

@@ -29,7 +29,7 @@ DAMAGED_ROWS = {
 
 @pytest.mark.parametrize("damage", DAMAGED_ROWS)
 def test_damaged_rows_are_restored_from_the_checkpoint(damage, tmp_path):
-    """Otherwise the best value could come from a damaged row."""
+    """The best value must not come from a damaged row."""
     settings = {"base": [*SMALL_GROKKING, "measures=norm", "task.eval_every=2"]}
     whole = small_run(tmp_path / "whole", **settings)
     with pytest.raises(Interrupted):

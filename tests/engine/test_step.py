@@ -39,7 +39,7 @@ from tests.helpers.toy import (
     ("name", "compiled"), [("ed", False), ("jacobian", False), ("jacobian", True)]
 )
 def test_penalties_see_only_penalised_outputs(name, compiled, monkeypatch):
-    """The last output, like PPO's value, is not a logit; scaling it changes nothing."""
+    """The last output, like PPO's value, is not a logit; scaling it must not change the penalty."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
 
     class Named(Toy):
@@ -79,7 +79,7 @@ def test_each_process_draws_its_own_random_numbers(monkeypatch):
     spies = {None: Spy(), 0: Spy(), 1: Spy()}
     run(training(spies[None], vit()), 0, 1)
     monkeypatch.setattr(processes, "world_size", lambda: 2)
-    monkeypatch.setattr(processes, "mean", list)  # no second process exists
+    monkeypatch.setattr(processes, "mean", list)  # there is no second process
     monkeypatch.setattr(processes, "anyone", lambda *flags: list(flags))
     for rank in (0, 1):
         monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
@@ -202,7 +202,7 @@ def test_resumed_training_is_bitwise_identical(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_batch_norm_sees_each_example_once(name):
-    """Extra forward passes (paths, projections, perturbed weights) do not count."""
+    """Extra forward passes (paths, projections, perturbed weights) do not update the statistics."""
     model = convolution()
     run(training(instantiate(config(name)), model), 0, 1)
     assert int(model[1].num_batches_tracked) == 1
@@ -249,7 +249,7 @@ def test_largest_weight_is_not_finite_if_any_weight_is_not():
 
 
 def test_dropout_can_be_disabled_on_paths():
-    """Paths then run in a separate pass in eval mode; the batch still uses dropout."""
+    """Paths run in a separate pass in eval mode, while the batch still uses dropout."""
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES)).double()
     overrides = {"ramp": 0.0, "weight": 1.0, "anchored": False}
     penalties = {}

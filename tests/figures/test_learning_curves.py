@@ -46,7 +46,7 @@ def short_runs(final, seeds=(0, 1, 2)) -> list[Run]:
 
 
 def curves(axis, look=SEED) -> list[np.ndarray]:
-    """Returns the values of each line with the width of `look`; SEED lines are not smoothed."""
+    """Returns the y values of the lines with the width of `look`; SEED lines are not smoothed."""
     return [line.get_ydata() for line in axis.lines if line.get_linewidth() == look["linewidth"]]
 
 
@@ -56,7 +56,7 @@ def test_normalised_return_is_linear_between_the_published_bounds():
         found = normalised_return(np.array([low, (low + high) / 2, high]), game)
         np.testing.assert_allclose(found, [0, 0.5, 1], atol=1e-15)
     middles = {"dodgeball": (1.5 + 19) / 2, "fruitbot": (-0.5 + 27.2) / 2, "jumper": (1 + 10) / 2}
-    for game, middle in (middles | {"starpilot": (1.5 + 35) / 2}).items():  # the games of the paper
+    for game, middle in (middles | {"starpilot": (1.5 + 35) / 2}).items():  # the paper's games
         assert normalised_return(middle, game) == pytest.approx(0.5), game
 
 

@@ -17,7 +17,7 @@ FINALS = {"baseline": 84.0, "mixup": 85.0, "jacobian": 80.0, "ed": 86.0, "ed_wit
 
 
 class Run(Row):
-    """A run whose accuracy increases, except that seed 1 of the Jacobian drops to 10 % midway."""
+    """A run whose accuracy increases, except that Jacobian seed 1 drops to 10 % midway."""
 
     def history(self):
         falls = self.cell == "jacobian" and self.seed == 1
@@ -34,7 +34,7 @@ def runs(*cells: tuple[str, str], seeds=(0, 1), finals=FINALS) -> list[Run]:
 
 
 def marks(axis, look: dict) -> list[tuple[str, float]]:
-    """Returns the colour and x position of each marker with this look."""
+    """Returns the colour and x position of each marker in the style `look`."""
     keys = ("marker", "markersize")
     return [
         (line.get_color(), line.get_xdata()[0])
@@ -100,7 +100,7 @@ def test_a_collapsed_seed_is_a_cross_and_its_curves_are_shown():
 def test_the_axis_is_cut_above_cells_far_below_the_others():
     assert break_below([87, 86, 85.5, 84, 83, 21, 39]) == 83
     assert break_below([50, 49, 45, 42, 38, 33, 28, 21]) is None  # no gap
-    assert break_below([99, 98, 50, 50]) is None  # half of the cells are not outliers
+    assert break_below([99, 98, 50, 50]) is None  # half of the cells cannot be outliers
     assert break_below([86, 85, 84, 80]) is None  # the gap is small
     assert break_below([90.0]) is None
     finals = FINALS | {"ed_without_anchors": 20.0}

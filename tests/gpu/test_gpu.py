@@ -126,7 +126,7 @@ def test_compiled_jacobian_equals_eager(space):
 @pytest.mark.parametrize("saved_on", ["cuda", "cpu"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_captured_run_resumes_with_its_learning_rate(optimizer, saved_on):
-    """The rate changes after resuming, so a rate fixed in the graph would be noticed."""
+    """The rate changes after resuming, which would reveal a rate baked into the graph."""
     overrides = ["regularizer=ed", f"optimizer={optimizer}", "optimizer.lr=0.01"]
     overrides += ["task.warmup_epochs=8", "optimizer.schedule=cosine"]
     whole = make_step(overrides, capture=True)
@@ -350,7 +350,7 @@ def test_clip_on_the_cpu_does_not_use_the_gpu(tmp_path):
 
 
 def test_loaded_batches_are_correct_while_the_device_is_busy():
-    """With slow work on the device, a late or overwritten copy would be noticed."""
+    """Slow work on the device would reveal a late or overwritten copy."""
     task = instantiate(compose_config([*IMAGENET, "task.epochs=1", "task.warmup_epochs=0"]).task)
     task.prepare(torch.device("cpu"), seed=0)
     expected = [batch["x"].double().mean((1, 2, 3)) for batch in task.batches(None, 0)]
@@ -366,7 +366,7 @@ def test_loaded_batches_are_correct_while_the_device_is_busy():
 
 
 def test_the_host_does_not_run_far_ahead_of_the_device():
-    """Otherwise, queued batches would fill the memory of a slow device."""
+    """Too many queued batches would fill the memory of a slow device."""
     task = instantiate(compose_config([*IMAGENET, "task.epochs=10"]).task)
     task.prepare(torch.device("cuda"), seed=0)
     batches = task.batches(None, 0)
@@ -382,7 +382,7 @@ def test_the_host_does_not_run_far_ahead_of_the_device():
 
 @pytest.fixture
 def alone_in_a_group(monkeypatch):
-    """Creates a group of one process with the backends that several GPUs use."""
+    """Creates a process group of size one with the backends used for several GPUs."""
     processes.join(
         torch.distributed.HashStore(), rank=0, world_size=1, backend="cpu:gloo,cuda:nccl"
     )
@@ -464,7 +464,7 @@ def test_estimate_rejects_float_contexts_on_the_gpu():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("method", ["none", "sam", "ed"])
 def test_two_gpus_train_like_one(method, tmp_path):
-    """Without a regularizer, losses agree up to rounding; otherwise, random numbers differ."""
+    """Without a regularizer, losses agree up to rounding; with one, random numbers differ."""
     root = Path(__file__).parents[2]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     overrides = ["task.epochs=2", "task.warmup_epochs=0", "optimizer=sgd", "precision=float32"]

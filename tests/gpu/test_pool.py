@@ -46,7 +46,7 @@ def test_number_of_device_syncs_in_a_measure_does_not_grow_with_batches(name):
 
 
 def test_paper_protocol_stays_within_its_memory_budget_on_a_thousand_classes():
-    """All 80,000 images (400 paths of 200 nodes) would need 45 GiB, without activations."""
+    """All 80,000 images (400 paths of 200 nodes) would need 45 GiB, not counting activations."""
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224").cuda()

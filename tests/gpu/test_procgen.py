@@ -125,7 +125,7 @@ def test_advantages_and_minibatches_never_wait_for_the_device(bandit):
 
 @pytest.mark.parametrize("extra", [[], ED], ids=["none", "ed"])
 def test_interrupted_run_resumes(extra, bandit, tmp_path):
-    """Two compiled and captured sessions together log every step once."""
+    """Together, two compiled and captured sessions log every step exactly once."""
     overrides = [o for o in SMALL if not o.startswith("system.device")]
     overrides += [*extra, "task.frames=320", f"system.run_dir={tmp_path}"]
     with pytest.raises(Interrupted):

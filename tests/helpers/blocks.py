@@ -42,7 +42,7 @@ def commands_of(path: Path) -> Iterator[str]:
 
 
 def check_command(command: str, folder: Path) -> None:
-    """Runs a command at small sizes; only checks the targets of make and the extras of pip."""
+    """Runs a command at small sizes; for make and pip, only checks targets and extras."""
     first, *words = shlex.split(command)
     if first == "make":
         how = {"cwd": ROOT, "capture_output": True, "text": True}
@@ -61,8 +61,8 @@ def check_command(command: str, folder: Path) -> None:
 def run_small(
     command: str, folder: Path, *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """Runs a command as printed except for sizes, so unknown keys and choices fail."""
-    _, venv, rest = command.partition(".venv/bin/")  # runs the command after srun directly
+    """Runs a command as printed, except for sizes, so unknown keys and choices fail."""
+    _, venv, rest = command.partition(".venv/bin/")  # removes a leading srun
     assert venv, f"no test runs this command: {command}"
     program, *words = shlex.split(rest)
     words = smaller(words, folder)
@@ -79,7 +79,7 @@ def run_small(
 
 
 def smaller(words: list[str], folder: Path) -> list[str]:
-    """Returns the words of a command with small sizes and with `folder` as output folder."""
+    """Returns the words of a command with small sizes and `folder` as the output folder."""
     script = next(word for word in words if word.endswith(".py")).removeprefix("scripts/")
     if script == "train.py":
         if "--cfg" in words:

@@ -68,7 +68,7 @@ class Browser:
         self.call("POST", f"{self.find(selector)}/value", {"text": text})
 
     def resize(self, width: int, height: int) -> None:
-        """Resizes the page rather than the window, which cannot be as narrow as a phone."""
+        """Resizes the page, because the window cannot be as narrow as a phone."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.devtools("Emulation.setDeviceMetricsOverride", metrics)
 

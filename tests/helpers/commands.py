@@ -83,7 +83,7 @@ def start_command(
 
 
 def die_at_row(count: int) -> Callable[[], None]:
-    """Returns a `prepare` that kills the process once it has logged `count` rows.
+    """Returns a `prepare` function that kills the process once it has logged `count` rows.
 
     The process kills itself, because a signal from outside might arrive too late.
     """

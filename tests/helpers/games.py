@@ -1,4 +1,4 @@
-"""For tests of Procgen: a hand-made game, a fake of the original engine, small settings."""
+"""Helpers for Procgen tests: a hand-made game, a fake of the original engine, small settings."""
 
 import sys
 import types

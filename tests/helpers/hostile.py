@@ -1,4 +1,4 @@
-"""Files that try to run code; each would create a given folder, which tests check for."""
+"""Files that try to run code; the code would create a folder that tests look for."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""For tests of the launcher: a table of six small runs, fake programs, and checks of results."""
+"""Helpers for launcher tests: a table of six small runs, fake programs, and result checks."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Small runs for tests: a few steps, by default of a tiny ViT on the embedded images."""
+"""Small runs for tests: by default, a few steps of a tiny ViT on the embedded images."""
 
 import functools
 from pathlib import Path

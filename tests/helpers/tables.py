@@ -1,4 +1,4 @@
-"""A small table, and run folders like the engine's, made without training or torch."""
+"""A small table and run folders like the engine's, created without training or torch."""
 
 import json
 from pathlib import Path

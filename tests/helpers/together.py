@@ -24,7 +24,7 @@ from tests.helpers.toy import run as train
 METHODS = ("none", "mixup", "sam", "asam", "jacobian", "ed", "ed_fast")
 PLAIN = ["optimizer=sgd", "task.augment=true"]  # AdamW would amplify rounding errors
 LONG = ["regularizer=ed", "model.dropout=0.1", "task.epochs=2"]
-UNEVEN = 499  # number of images; odd, so that two processes cannot share them evenly
+UNEVEN = 499  # number of images; odd, so that two processes cannot split them evenly
 
 
 def fingerprint(step) -> str:
@@ -44,7 +44,7 @@ def failure(folder: Path, *overrides: str) -> str:
 
 
 def stopped_by_one(folder: Path) -> str:
-    """Returns how the long run ends if only one process gets a signal, in step 16."""
+    """Returns how the long run ends if only one process gets a signal (in step 16)."""
     original = TrainStep.__call__
 
     def call(step, batch, number):
@@ -60,7 +60,7 @@ def stopped_by_one(folder: Path) -> str:
 
 
 def watch_writes(folder: Path) -> list[str]:
-    """Returns a list that collects all later writes of this process below `folder`."""
+    """Returns a list that collects all later writes by this process in `folder`."""
     written: list[str] = []
 
     def hook(event: str, arguments: tuple) -> None:
@@ -76,7 +76,7 @@ def watch_writes(folder: Path) -> list[str]:
 
 
 def trained_fingerprints(folder: Path) -> dict[str, str]:
-    """Returns fingerprints of each method: a full run, and a few steps with batch norm."""
+    """Returns each method's fingerprints after a full run and after a few steps with batch norm."""
     original, seen = main.train_in, {}
 
     def remember(run_folder, task, model, step, measures):
@@ -96,7 +96,7 @@ def trained_fingerprints(folder: Path) -> dict[str, str]:
 
 
 def scores(folder: Path) -> dict[str, float]:
-    """Returns scores on a number of images that the processes cannot share evenly."""
+    """Returns scores on a number of images that the processes cannot split evenly."""
     trained = main.load_run(folder, "cpu")
     task, model = trained.task, trained.model
     images = Images(task.test.pixels[:UNEVEN], task.test.labels[:UNEVEN])

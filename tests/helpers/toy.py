@@ -1,4 +1,4 @@
-"""A task of random images, small networks, and training steps with them."""
+"""A task with random images, small networks, and training steps that use them."""
 
 import functools
 
@@ -29,7 +29,7 @@ METHODS = {  # config leaf: overrides that make it small
 
 
 class Toy(Task):
-    """A task of random images with random labels."""
+    """A task with random images and random labels."""
 
     batch_size, total_steps = BATCH, 10
     has_labels = has_noise = True

@@ -31,7 +31,7 @@ CLOSE = {"rtol": 2e-2, "atol": 2e-2} if CUDA else {"rtol": 1e-4, "atol": 1e-4}  
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
 def test_interpreted():
-    """Runs this file with Triton's interpreter, which must be enabled before the import."""
+    """Runs this file with Triton's interpreter, which must be enabled before importing kernels."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -62,7 +62,7 @@ def errors(found: list, exact: list) -> torch.Tensor:
 
 
 def assert_no_worse(ours, theirs, inputs: list[torch.Tensor], upstreams: list[torch.Tensor]):
-    """Checks that errors of values and gradients are not much larger than torch's.
+    """Checks that errors in values and gradients are not much larger than torch's.
 
     `inputs` are tensors in half precision or float32; both functions return lists of tensors.
     """
@@ -84,13 +84,13 @@ def half(*shape: int) -> torch.Tensor:
 
 
 def plain_attention(qkv, bias, heads):
-    """Attention by torch; the bias is passed only so that it receives a gradient."""
+    """Attention in plain torch; the bias has no effect and only receives a gradient."""
     qkv = qkv + bias.to(qkv.dtype) - bias.detach().to(qkv.dtype)
     q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-# in tiles of 64 tokens: one partial, one full, one full and one partial, several
+# tiles of 64 tokens: one partial; one full; one full and one partial; several
 SHAPES = [(17, 32), (64, 32), (65, 64), *([(197, 32), (257, 64)] if CUDA else [(133, 32)])]
 
 
@@ -200,7 +200,7 @@ def test_inner_spaces_give_the_outputs_of_the_network(runs, monkeypatch):
 
 
 def test_a_compiled_network_equals_the_eager_one(runs, monkeypatch):
-    """It runs under autocast and compiles to one graph without breaks."""
+    """The network runs under autocast and compiles to one graph without breaks."""
     model, x = vit(), torch.randn(1, 3, 16, 16, device=DEVICE)
     monkeypatch.setattr(fused, "applies", lambda *_: True)
     model.kernels = True

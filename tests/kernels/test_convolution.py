@@ -22,7 +22,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
 def test_interpreted():
-    """Runs this file with Triton's interpreter, which must be enabled before the import."""
+    """Runs this file with Triton's interpreter, which must be enabled before importing kernels."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -108,7 +108,7 @@ def test_pooling_and_its_gradient_equal_torch(everywhere, channels, height, widt
     torch.manual_seed(0)
     x = torch.randn(3, channels, height, width, device=DEVICE).round(decimals=1).requires_grad_()
     upstream = torch.randn_like(plain_pool(x))
-    assert len(x.unique()) < x.numel() / 3  # ensures that windows contain ties
+    assert len(x.unique()) < x.numel() / 3  # so some windows contain ties
     ours, theirs = convolution.pool(x), plain_pool(x)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     gradients = [torch.autograd.grad(y, x, upstream)[0] for y in (ours, theirs)]

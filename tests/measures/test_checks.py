@@ -1,4 +1,4 @@
-"""Tests that measures that are meaningless on a task are rejected before training."""
+"""Tests that measures are rejected before training if they are meaningless for the task."""
 
 import pytest
 from hydra.utils import instantiate
@@ -28,7 +28,7 @@ def task_of(*overrides: str):
     ids=["procgen", "clip"],
 )
 def test_sharpness_of_a_loss_over_whole_batches_needs_groups_that_fit_a_batch(task, name):
-    """Otherwise `batch_size`, which only limits memory, would change the result."""
+    """With larger groups, `batch_size`, which should only limit memory, would change the result."""
     coupled, free = task_of(*task), task_of()
     for settings in ({}, {"group": 501}, {"examples": 501}, {"examples": 600, "group": 550}):
         with pytest.raises(ValueError, match=rf"batch_size=500: {name}.*group=500"):
@@ -89,7 +89,7 @@ def test_more_paths_than_pairs_are_rejected_before_training():
 
 
 def test_regression_rejects_softmax():
-    """Both the measure and the penalty reject it."""
+    """Both the measure and the penalty reject softmax outputs."""
     cfg = compose_config(["task=pnn", "regularizer=ed", "regularizer.anchored=false"])
     task = instantiate(cfg.task)
     EffectiveDegree(outputs="raw").check(task)

@@ -1,4 +1,4 @@
-"""Tests of measures: closed forms, invariances, and that they do not change the model."""
+"""Tests of measures: closed forms, invariances, unchanged models."""
 
 import inspect
 import json
@@ -170,7 +170,7 @@ class Waves:
 
 
 def auto_pgd(surface: Waves, rho: float, steps: int, checkpoints: list[int]) -> list[int]:
-    """Runs Algorithm 1 of Croce & Hein; returns the checkpoints that halved the step."""
+    """Runs Algorithm 1 of Croce & Hein; returns the checkpoints at which the step was halved."""
 
     def inside(u):
         return u * min(1.0, rho / (u.norm().item() + TINY))
@@ -194,13 +194,13 @@ def auto_pgd(surface: Waves, rho: float, steps: int, checkpoints: list[int]) -> 
     return halvings
 
 
-# at rho = 4, the step is also halved if no better point was found; at rho = 2.8, not twice in a row
+# covers halving if no better point is found (rho = 4), except right after a halving (rho = 2.8)
 @pytest.mark.parametrize("rho", [0.2, 2.0, 2.8, 4.0])
 def test_worst_case_search_equals_auto_pgd(rho):
     found, expected = Waves(), Waves()
     rise = worst_case(found, rho, 20)
     halvings = auto_pgd(expected, rho, 20, [5, 9, 12, 14, 16, 18, 19, 20])
-    # large steps between maxima amplify rounding errors, to 1e-9 at rho = 4
+    # large steps between maxima amplify rounding errors (to 1e-9 at rho = 4)
     torch.testing.assert_close(found.seen, expected.seen, rtol=0, atol=1e-6)
     assert 0 < len(halvings) < 8
     assert rise == max(found.gradient([u])[0] for u in found.seen[:21]) - found.loss
@@ -334,7 +334,7 @@ def test_variants_share_their_forward_passes():
 
 @pytest.mark.parametrize("name", ["ed", "ed_norm", "ed_pca", "ed_noise"])
 def test_effective_degree_uses_the_penalised_outputs(name):
-    """Each path has two examples or noise inputs of its own, chosen by the seed."""
+    """Each path joins two examples or noise inputs of its own, chosen by the seed."""
 
     class Named(Toy):
         penalised = slice(0, 2)
@@ -443,7 +443,7 @@ MEASURED = [
 
 
 def test_measures_are_in_the_summary_and_do_not_change_training(tmp_path):
-    """They must not change the random numbers of dropout and of the regularizer."""
+    """Measures must not change the random numbers of dropout or of the regularizer."""
     extra = ["regularizer=ed", "model.dropout=0.1", "task.epochs=2"]
     plain = small_run(tmp_path / "plain", *extra)
     summary = small_run(tmp_path / "measured", *extra, *MEASURED, "system.measure_every=1")
@@ -464,7 +464,7 @@ def test_measures_are_in_the_summary_and_do_not_change_training(tmp_path):
 
 
 def test_a_finished_run_computes_only_missing_measures(tmp_path, capsys):
-    """The same command with other measures or settings loads the checkpoint."""
+    """Running the same command with other measures or settings loads the checkpoint."""
     folder = tmp_path / "run"
     few = ["measures.ed.pairs=3", "measures.ed.resolution=50"]
     first = small_run(folder, "measures=[ed,norm]", *few)
@@ -532,7 +532,7 @@ def test_a_finished_run_without_checkpoint_reports_missing_measures(tmp_path, ca
 
 
 def test_the_stored_config_lists_the_computed_measures(tmp_path):
-    """This includes runs that were stopped and resumed with other measures."""
+    """This also holds for runs that were stopped and resumed with other measures."""
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", "measures=ed", "system.max_minutes=0")
     small_run(tmp_path / "run", "measures=norm")

@@ -1,4 +1,4 @@
-"""Tests of which open_clip models are supported: plain CLIP with its own tokenizer."""
+"""Tests that only plain CLIP models from open_clip, with CLIP's own tokenizer, are supported."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ open_clip = pytest.importorskip("open_clip")
     ],
 )
 def test_other_open_clip_models_are_rejected(architecture, why):
-    """They would cause a TypeError or a zero-shot head with wrong tokens."""
+    """Such models would raise a TypeError or build a zero-shot head from wrong tokens."""
     with pytest.raises(ValueError, match=rf"model.architecture=.*{why}"):
         build(architecture)
 

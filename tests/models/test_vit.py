@@ -1,4 +1,4 @@
-"""Tests of the vision transformer's options and of which weights decay."""
+"""Tests the vision transformer's options and which weights get weight decay."""
 
 import math
 
@@ -19,7 +19,7 @@ def vit(**settings) -> ViT:
 
 
 def test_sincos_positions_equal_the_formula():
-    """The formula of big_vision, evaluated for each row, column and channel."""
+    """Evaluates big_vision's formula for each row, column and channel."""
     rows, columns, width, quarter = 3, 4, 16, 4
     expected = torch.zeros(rows * columns, width, dtype=torch.float64)
     for row in range(rows):
@@ -117,7 +117,7 @@ def test_activations_match_their_names():
 
 
 def test_vit_s16_has_the_published_size():
-    """timm's model has 22.05 M parameters with class token, learned positions and linear head."""
+    """timm's model, with class token, learned positions and linear head, has 22.05 M parameters."""
     cfg = compose_config(["task=imagenet", "model=vit_s16"])
     assert sum(p.numel() for p in instantiate(cfg.model).parameters()) == 22_050_664
 

@@ -21,7 +21,7 @@ LANGUAGES = {"bash", "python", "yaml", "text"}
 
 
 def code_of(page: Path) -> str:
-    """Joins a page's Python blocks into one program, except those that are files."""
+    """Joins a page's Python blocks into one program, without those to be saved as files."""
     found = [b.text for b in blocks_of(page) if b.language == "python" and not b.title]
     return "\n".join(found)
 
@@ -42,7 +42,7 @@ def test_every_block_has_a_known_language():
 
 
 def test_the_parts_of_the_extension_page_work_together(tmp_path):
-    """Runs the page's commands in a folder like a clone, with the files from the page."""
+    """Runs the page's commands in a folder that mimics a clone and contains the page's files."""
     page = ROOT / "docs" / "pages" / "extend.md"
     clone = tmp_path / "clone"
     clone.mkdir()

@@ -1,4 +1,4 @@
-"""Tests that every config in configs/experiment composes, passes checks and reports errors."""
+"""Tests that experiment configs compose and pass checks, and that mistakes raise clear errors."""
 
 import sys
 
@@ -18,7 +18,7 @@ from ed.runtime.runs import identity
 
 NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 CHOSEN = {"clip_soup": ["model.index=1"]}  # settings without a default
-# may be stated even if they equal the default
+# may be set explicitly, even to the default
 NAMED = ("task.name", "task.game", "task.frames", "task.epochs", "task.crop")
 
 

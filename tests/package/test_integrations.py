@@ -1,4 +1,4 @@
-"""Tests of callbacks and trainer with the real packages, and of all examples."""
+"""Tests of all examples, and of the callbacks and the trainer with the real packages."""
 
 import math
 import re

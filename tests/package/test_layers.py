@@ -1,4 +1,4 @@
-"""Tests of the import direction between layers and of lazy imports of heavy packages."""
+"""Tests that layers import only lower layers and that heavy packages are imported lazily."""
 
 import ast
 import subprocess

@@ -30,7 +30,7 @@ def leaves() -> dict[str, dict]:
 
 
 def plain(value):
-    """Converts a value so that lists equal tuples and 1/3 equals its decimals."""
+    """Converts a value so that lists equal tuples and 1/3 equals its rounded decimal form."""
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return pytest.approx(value, rel=1e-6) if isinstance(value, float) else value

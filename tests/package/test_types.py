@@ -28,6 +28,6 @@ def test_the_core_is_clean():
 
 @needs_mypy
 def test_types_resolve_and_wrong_arguments_are_errors():
-    """Expected errors have a `type: ignore`; mypy reports each one that is not needed."""
+    """Expected errors have a `type: ignore` comment; mypy reports unused ones."""
     run = mypy(FOLDER / "uses_api.py")
     assert run.returncode == 0, run.stdout + run.stderr

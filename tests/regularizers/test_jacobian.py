@@ -55,7 +55,7 @@ def test_jacobian_estimate_is_unbiased(projections):
     # the variance follows from E[(v'Mv)^2] = (2 tr M^2 + (tr M)^2) / (C (C + 2)) on the sphere
     second = (2 * (M @ M).trace() + M.trace() ** 2) / (C * (C + 2))
     variance = C**2 / 4 * (second - M.trace() ** 2 / C**2)
-    error = 5 * (variance / (count * projections)).sqrt()  # 5 sigma: fails by chance once in 1e6
+    error = 5 * (variance / (count * projections)).sqrt()  # 5 sigma: a 1e-6 chance of failure
     assert error < 0.05 * exact
     assert abs(estimate - exact) < error
 
@@ -77,7 +77,7 @@ def test_jacobian_estimate_does_not_depend_on_autocast():
 
 
 def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
-    """The penalty has a gradient for all weights, including those before the features."""
+    """The penalty's gradient reaches all weights, including those before the features."""
     model, x = two_layers(), torch.randn(4, 5, dtype=torch.float64)
     before, after = model[:2], model[2:]
 
@@ -101,7 +101,7 @@ def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
 
 @pytest.mark.parametrize("space", ["input", "block1"])
 def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
-    """Compares loss, penalty and gradients, using ahead-of-time autograd as on a GPU."""
+    """Compares loss, penalty and gradients; uses ahead-of-time autograd, as on a GPU."""
     compiler = functools.partial(torch.compile, backend="aot_eager")  # without code generation
     monkeypatch.setattr(torch, "compile", compiler)
     model, batch, found = vit(), first_batch(), []
@@ -119,7 +119,7 @@ def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
 
 
 def test_compiled_jacobian_finds_its_width_without_random_numbers(monkeypatch):
-    """A resumed run finds the width again, which must not change the dropout masks."""
+    """A resumed run determines the width again; this must not change the dropout masks."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, CLASSES), nn.Tanh())
     model.double()

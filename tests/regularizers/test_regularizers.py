@@ -92,9 +92,9 @@ def test_step_on_a_quadratic_equals_the_formula(method, scale):
         return {}
 
     method.step(optimizer, closure)
-    # gradients are synchronised only in the second pass, statistics updated only in the first
+    # gradients are synchronised only in the second pass; statistics are updated only in the first
     assert passes == [(False, True), (True, False)]
-    # rounding of a dozen float64 operations on numbers near 1
+    # allows for rounding in a dozen float64 operations on numbers near 1
     torch.testing.assert_close(model.theta().detach(), expected, rtol=0, atol=1e-12)
 
 
@@ -107,7 +107,7 @@ def test_clipping_does_not_change_the_ascent(method):
         free = method.ascent(named)
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         clipped = method.ascent(named)
-    # TINY is 1e-10 of the clipped norm
+    # TINY is 1e-10 times the clipped norm
     torch.testing.assert_close(clipped, free, rtol=1e-9, atol=0)
 
 
@@ -129,7 +129,7 @@ def test_second_pass_uses_the_perturbed_weights_under_autocast():
         run(step, 0, 1, torch.float32)
         gradients.append(step.model.head.weight.grad)
     change = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
-    assert change > 0.1  # unperturbed weights would give 0; bf16 rounds at 0.004
+    assert change > 0.1  # unperturbed weights would give 0; bf16 has a precision of 0.004
 
 
 def test_sam_updates_batch_norm_statistics_once_at_the_unperturbed_weights():

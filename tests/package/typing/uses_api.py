@@ -1,4 +1,4 @@
-"""Uses of the API with known types and errors; checked by mypy, never run."""
+"""API calls with known types and errors; checked by mypy, never run."""
 
 from typing import assert_type
 
