@@ -25,7 +25,7 @@ def test_rows_have_the_status_of_their_runs(table, tmp_path):
     fabricate(runs[0])
     # from an earlier attempt
     (runs[0].folder / "FAILED").write_text("exit 1: error: before that\n")
-    # the last line was cut off by a kill
+    # the run was killed while writing its last line
     tail = '{"step": 12, "eval/acc": NaN}\n{"step": 15, "eval/a'
     fabricate(runs[1], done=False, tail=tail)
     for run, error in ((runs[2], "too bad"), (runs[3], "diverged: train/loss = nan")):
@@ -35,11 +35,11 @@ def test_rows_have_the_status_of_their_runs(table, tmp_path):
     assert (done.status, done.last, done.best) == ("done", {"eval/acc": 80.0}, 81.0)
     assert (done.steps, done.seconds, done.device, done.torch) == (20, 3.5, "cpu", "2.0")
     assert (done.commit, done.dirty) == ("abcdef0123", False)
-    # copied without its git history
+    # the code was copied without its git history
     session = {"device": "cpu", "commit": "abcdef0123", "dirty": None}
     (runs[0].folder / "meta.json").write_text(json.dumps({"sessions": [session]}))
     copied = collect_run(runs[0], table)
-    assert (copied.dirty, copied.total_steps) == (None, 20)  # steps come from the summary
+    assert (copied.dirty, copied.total_steps) == (None, 20)  # total_steps comes from the summary
     assert copied.torch == ""
     (runs[0].folder / "meta.json").unlink()
     assert collect_run(runs[0], table).dirty is None
@@ -130,7 +130,7 @@ def test_settings_that_do_not_affect_results_may_differ(table, tmp_path):
 
 
 def test_seeds_with_different_measure_settings_are_reported(table, tmp_path):
-    """Only measures shown in the table count, and memory limits are ignored."""
+    """Memory limits are ignored, and so are measures that the table does not show."""
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run, pairs, bound in zip(runs, (400, 2), (1, 4), strict=True):
         fabricate(run)

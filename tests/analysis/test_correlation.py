@@ -61,7 +61,7 @@ def table(tmp_path) -> Table:
 
 
 def rows_of(table: Table, values: dict[str, np.ndarray]) -> list[Row]:
-    """Returns two seeds of every cell, symmetric about the given mean."""
+    """Returns rows for two seeds per cell, with values symmetric about the given means."""
     return [
         Row(
             *cell.home,
@@ -106,8 +106,8 @@ def test_the_variant_with_the_largest_absolute_r_is_selected(table, values):
         ("Pair", "measure/b"),
         ("Single", "measure/c"),
     ]
-    assert [c.selected for c in found] == [False, True, True]  # r of b is near -1
-    assert [c.largest for c in found] == [True, False, True]  # here, the sign matters
+    assert [c.selected for c in found] == [False, True, True]  # b has r near -1
+    assert [c.largest for c in found] == [True, False, True]  # `largest` uses the signed r
     assert found[1].whole.r < -0.99
 
 
@@ -159,7 +159,7 @@ def test_the_partial_correlation_is_the_correlation_of_residuals(tmp_path, value
         for draw_points in _resamples(8)[:200]:
             sides = [side[draw_points] for side in (one.x, one.y, accuracy)]
             left = [residuals(side, sides[2]) for side in sides[:2]]
-            if len(set(draw_points)) > 3:  # with fewer points, residuals are only rounding errors
+            if len(set(draw_points)) > 3:  # fewer points leave only rounding error
                 seen.append((pearson(*left), partial(*sides)))
         np.testing.assert_allclose(*zip(*seen, strict=True), atol=1e-6)
         assert one.partial.low <= one.partial.high
@@ -176,7 +176,7 @@ def test_partial_correlation_removes_the_training_accuracy():
 
 
 def test_correlation_of_fitted_networks_is_separate(tmp_path, values):
-    """Here, two underfitted networks change the sign of r."""
+    """In this example, two underfitted networks flip the sign of r."""
     table = controlled(tmp_path)
     accuracy = np.array([60.0, 98.0, 99.4, 99.5, 99.6, 99.7, 99.8, 99.9])
     measure = -values["measure/gap"].copy()
@@ -206,7 +206,7 @@ def test_too_few_fitted_networks_have_no_correlation(tmp_path, values):
 def test_incomplete_cells_are_excluded(table, values):
     rows = rows_of(table, values)
     rows = rows[1:]  # the first cell lacks a seed
-    del rows[2].last["measure/a"]  # non-finite values are missing
+    del rows[2].last["measure/a"]  # rows do not store non-finite values
     del rows[-1].last["measure/gap"]
     first, second, _ = correlations(table, rows)
     assert len(first.cells) == 5

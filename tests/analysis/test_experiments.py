@@ -1,4 +1,4 @@
-"""Every cell of every experiment file composes and passes all checks."""
+"""The config of every cell in every experiment file composes and passes all checks."""
 
 import functools
 import re
@@ -21,7 +21,7 @@ from scripts.table import all_names
 
 
 def all_cells() -> list[Run]:
-    """Returns the first seed of every cell; cells shared between tables occur once."""
+    """Returns the first seed of every cell; cells shared between tables appear once."""
     tables = [load_table(name) for name in all_names()]
     runs = [run for table in tables for run in expand(table, seeds=table.seeds[:1])]
     return list({run.folder: run for run in runs}.values())

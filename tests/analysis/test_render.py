@@ -31,7 +31,7 @@ def test_verdict_requires_a_std_and_uses_two_standard_errors():
     assert both == pytest.approx(2 * np.sqrt(9 / 9 + 4 / 4))
     assert tolerance(Ours(0.0, None, 1), Paper(0.0, 2.0), 4) == 4.0
     done = {"paper_count": 4, "done": 9, "planned": 9}
-    for side in (1, -1):  # much better and much worse both differ
+    for side in (1, -1):  # large differences in either direction count
         near, far = (Paper(10.0 + side * both * part, 2.0) for part in (0.999, 1.001))
         assert verdict(Ours(10.0, 3.0, 9), near, **done) == "match"
         assert verdict(Ours(10.0, 3.0, 9), far, **done) == "differs"
@@ -84,7 +84,7 @@ def test_several_metrics_start_with_an_overview(tmp_path):
             "paper": {"eval/acc": {"mean": 80.0}, "eval/ood": {"mean": None}},
         },
         "ed": {"overrides": ["regularizer=ed"], "paper": None},
-        "sam": {"overrides": ["regularizer=sam"], "paper": {"mean": 70.0}},  # the first metric
+        "sam": {"overrides": ["regularizer=sam"], "paper": {"mean": 70.0}},  # for the first metric
     }
     metrics = {"eval/acc": "accuracy", "eval/ood": "shifted"}
     how = {"metric": None, "tuning": None, "cells": cells}
@@ -113,7 +113,7 @@ def test_several_metrics_start_with_an_overview(tmp_path):
         (-0.0996, 0.2, "-0.100 ± 0.200"),
         (0.6712, 0.0031, "0.671 ± 0.003"),
         (1.34, 0.0051, "1.34 ± 0.01"),
-        (84.74, 1.4e-14, "84.74 ± 0.00"),  # three equal numbers with a rounded mean
+        (84.74, 1.4e-14, "84.74 ± 0.00"),  # three equal numbers; the std is rounding error
         (3.04e-8, 1.2e-8, "3.0e-08 ± 1.2e-08"),
         (math.nan, math.nan, "nan ± nan"),
     ],
@@ -144,7 +144,7 @@ def test_the_best_loss_is_the_lowest(tmp_path):
 
 def test_a_grid_is_pending_until_all_points_are_done(table):
     *rows, last = full_rows(table)
-    # intermediate values do not count
+    # values of unfinished runs do not count
     for under_way in ([], [replace(last, status=Status.STOPPED)]):
         line = table_lines(table, [*rows, *under_way])[-1]
         assert line.verdict == "pending 3 of 4"

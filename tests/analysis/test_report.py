@@ -60,7 +60,7 @@ tuning:
 
 
 class Page(HTMLParser):
-    """Parses a page: attributes of elements and text by id; asserts that tags are nested."""
+    """Collects element attributes and text by id; asserts that tags are properly nested."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -135,7 +135,7 @@ def test_the_page_has_every_row_of_every_csv_file(page, name):
 
 def test_links_within_the_page_have_targets(page, folder):
     check_links(page)
-    check_links(Page(build_page(folder)))  # has no explorer and no benchmark
+    check_links(Page(build_page(folder)))  # a page without explorer or benchmark
 
 
 def check_links(page: Page) -> None:
@@ -340,7 +340,7 @@ def test_a_pool_shows_the_correlation_of_every_variant(tmp_path):
     for variants in table.correlation.measures.values():
         assert all(table.metrics[metric] in text for metric in variants)
     assert text.count("27 of 27") == 11
-    finding, found = 2, 10 + 1  # two measures in the finding; 10 variants and the accuracy
+    finding, found = 2, 10 + 1  # 2 measures in the finding; 10 variants and the accuracy
     assert text.count("+1.00 to +1.00") == finding + found
     assert text.count("-1.00 to -1.00") == 1
 
@@ -448,7 +448,7 @@ def test_curves_keep_the_first_and_last_finite_points():
     assert points[-1][0] == 999
 
 
-# --- samples of the explorer
+# --- explorer samples
 
 
 def test_committed_samples_are_small_and_complete():
@@ -521,7 +521,7 @@ def test_page_opens_without_console_errors(window):
 
 @pytest.mark.browser
 def test_external_requests_are_blocked_and_logged(window):
-    """Shows that the previous test would detect errors."""
+    """Shows that the previous test would detect a blocked request."""
     window.script("const image = new Image(); image.src = 'http://127.0.0.1:9/x.png'")
     end = time.monotonic() + 10
     messages = []
@@ -531,7 +531,7 @@ def test_external_requests_are_blocked_and_logged(window):
 
 
 def unfold(window, opened: bool) -> None:
-    """Expands or collapses all details of the page."""
+    """Expands or collapses all `<details>` elements on the page."""
     script = "document.querySelectorAll('main details').forEach(f => { f.open = arguments[0]; })"
     window.script(script, opened)
 
@@ -667,7 +667,7 @@ def test_the_page_agrees_with_ed_fit_at_every_degree(window):
 
 @pytest.mark.browser
 def test_the_alpha_slider_blends_two_images(window):
-    """The canvas shows the images at the ends and their mean in the middle."""
+    """The canvas shows one image at each end of the slider and their mean in the middle."""
     script = """
         const slider = document.getElementById("alpha");
         const copy = Object.assign(document.createElement("canvas"), { width: 32, height: 32 });
@@ -681,7 +681,7 @@ def test_the_alpha_slider_blends_two_images(window):
     """
     left, middle, right = np.array(window.script(script), dtype=float)
     assert np.abs(left - right).mean() > 10
-    # canvases use 8 bits: one level of error for the product and one for alpha
+    # canvases use 8 bits: rounding the product and alpha costs up to one level each
     assert np.abs(middle - (left + right) / 2).max() <= 2
     label = "return document.getElementById('blend-label').textContent"
     assert window.script(label).startswith("0 % ")

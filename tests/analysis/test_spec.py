@@ -40,7 +40,7 @@ def test_run_folders_depend_on_settings_but_not_on_the_selection(table):
     folders = {run.folder for run in [*one, *other, *whole.values()]}
     assert len(folders) == 3 * len(whole)
     assert one[0].deviations == ("task.epochs=1",)
-    # the last value counts
+    # the last value wins
     assert dict(o.split("=") for o in one[0].overrides)["task.epochs"] == "1"
     assert one[0].folder.parts[1].startswith("mini@")
     alike = {expand(table, sets=[f"{part}.width=1"])[0].folder for part in ("task", "model")}
@@ -249,7 +249,7 @@ def test_errors_on_unknown_names_suggest_the_nearest(table):
 
 
 def test_the_best_grid_point_is_selected_by_the_metric_of_the_cell(tmp_path):
-    """The table's first metric is accuracy, but the cell's metric is Matthews."""
+    """The table's first metric is accuracy, but the cell's metric is the Matthews correlation."""
     table = write_table(
         tmp_path,
         metric=None,

@@ -1,4 +1,4 @@
-"""scripts/runs.py: settings that differ within a sweep, and results over seeds."""
+"""scripts/runs.py: settings that differ within a sweep, and results aggregated over seeds."""
 
 import csv
 import io
@@ -39,7 +39,7 @@ def runs(tmp_path) -> Path:
 
 
 def test_each_line_shows_the_settings_that_differ(runs, capsys):
-    """Seeds, devices and settings with one value are not listed."""
+    """Seeds, devices and settings that do not vary are not listed."""
     assert main([str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [

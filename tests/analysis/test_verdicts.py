@@ -32,7 +32,7 @@ def single(mean: float) -> Ours:
 
 
 def experiment(name: str, values: dict[str, list[float]], metric: str = "eval/acc") -> Experiment:
-    """Returns an experiment with made-up results; `values` has one value per seed."""
+    """Returns an experiment with made-up results; `values` maps cells to one value per seed."""
     table = load_table(name)
     rows = [
         Row(*table.cells[cell].home, seed, status="done", last={metric: value})
@@ -49,10 +49,10 @@ def experiment(name: str, values: dict[str, list[float]], metric: str = "eval/ac
     ("ours", "paper", "verdict"),
     [
         (single(89.0), Paper(90.0, 0.6), Verdict.REPRODUCED),  # within two standard deviations
-        # the difference 1 exceeds 2 sqrt(0.37 / 3)
+        # the difference of 1 exceeds 2 sqrt(0.37 / 3)
         (Ours(89.0, 0.1, 3), Paper(90.0, 0.6), Verdict.CONTRADICTED),
         (Ours(89.5, 0.1, 3), Paper(90.0, 0.6), Verdict.REPRODUCED),
-        (single(109.0), Paper(100.0), Verdict.REPRODUCED),  # without a std, within 10 %
+        (single(109.0), Paper(100.0), Verdict.REPRODUCED),  # without a std, the tolerance is 10 %
         (single(111.0), Paper(100.0), Verdict.CONTRADICTED),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_number_is_reproduced_if_it_lies_within_the_tolerance(ours, paper, ver
     ("reference", "verdict"), [(85.0, "direction only"), (89.5, "contradicted")]
 )
 def test_the_direction_is_judged_against_the_reference(reference, verdict):
-    """The paper improves from 87 to 90.18; we improve from the reference to 89.23."""
+    """The paper goes from 87 to 90.18; we go from `reference` to 89.23."""
     both = (single(reference), Paper(87.0, 1.0))
     assert judge(single(89.23), Paper(90.18, 0.14), paper_count=3, reference=both) == verdict
 
@@ -73,14 +73,14 @@ def test_the_direction_is_judged_against_the_reference(reference, verdict):
 
 
 def test_a_number_compared_with_two_metrics_counts_once():
-    """GLUE compares each of nine numbers with the last and the best epoch."""
+    """Each of the nine GLUE numbers is compared with both the last and the best epoch."""
     glue = Experiment(load_table("glue"), [])
     assert len(glue.numbers) == 18
     assert [number.verdict for number in numbers([glue])] == [Verdict.NOT_RUNNABLE] * 9
 
 
 def test_a_number_in_several_tables_counts_once():
-    """90.18 ± 0.14 is in the tables table1, resolution and basis, which share these runs."""
+    """90.18 ± 0.14 appears in table1, resolution and basis, which share these runs."""
     tables = [Experiment(load_table(name), []) for name in ("table1", "resolution", "basis")]
     found = numbers(tables)
     assert sum(number.paper == Paper(90.18, 0.14) for number in found) == 1
@@ -88,7 +88,7 @@ def test_a_number_in_several_tables_counts_once():
 
 
 def test_two_interpretations_of_a_row_count_once():
-    """The interpretation with runs is used for the row without label anchoring."""
+    """The row without label anchoring has two interpretations; the one with runs is used."""
     runs = {"ed_without_anchors_performance": [90.1]}
     (number,) = [n for n in numbers([experiment("table1", runs)]) if n.paper == Paper(90.0, 0.6)]
     assert number.cell.name == "ed_without_anchors_performance"
@@ -179,7 +179,7 @@ def test_pairs_differ_only_in_ed():
 def test_a_gain_has_an_interval_if_both_sides_have_several_seeds():
     apart, half = gain(Ours(83.0, 0.2, 3), Ours(86.0, 0.2, 3))
     assert apart == 3.0
-    # with equal stds, there are 4 degrees of freedom; the 97.5 % quantile is 2.776
+    # equal stds give 4 degrees of freedom, with a 97.5 % quantile of 2.776
     assert half == pytest.approx(2.776 * 0.2 * math.sqrt(2 / 3), rel=1e-3)
     assert gain(single(83.0), Ours(86.0, 0.2, 3))[1] is None
 

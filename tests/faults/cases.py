@@ -1,7 +1,7 @@
 """Fault cases, each run in a forked child process.
 
 Each case must match an undisturbed run bit for bit or end with a one-line error. Anything else
-(a traceback, execution of foreign code, different weights) is a bug.
+(a traceback, execution of untrusted code, different weights) is a bug.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Setup:
 
 @functools.cache
 def composed(overrides: tuple[str, ...]) -> DictConfig:
-    """Composes a config and imports its modules, once before forking."""
+    """Composes a config and imports its modules once, before forking."""
     cfg = compose_config(list(overrides))
     for target in targets(OmegaConf.to_container(cfg)):
         get_object(target)
@@ -78,7 +78,7 @@ def in_child(work: Callable[[], object], log: Path, limit: int | None = None) ->
     code = 1
     try:
         if limit is not None:
-            # makes writes fail instead of ending the process
+            # makes writes fail instead of killing the process
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         printed = io.StringIO()
@@ -126,7 +126,7 @@ def _timeless(row: dict) -> dict:
 
 
 def spread(work: dict[str, Callable[[], object]], folder: Path) -> dict[str, object]:
-    """Runs all `work` in up to two forked workers and returns the results by name."""
+    """Runs all functions in `work` in up to two forked processes; returns results by name."""
     workers = min(2, os.cpu_count() or 1)
     children = []
     for worker in range(workers):
@@ -167,13 +167,13 @@ def killed(setup: Setup, folder: Path, number: int, delay: float) -> str:
     """Sends a signal to a run after `delay` seconds, then resumes it to the end."""
     child = in_child(lambda: setup.train(folder), folder.with_suffix(".log"))
     time.sleep(delay)
-    os.kill(child, number)  # the id is valid until finish() waits for the child
+    os.kill(child, number)  # the process id stays valid until finish() reaps the child
     finish(child)
     return trained_on(setup, folder)
 
 
 def disk_full(setup: Setup, folder: Path, limit: int) -> str:
-    """Limits file sizes to `limit` bytes, then resumes the run without the limit."""
+    """Trains with files limited to `limit` bytes, then resumes without the limit."""
     code, printed = attempt(lambda: setup.train(folder), folder.with_suffix(".log"), limit)
     first = judged(code, printed, lambda: same_run(setup.whole, folder))
     return trained_on(setup, folder) if first in (EQUAL, ONE_LINE) else first

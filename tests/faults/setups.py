@@ -86,7 +86,7 @@ def procgen() -> list[str]:
 
 
 def setups(data: Path) -> dict[str, list[str]]:
-    """Returns the overrides of each "task regularizer" whose packages are installed."""
+    """Returns overrides by "task regularizer", for tasks whose packages are installed."""
     found = {}
     for task, overrides in tasks(data).items():
         if task in NEEDED and importlib.util.find_spec(NEEDED[task]) is None:

@@ -1,4 +1,4 @@
-"""Random faults: kills, full disks, and damaged or malicious files.
+"""Random faults: killed runs, full disks, and damaged or malicious files.
 
 `make test` runs a short version. ED_FAULTS=full (`make test-faults`) runs the full version, which
 takes 10 minutes on two cores. ED_FAULT_SEED sets the seed, to repeat a campaign.
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases are forke
 
 @pytest.fixture(scope="module", autouse=True)
 def table(request):
-    """Prints the seed and counts how the cases of each kind ended."""
+    """Prints the seed and, for each kind of fault, how often each outcome occurred."""
     yield
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
@@ -61,7 +61,7 @@ def references(tmp_path_factory) -> dict[str, tuple[Setup, float]]:
     root = tmp_path_factory.mktemp("undisturbed")
     data = root / "data"
     chosen = {n: o for n, o in setups(data).items() if FULL or n in SHORT_SETUPS}
-    with pytest.MonkeyPatch.context() as patch:  # do not write to the user's caches
+    with pytest.MonkeyPatch.context() as patch:  # keeps the user's caches clean
         patch.setenv("ED_CACHE", str(root / "cache"))
         if FULL:
             data.mkdir()

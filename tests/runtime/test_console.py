@@ -32,7 +32,7 @@ def console():
 
 @pytest.fixture
 def watched(console, monkeypatch):
-    """Makes this console act as an interactive standard output."""
+    """Makes `console` stand in for an interactive terminal."""
     monkeypatch.setattr(drawing, "interactive", lambda: True)
     monkeypatch.setattr(drawing, "terminal", lambda: console)
     return console

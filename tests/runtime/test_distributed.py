@@ -1,4 +1,4 @@
-"""Two processes train like one, keep bitwise equal weights, and stop and resume together."""
+"""Two processes train like one, keep bitwise identical weights, and stop and resume together."""
 
 import fcntl
 import json
@@ -38,7 +38,7 @@ def start(*arguments: str) -> subprocess.Popen:
 
 
 def begin(folder: Path, rows: int) -> subprocess.Popen:
-    """Starts the long run of `together` and waits until it has logged `rows` rows."""
+    """Starts the long run defined in `together` and waits until it has logged `rows` rows."""
     overrides = [*SMALL, *together.LONG, f"system.run_dir={folder}", "system.save_seconds=0"]
     process = start("train.py", *overrides)
     metrics = folder / "metrics.jsonl"
@@ -125,7 +125,7 @@ def test_killed_and_stopped_run_equals_uninterrupted_run(folder, seen):
 
 
 def test_penalty_works_with_distributed_data_parallel(seen):
-    """Gradients of loss and penalty, two passes of one model, are averaged over processes."""
+    """Loss and penalty use two passes through the model; gradients are averaged over processes."""
     halves = [together.gradients_in_a_loop_of_ones_own(rank) for rank in (0, 1)]
     expected = [(first + second) / 2 for first, second in zip(*halves, strict=True)]
     for rank in seen:
@@ -137,7 +137,7 @@ def test_two_processes_equal_one_with_the_full_batch(folder, seen, tmp_path):
     small_run(tmp_path / "one", *together.PLAIN)
     ours = weights(tmp_path / "one")
     for name, theirs in weights(folder / "plain").items():
-        # the order of float32 summation differs over ten steps
+        # ten steps with a different order of float32 summation
         torch.testing.assert_close(theirs, ours[name], rtol=1e-4, atol=1e-6)
     runs = (tmp_path / "one", folder / "plain")
     for one, two in zip(*(read_rows(run / "metrics.jsonl") for run in runs), strict=True):
@@ -150,7 +150,7 @@ def test_two_processes_equal_one_in_float64(folder, seen):
     theirs = torch.load(folder / "float64.pt", weights_only=True)
     for name, ours in together.float64_weights().items():
         torch.testing.assert_close(theirs[name], ours, rtol=1e-10, atol=1e-13)
-    assert seen[0]["shares"]  # a task may yield only its process's examples
+    assert seen[0]["shares"]  # a task may yield only the examples of its process
 
 
 @pytest.mark.parametrize("method", together.METHODS)
@@ -307,7 +307,7 @@ def test_named_gpu_becomes_the_current_device(monkeypatch):
 def test_means_keep_shapes_and_dtypes(monkeypatch):
     """Simulates two processes whose values differ by 2."""
     monkeypatch.setattr(processes, "world_size", lambda: 2)
-    # modifies its input
+    # modifies its input in place
     monkeypatch.setattr(processes, "_add_up", lambda value: value.mul_(2).add_(2))
     values = [torch.rand(2, 3), torch.rand((), dtype=torch.float64), torch.rand(4)]
     before = [value.clone() for value in values]

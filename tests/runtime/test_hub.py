@@ -23,7 +23,7 @@ ENDPOINT = r"http://127\.0\.0\.1:\d+"
 
 @pytest.fixture
 def unreachable(monkeypatch, tmp_path) -> Iterator[str]:
-    """Points the libraries to an unreachable hub and to empty caches."""
+    """Points the libraries at an unreachable hub and empty caches."""
     taken = socket.socket()  # bound but not listening; keeps the port reserved
     taken.bind(("127.0.0.1", 0))
     endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"

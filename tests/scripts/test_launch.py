@@ -1,4 +1,4 @@
-"""The launcher: killed tables resume exactly, and no run starts twice."""
+"""The launcher: killed launches resume exactly, and no run starts twice."""
 
 import contextlib
 import errno
@@ -52,7 +52,7 @@ def train_undisturbed(runs) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to find processes")
 def test_a_killed_launcher_and_its_runs_can_be_resumed(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a fixed order of summation
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # fixes the order of summation
     path, root = write_table(tmp_path, seeds=[0]), tmp_path / "runs"
     table = load_table(path)
     runs = expand(table, root=root)
@@ -91,7 +91,7 @@ def test_failed_runs_show_their_last_line_and_rerun_only_on_request(tmp_path, ca
     arguments = one_run(tmp_path)
     code = "import os, sys; sys.exit('error: too bad in ' + os.getcwd())"
     monkeypatch.setattr(launch, "command", stand_in(code))
-    monkeypatch.chdir(tmp_path)  # train.py is not in this folder
+    monkeypatch.chdir(tmp_path)  # a folder without train.py
     assert launch.main(arguments) == 1
     assert f"seed 0  failed   exit 1: error: too bad in {ROOT}" in capsys.readouterr().out
     monkeypatch.setattr(launch, "command", finishing)
@@ -134,7 +134,7 @@ def test_failures_without_valid_output_are_reported(tmp_path, monkeypatch, code,
 def test_interrupted_runs_do_not_count_as_failed(tmp_path, capsys, monkeypatch, code, status):
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in(code))
-    for _ in range(2):  # the same command starts them again
+    for _ in range(2):  # the same command starts the run again
         assert launch.main(arguments) == 75
         output = capsys.readouterr().out
         assert "start   six/ed/seed0" in output
@@ -175,7 +175,7 @@ def test_a_run_that_failed_under_another_launcher_is_not_rerun(tmp_path, capsys,
 
 
 def test_a_run_stays_claimed_until_its_failure_is_recorded(tmp_path, monkeypatch):
-    """Otherwise another launcher could start it before FAILED is written."""
+    """Without the claim, another launcher could start it before FAILED is written."""
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: too bad')"))
     finish, seen = launch.finish, []
 
@@ -209,9 +209,9 @@ def test_runs_save_when_the_launcher_is_stopped(tmp_path, capsys, monkeypatch, a
 
     threading.Thread(target=stop).start()
     code = None
-    # SIGINT may be ignored, because shell scripts start background jobs that way
+    # SIGINT may be ignored here, as it is in background jobs of shell scripts
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):  # would end the test session
+    with contextlib.suppress(KeyboardInterrupt):  # would otherwise end the test session
         code = launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"])
     signal.signal(signal.SIGINT, before)
     assert code == 75
@@ -263,7 +263,7 @@ def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, monkeypatch):
         (8, 2, False, "8 runs share 2 GPUs; nvidia-cuda-mps-control -d"),
         (3, 1, True, None),
         (2, 2, False, None),
-        (3, 0, False, None),  # without a GPU, no hint
+        (3, 0, False, None),  # no hint without a GPU
     ],
 )
 def test_the_hint_suggests_mps_if_runs_share_a_gpu(jobs, gpus, has_mps, expected):
@@ -304,7 +304,7 @@ def test_gpus_come_from_the_environment_or_nvidia_smi(tmp_path, monkeypatch):
 def test_a_run_claimed_by_another_launcher_is_skipped(tmp_path, capsys, monkeypatch):
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
-    # as if another launcher claimed it just now
+    # as if another launcher had just claimed it
     monkeypatch.setattr(launch, "is_due", lambda *_: True)
     launch.main(arguments)
     capsys.readouterr()
@@ -333,7 +333,7 @@ def test_an_interrupted_run_does_not_count_as_running_on_nfs(tmp_path, capsys, m
     plain = fcntl.flock
 
     def flock(file, operation):
-        """Raises like NFS, where an exclusive lock requires a writable file."""
+        """Acts like NFS, where an exclusive lock requires a writable file."""
         if operation & fcntl.LOCK_EX and not file.writable():
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         plain(file, operation)

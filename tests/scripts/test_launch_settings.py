@@ -30,7 +30,7 @@ def test_configs_are_frozen_at_launch_and_later_changes_rejected(tmp_path, capsy
     before = frozen.read_bytes()
     cells = {"ed": {"overrides": ["regularizer=ed", "regularizer.degree=2"], "paper": None}}
     edited = write_table(tmp_path, cells=cells)
-    # the error suggests moving the largest folder without a started run
+    # the error suggests moving the largest folder in which no run has started
     for begun, moved in (
         ("a note", f"{runs}, where no run has started,"),
         ("none/seed0/meta.json", f"{runs}/ed, where no run has started,"),
@@ -57,7 +57,7 @@ def test_configs_are_frozen_at_launch_and_later_changes_rejected(tmp_path, capsy
 
 
 def test_seeds_with_different_settings_are_reported_before_they_run(tmp_path, capsys, monkeypatch):
-    """Here they differ in the precision, which the table does not set."""
+    """The seeds differ in precision, which the table does not set."""
     monkeypatch.setattr(launch, "command", finishing)
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs"), "--cells", "ed"]
     launch.main([*arguments, "--seeds", "0"])
@@ -97,7 +97,7 @@ def test_a_run_that_failed_during_training_keeps_its_config_and_log(tmp_path, ca
 
 
 def test_data_may_move_between_launches(tmp_path, capsys, monkeypatch):
-    """The path of the data may change before a run starts and after it has finished."""
+    """The data path may change before a run starts and after it has finished."""
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: no such folder')"))
     assert launch.main([*arguments, "--data", "./nowhere"]) == 1
@@ -280,7 +280,7 @@ def test_data_paths_are_relative_to_the_working_folder(tmp_path, monkeypatch):
     assert launch.located("task.mnist=pics") == f"task.mnist={tmp_path}/pics"
     assert launch.located("uoft-cs/cifar10") == "task.data=uoft-cs/cifar10"  # a data set on the hub
     assert launch.located("task.data=") == "task.data=''"
-    monkeypatch.chdir(ROOT)  # stays relative, so that old runs can resume
+    monkeypatch.chdir(ROOT)  # here the path stays relative, so that old runs can resume
     assert launch.located("./tests") == "task.data=./tests"
 
 
@@ -292,7 +292,7 @@ def test_reduced_runs_of_printed_commands_are_collected(tmp_path, capsys):
     table = load_table(arguments[0])
     (run,) = expand(table, cells=["ed"], seeds=[0], sets=["task.epochs=1"], root=tmp_path)
     assert not run.folder.exists()
-    fabricate(run, 80.0)  # stands for running the command
+    fabricate(run, 80.0)  # stands in for running the command
     (row,) = (row for row in collect(table, [tmp_path]) if row.status == "done")
     assert row.deviations == "task.epochs=1"
 

@@ -38,7 +38,7 @@ def test_an_array_is_submitted_once_and_each_task_runs_its_command(tmp_path, cap
     assert (tmp_path / "requeued").read_text() == "requeue 43\n"
     (tmp_path / "requeued").unlink()
     mark = tmp_path / "runs/six/ed/seed1/FAILED"
-    fake(binaries, "srun", "exit 140")  # SIGUSR2 during imports
+    fake(binaries, "srun", "exit 140")  # killed by SIGUSR2 during imports
     for restarts, requeued in (("9", True), ("10", False)):
         early = task | {"SLURM_RESTART_COUNT": restarts}
         assert (
@@ -58,8 +58,8 @@ def test_an_array_is_submitted_once_and_each_task_runs_its_command(tmp_path, cap
     ("srun", "code", "mark"),
     [
         ("echo step 7; exit 139", 139, "exit 139 (SEGV): step 7\n"),
-        ("echo step 7; exit 137", 137, "exit 137 (KILL): step 7\n"),  # such as out of memory
-        ("exit 143", 143, None),  # SIGTERM during imports
+        ("echo step 7; exit 137", 137, "exit 137 (KILL): step 7\n"),  # e.g. out of memory
+        ("exit 143", 143, None),  # killed by SIGTERM during imports
         (
             # one process fails; srun terminates the other, whose exit code is higher
             "printf 'error: x\\nframe #0: main\\n\\n'; "
@@ -122,7 +122,7 @@ def test_one_process_is_started_per_gpu(tmp_path, capsys, monkeypatch, gres):
     assert launch.main([*arguments, *asked]) == 0
     (folder,) = (tmp_path / "runs/.slurm").iterdir()
     lines = (folder / "array.sh").read_text().splitlines()
-    assert "#SBATCH --array=0-5%8" in lines  # the default of --jobs is 8
+    assert "#SBATCH --array=0-5%8" in lines  # --jobs defaults to 8
     wanted = ["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", f"#SBATCH --gres={gres}"]
     wanted += ["#SBATCH --cpus-per-task=16", "#SBATCH --time=02:00:00"]
     assert set(wanted) <= set(lines)
@@ -184,7 +184,7 @@ def test_slurm_is_queried_once_for_all_runs(tmp_path, capsys, monkeypatch):
     arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--status", "--cells", "ed"]
     fake(tmp_path, "squeue", f"echo \"$@\" >> {tmp_path}/asked; printf '42_1\\n42_12\\n43_0\\n'")
     assert launch.main(arguments) == 75
-    assert not (tmp_path / "asked").exists()  # not needed before a run is submitted
+    assert not (tmp_path / "asked").exists()  # squeue is not called before a run is submitted
     for seed, (job, task) in enumerate([("42", 1), ("42", 2), ("43", 0)]):
         folder = tmp_path / f"six/ed/seed{seed}"
         folder.mkdir(parents=True)

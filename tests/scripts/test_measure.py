@@ -32,7 +32,7 @@ def images(tmp_path) -> Path:
 
 
 def printed(capsys) -> tuple[float, float, float, list[str]]:
-    """Returns the printed ED, the ends of its interval and the lines of the spectrum."""
+    """Returns the printed ED, its confidence limits and the lines of the spectrum."""
     text = capsys.readouterr().out
     number = r"([-\d.e]+)"
     found = re.search(rf"ED\w* {number}, 95 % confidence interval \[{number}, {number}\]", text)
@@ -62,7 +62,7 @@ def test_measure_stays_within_its_memory_budget(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "test_vit (random weights), r = 200, K = 40" in result.stdout
     assert len(re.findall(r"^ +\d+  \S+(?:  #+)?$", result.stdout, flags=re.MULTILINE)) == 41
-    assert float(result.stdout.split("GiB")[1]) < 0.75  # one chunk, all paths and the model
+    assert float(result.stdout.split("GiB")[1]) < 0.75  # covers one chunk, all paths and the model
     assert Image.open(out).size[0] > 1000
 
 
@@ -138,7 +138,7 @@ def test_options_are_passed_to_the_estimator(images, monkeypatch):
         with pytest.raises(InterruptedError):
             measure.main([*words, *more])
         field, how = calls[-1]
-        assert len(field.x) == 4  # two paths have four ends
+        assert len(field.x) == 4  # two paths have four endpoints
         assert (how["pairs"], how["seed"], how["memory_gib"]) == (2, 3, 0.25)
         found = how["representation"]
         assert (found.resolution, found.degree, found.basis, found.components) == (
@@ -185,7 +185,7 @@ def save_transformer(kind: str, folder: Path) -> None:
 
 
 def test_the_figure_shows_measured_paths(tmp_path, images, monkeypatch):
-    """The first images of the folder would not do, as they may all have one class."""
+    """The first images in a folder would be a poor choice: they may all be of one class."""
     drawn = []
     monkeypatch.setattr(measure, "draw_portraits", lambda *given, **how: drawn.append((given, how)))
     named = ["--timm", "test_vit", "--random-weights", "--data", str(images)]
@@ -287,7 +287,7 @@ def test_options_that_would_be_ignored_are_rejected(more, message, capsys):
 
 
 def test_half_precision_weights_are_measured_in_float32(tmp_path, images, capsys):
-    """Published weights often have half precision, which transformers keeps."""
+    """Published weights are often in half precision, which transformers preserves."""
     save_transformer("ViTForImageClassification", tmp_path / "model")
     transformers = pytest.importorskip("transformers")
     model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "model").bfloat16()
@@ -317,7 +317,7 @@ def test_a_pickled_model_is_rejected_with_a_hint(tmp_path):
 
 
 def test_a_model_without_a_head_is_rejected(tmp_path, images):
-    """Otherwise transformers would silently add a random head."""
+    """Without this check, transformers would silently add a random head."""
     save_transformer("ViTModel", tmp_path / "model")
     shared = ["--data", str(images), *QUICK, "--out", str(tmp_path / "a.png")]
     with pytest.raises(ValueError, match=r"--transformers .*classifier\.bias"):
@@ -390,13 +390,13 @@ def test_theory_draws_its_figure(tmp_path, capsys):
     degrees = [float(value) for value in re.findall(r"ED ([\d.]+)", printed)]
     assert degrees == pytest.approx([0.667, 1.187, 2.972], rel=0.15)
     error = float(re.search(r"degree 1: .* \+- ([\d.]+)", printed)[1])
-    # standard error for the mean of three |v| / 2, with v the difference of two uniform numbers
+    # standard error of the mean of three |v| / 2, with v the difference of two uniform numbers
     assert error == pytest.approx((2 / 27 / 1000) ** 0.5, rel=0.1)
     assert Image.open(tmp_path / "theory.png").size[0] > 1000
 
 
 def test_theory_agrees_with_its_lemma():
-    """Checks the leading coefficient of each output, and that higher ones are zero."""
+    """Checks the leading coefficient of each output and that all higher ones are zero."""
     inputs = uniform_inputs(40, torch.Generator().manual_seed(0))
     for number, leading in theory.leading_parts(inputs).items():
         found = theory.on_paths(number, inputs).abs()

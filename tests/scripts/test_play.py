@@ -111,7 +111,7 @@ def test_image_sizes_of_short_and_long_episodes(length, monkeypatch):
     monkeypatch.setattr("ed.figures.episode.MOST_FRAMES", 10)
     episode = make_episode(length)
     moving = Image.open(io.BytesIO(gif(episode)))
-    assert moving.n_frames == {1: 1, 5: 5, 25: 9}[length]  # every third of 25 frames
+    assert moving.n_frames == {1: 1, 5: 5, 25: 9}[length]  # every third frame of 25
     still = Image.open(io.BytesIO(strip(episode)))
     assert still.width == min(length, PER_ROW) * 202 + 10
     shown = np.asarray(still)[34 : 34 + 192, 10 : 10 + 192]  # the first frame, enlarged three times
@@ -119,7 +119,7 @@ def test_image_sizes_of_short_and_long_episodes(length, monkeypatch):
 
 
 def test_the_last_frame_is_always_shown(monkeypatch):
-    """Showing every third of 26 frames would omit the last, which has the final return."""
+    """Showing every third of 26 frames would omit the last, which shows the final return."""
     monkeypatch.setattr("ed.figures.episode.MOST_FRAMES", 10)
     shown = []
     monkeypatch.setattr(

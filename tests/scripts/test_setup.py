@@ -25,7 +25,7 @@ def prepare(folder: Path, exit_code: int) -> tuple[Path, Path]:
 def test_nothing_is_installed_into_an_existing_environment(tmp_path, link, exit_code):
     theirs, calls = prepare(tmp_path, exit_code)
     if link:
-        (theirs / "ready").touch()  # the script must not treat it as its own
+        (theirs / "ready").touch()  # the script must not treat this environment as its own
         (tmp_path / ".venv").symlink_to(theirs)
     else:
         theirs.rename(tmp_path / ".venv")

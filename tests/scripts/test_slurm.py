@@ -28,8 +28,8 @@ STEPS = 40
 TRAINING = [o for o in SPEC["fixed"] if not o.startswith(("task.batch_size", "system.save"))]
 TRAINING += ["task.batch_size=50"]
 
-# With auth/none and linuxproc, SLURM needs neither munge, cgroups nor root. A requeued task waits
-# one second longer than cred_expire. KillWait and GraceTime are the time a run has to save.
+# With auth/none and linuxproc, SLURM does not need munge, cgroups or root. A requeued task waits
+# one second longer than cred_expire. KillWait and GraceTime give a run time to save.
 CONFIG = """
 ClusterName=ci
 SlurmctldHost={host}(127.0.0.1)
@@ -76,7 +76,7 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[None]:
-    """Starts slurmctld and slurmd in a temporary folder for the tests of this module."""
+    """Starts slurmctld and slurmd in a temporary folder for the tests in this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin")
         missing = [name for name in ("slurmctld", "slurmd") if shutil.which(name) is None]
@@ -86,7 +86,7 @@ def cluster(tmp_path_factory) -> Iterator[None]:
             patch.delenv(name)  # set if the tests run in a SLURM job
         folder = tmp_path_factory.mktemp("slurm")
         patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-        patch.setenv("OMP_NUM_THREADS", "1")  # a fixed order of summation
+        patch.setenv("OMP_NUM_THREADS", "1")  # fixes the order of summation
         write_config(folder)
         daemons = {}
         try:
@@ -258,7 +258,7 @@ def test_the_processes_of_a_run_are_requeued_together(cluster, tmp_path):
     (run,) = expand(load_table(path), cells=["ed"], root=root)
     held = hold(run)  # pauses one process; the other waits for it
     job = json.loads((run.folder / "slurm.json").read_text())["job"]
-    ask("scancel", "--signal=USR2", f"{job}_0")  # like a time limit
+    ask("scancel", "--signal=USR2", f"{job}_0")  # as SLURM does at a time limit
     os.kill(held, signal.SIGCONT)
     wait_for(lambda: (run.folder / "DONE").exists(), "the requeued run to finish", 240)
     log = (run.folder / "output.log").read_text()
@@ -316,7 +316,7 @@ def test_a_sweep_reports_failures_and_requeues_stopped_runs(cluster, tmp_path):
             folder = metrics[0].parent
             wait_for(lambda: logged(folder), "a step to be logged")
             job = ask("squeue", "--noheader", "--array", "--format=%F").split()[0]
-            ask("scancel", "--signal=USR2", f"{job}_0")  # like a time limit
+            ask("scancel", "--signal=USR2", f"{job}_0")  # as SLURM does at a time limit
             errors = sweep.communicate(timeout=240)[1]
         finally:
             sweep.kill()

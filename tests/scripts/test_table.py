@@ -60,13 +60,13 @@ def test_tables_combine_run_folders_and_committed_results(table, tmp_path, capsy
 
 
 def test_a_new_run_replaces_a_committed_one_with_a_warning(table, tmp_path, capsys):
-    """Reproduced runs rarely have exactly the committed numbers."""
+    """Repeated runs rarely reproduce the committed numbers exactly."""
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
     results = tmp_path / "results" / "mini"
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     assert main(here) == 0
     before = {path.name: path.read_bytes() for path in results.iterdir()}
-    # like rounding on another machine
+    # rounding may differ on another machine
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0 * (1 + 1e-14))
     assert main(here) == 0
     assert before == {path.name: path.read_bytes() for path in results.iterdir()}
@@ -124,7 +124,7 @@ def test_reduced_runs_are_found_through_deviations_json(table, tmp_path, capsys)
 
 
 def test_rows_borrowed_from_another_table_have_only_this_tables_metrics(tmp_path):
-    """Only this table's seeds are used, without reduced runs or the best of other metrics."""
+    """Uses only this table's seeds; ignores reduced runs and best values of other metrics."""
     metrics = {"eval/acc": "accuracy", "eval/loss": "loss"}
     home = write_table(tmp_path, metric=None, metrics=metrics)
     rows = [
@@ -236,7 +236,7 @@ def test_check_detects_an_edited_table(table, tmp_path, capsys):
     path.write_text(whole)
     assert main([str(table.path), "--check"]) == 0
     lines = path.with_name(CSV).read_text().splitlines(keepends=True)
-    path.with_name(CSV).write_text("".join([*lines, lines[-1]]))  # a duplicate of the same run
+    path.with_name(CSV).write_text("".join([*lines, lines[-1]]))  # repeats the last run
     assert main([str(table.path), "--check"]) == 1
 
 
@@ -324,7 +324,7 @@ def test_a_figure_with_missing_runs_is_drawn_only_on_request(drawn, tmp_path, ca
 
 
 def test_available_draws_unfinished_runs_if_a_cell_has_no_finished_ones(drawn, tmp_path):
-    """Finished and unfinished runs are not averaged, since curves would end early."""
+    """Finished and unfinished runs are not averaged together, since curves would end early."""
     import little_figure
 
     image = tmp_path / "results" / "mini" / "figure.png"

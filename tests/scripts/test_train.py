@@ -55,7 +55,7 @@ def train_afresh(*arguments: str, **environment) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("argument", [("--cfg", "job"), ("--help",)], ids=lambda a: a[0])
 def test_help_and_config_do_not_import_torch(argument):
-    """Importing torch takes seconds."""
+    """Importing torch would take seconds."""
     result = train_afresh(*argument, PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 0
     assert "regularizer" in result.stdout
@@ -129,7 +129,7 @@ def test_unused_samplers_are_detected(overrides, unused):
 
 
 def test_an_unused_sampler_prints_a_warning(tmp_path):
-    # this device raises before training
+    # this device is rejected before training
     words = ["regularizer=sam", "sampler=uniform", "system.device=tpu"]
     lines = train(*words, f"system.runs={tmp_path}").stderr.splitlines()
     assert [line.partition("=")[0] for line in lines] == [
@@ -158,14 +158,14 @@ def test_a_swept_choice_without_the_key_is_reported(choices, value, monkeypatch)
 
 
 def test_a_swept_choice_may_inherit_the_key():
-    # inherited from ed.yaml
+    # ed_performance inherits the key from ed.yaml
     overrides = ["regularizer=ed,ed_performance", "regularizer.anchored=false"]
     found = composition(ConfigCompositionException(), overrides)
     assert "'regularizer.anchored=choice(false)'" in found
 
 
 def test_an_unknown_swept_choice_is_reported(monkeypatch):
-    """Hydra checks keys before the choices of a sweep, so its own error is about a key."""
+    """Hydra checks keys before swept choices, so its own error is about the key."""
     overrides = ["regularizer=edd,ed", "regularizer.weight=3"]
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *overrides])
     found = composition(ConfigCompositionException(), overrides)
@@ -344,7 +344,7 @@ def test_types_come_from_the_most_derived_constructor(leaf, message, tmp_path, m
 
 def test_every_system_setting_is_type_checked():
     whole = compose_config([])
-    for key in set(whole.system) - set(SWITCHES):  # switches may also be auto
+    for key in set(whole.system) - set(SWITCHES):  # switches also accept auto
         cfg = whole.copy()
         cfg.system[key] = [1]
         with pytest.raises(ValueError, match=rf"^system\.{key}=\[1\]"):
@@ -638,7 +638,7 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path, monkeypatch):
 
 
 def test_wandb_groups_a_tables_runs_by_cell_and_names_them_by_seed(tmp_path, monkeypatch):
-    """Starts the tracker as the launcher's commands do, twice for one run."""
+    """Starts the tracker as the launcher's commands do, and twice for the first run."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     runs = expand(load_table("table1"), cells=["ed"], seeds=[0, 1], root=tmp_path)

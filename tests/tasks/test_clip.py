@@ -123,7 +123,7 @@ def test_the_head_has_zero_bias_and_normalised_inputs(towers):
     x = torch.randn(4, 3, 32, 32, generator=generator(0, "x"))
     before = model(x)
     with torch.no_grad():
-        model.visual.proj.mul_(3)  # makes the features three times as long
+        model.visual.proj.mul_(3)  # triples the length of the features
     try:
         torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
     finally:
@@ -205,7 +205,7 @@ def test_unreachable_weights_raise(monkeypatch):
 
 
 def test_weights_load_from_every_supported_file(tmp_path, pretrained, fine_tuned):
-    """Loads a pretraining checkpoint, plain files of both towers and a fine-tuned model."""
+    """Loads a pretraining checkpoint, plain weight files of both towers and a fine-tuned model."""
 
     def load(file: Path) -> nn.Module:
         return instantiate(compose_config([*FINE_TUNE, *TINY, f"model.weights={file}"]).model)
@@ -325,7 +325,7 @@ def test_corruptions_are_deterministic_and_grow_with_severity(name):
 
 
 def test_corruptions_of_plain_images():
-    """Compares uniform and striped images with closed forms."""
+    """Checks uniform and striped images against closed-form results."""
     grey = torch.full((1, 3, 32, 32), 100, dtype=torch.uint8)
     for name in ("blur", "contrast", "pixelate"):
         assert torch.equal(corrupt(grey, name, 2 if name == "pixelate" else 0.7), grey)
@@ -379,7 +379,7 @@ def test_invalid_corruptions_are_rejected(name, severity, message):
 
 
 class LinearTask:
-    """Reports one output of a linear model, a linear function of the weights."""
+    """Reports one output of a linear model, which is linear in the weights."""
 
     def __init__(self, zero_shot):
         self.zero_shot = zero_shot
@@ -600,7 +600,7 @@ def test_contrastive_batches_cannot_be_split():
 
 
 def test_a_resnet_tower_can_be_fine_tuned_and_ensembled(tmp_path):
-    """Batch-norm statistics are interpolated, but its integer counters are not."""
+    """Batch-norm statistics are interpolated; the integer counters are not."""
     vision = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 16}
     tower = as_override(ARCHITECTURE | {"vision_cfg": vision})
     settings = [*FINE_TUNE, "model.weights=random", f"model.architecture={tower}", "debug=tiny"]

@@ -43,7 +43,7 @@ ARCHITECTURES = {
 
 
 def write_checkpoint(folder, architecture="bert", **changes):
-    """Saves a tiny random model and a tokenizer for WORDS in the format of transformers."""
+    """Saves a tiny random model and a tokenizer for WORDS in transformers format."""
     vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     config_class, model_class, sizes = ARCHITECTURES[architecture]
     config = config_class(vocab_size=len(vocabulary), pad_token_id=1, **sizes | changes)
@@ -66,7 +66,7 @@ def data(tmp_path_factory):
 
 
 def write_sentences(root):
-    """Writes sentences like CoLA's and RTE's, with the file layout of the hub."""
+    """Writes CoLA-like and RTE-like sentences in the hub's file layout."""
     rng = np.random.default_rng(0)
 
     def sentence():
@@ -160,7 +160,7 @@ def test_padding_does_not_change_outputs(data, checkpoint, name):
 
 @pytest.mark.parametrize("length", [24, 12])
 def test_tokens_equal_the_tokenizers_padded_output(data, checkpoint, length):
-    """They are equal up to the longest sentence; the rest is padding."""
+    """Tokens are equal up to the longest sentence; the rest is padding."""
     task = make_task(data, checkpoint, "rte", max_length=length)
     table = load_split(data, "rte", "train")
     encoded = load_tokenizer(checkpoint)(
@@ -217,7 +217,7 @@ def test_a_new_model_has_dropout(data, checkpoint):
 
 
 class ReadsBack(TorchDispatchMode):
-    """Records operations that copy values to the host, which would block a GPU."""
+    """Records operations that copy values to the host and would wait for a GPU."""
 
     SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 
@@ -235,7 +235,7 @@ class ReadsBack(TorchDispatchMode):
 def test_objectives_do_not_synchronise(data, checkpoint, overrides):
     """Tests batches with and without padding, since some mask code checks for padding.
 
-    ED runs without anchors because `one_hot` reads its labels, though only on a CPU.
+    ED runs without anchors because `one_hot` reads its labels on a CPU (but not on a GPU).
     """
     cfg = compose_config([f"regularizer={overrides[0]}", *overrides[1:]])
     method = instantiate(cfg.regularizer)
@@ -325,7 +325,7 @@ def test_interrupted_equals_uninterrupted_after_moving_the_model(
 def test_measures_do_not_depend_on_padding(data, tmp_path):
     measures = ["measures=[ed,sharpness,norm,gap]", "measures.ed.pairs=5", "measures.ed.degree=4"]
     measures += ["measures.ed.resolution=6", "measures.sharpness.batch_size=7", "task.name=rte"]
-    # large weights, since the ED of a nearly constant network is below float32 rounding
+    # large weights, since the ED of a nearly constant network is lost in float32 rounding
     checkpoint = write_checkpoint(tmp_path, initializer_range=0.3)
     model = ["model=bert_base", f"model.checkpoint={checkpoint}", "regularizer=none"]
     found = []
@@ -398,7 +398,7 @@ def test_invalid_labels_are_reported(checkpoint, tmp_path, labels, message):
 
 def test_a_missing_model_error_explains_how_to_download_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CHECKPOINTS", str(tmp_path))
-    monkeypatch.setattr(  # do not contact the hub
+    monkeypatch.setattr(  # avoids contacting the hub
         transformers.AutoModelForSequenceClassification,
         "from_pretrained",
         lambda name, **_: transformers.AutoConfig.from_pretrained(str(tmp_path)),

@@ -195,7 +195,7 @@ def test_a_float64_loss_keeps_gradients_that_vanish_in_float32():
         (gradients[precision],) = torch.autograd.grad(loss, logits)
         assert loss.dtype == report["loss"].dtype == getattr(torch, precision)
     assert gradients["float32"][0, 0] == 0  # the gradient is p - 1, and p rounds to 1
-    # float64 rounds a logit of 20 by up to 2e-15, which is 1e-7 of 1 - p
+    # float64 rounds a logit of 20 by up to 2e-15, which is 1e-7 relative to 1 - p
     p = 1 / (1 + 8 * math.exp(-20))
     expected = torch.tensor(-8 * math.exp(-20) * p / 2)
     torch.testing.assert_close(gradients["float64"][0, 0], expected, rtol=1e-5, atol=0)

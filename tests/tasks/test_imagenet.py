@@ -48,7 +48,7 @@ def no_workers(monkeypatch):
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, no_workers):
     small_run(tmp_path / "whole")
-    for _ in range(2):  # stop after each of the first two steps
+    for _ in range(2):  # stops after each of the first two steps
         with pytest.raises(Interrupted):
             small_run(tmp_path / "pieces", "system.max_minutes=0")
     summary = small_run(tmp_path / "pieces")
@@ -97,7 +97,7 @@ def test_warmup_takes_ten_thousand_steps():
 
 
 def test_evaluation_and_measures_use_the_same_view():
-    """Evaluating the training images must give the same loss as the measures' view."""
+    """Evaluating on training images must give the loss that measures compute on the same images."""
     task = ImageNetTask("embedded", CLIP, validation="train", repeat=1, **SETTINGS)
     task.workers = 0
     task.prepare(CPU, seed=0)

@@ -38,7 +38,7 @@ def write_set(folder: Path, split: str, column: str, images: np.ndarray, labels)
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Iterator[dict[str, str]]:
-    """Writes objects of brightness 100 + i and digits of brightness 1 + i, to identify each."""
+    """Writes objects of brightness 100 + i and digits of brightness 1 + i, to tell them apart."""
     root = tmp_path_factory.mktemp("sets")
     for split, digits in (("train", 40), ("test", 30)):
         labels = np.arange(100) % 10  # 10 images of each class
@@ -48,7 +48,7 @@ def sources(tmp_path_factory) -> Iterator[dict[str, str]]:
         labels = np.arange(digits) % 10 if split == "test" else np.arange(digits) % 2
         grey = np.broadcast_to((1 + np.arange(digits))[:, None, None], (digits, 28, 28))
         write_set(root / "mnist", split, "image", grey.astype(np.uint8), labels)
-    with pytest.MonkeyPatch.context() as patch:  # do not write to the user's caches
+    with pytest.MonkeyPatch.context() as patch:  # keeps the user's caches clean
         patch.setenv("ED_CACHE", str(root / "cache"))
         patch.setattr("datasets.config.HF_DATASETS_CACHE", str(root / "datasets"))
         yield {"data": str(root / "cifar"), "mnist": str(root / "mnist")}
@@ -67,7 +67,7 @@ def test_real_data_sets_have_the_papers_sizes(full_data, tmp_path, monkeypatch):
     task = make({"data": str(full_data / "cifar10"), "mnist": str(full_data / "mnist")})
     monkeypatch.setattr(task, "load", lambda _, load=task.load: load("test"))
     task.prepare(CPU, seed=0)
-    assert task.test.labels.bincount().tolist() == [1000, 1000]  # accuracies have steps of 0.05 %
+    assert task.test.labels.bincount().tolist() == [1000, 1000]  # one image is 0.05 % of the set
     assert task.test.pixels.shape[1:] == (3, 64, 32)
     top = task.test.pixels[:, :, :32].float()
     assert torch.equal(top[:, 0], top[:, 1])  # digits are grey
@@ -84,7 +84,7 @@ def test_real_data_sets_have_the_papers_sizes(full_data, tmp_path, monkeypatch):
         label_of = {image.numpy().tobytes(): label for image, label in pairs}
         labels = torch.tensor([label_of[image.numpy().tobytes()] for image in shuffled])
         agreement = (labels == task.test.labels).double().mean()
-        assert abs(agreement - 0.5) < 0.056  # chance level, up to 5 sigma for 2,000 draws
+        assert abs(agreement - 0.5) < 0.056  # within 5 sigma of chance for 2,000 draws
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_both_blocks_determine_the_label(task, split):
 
 def test_no_digit_repeats_before_all_are_used(task):
     train, _ = identities(task.train.pixels)
-    assert len(train.unique()) == 20  # enough digits (20) for the objects (10)
+    assert len(train.unique()) == 20  # per class, 20 digits for 10 objects
     zeros = train[task.train.labels == 0].tolist()
     assert zeros != sorted(zeros)  # digits are drawn at random
     test, _ = identities(task.test.pixels)

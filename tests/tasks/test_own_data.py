@@ -123,7 +123,7 @@ def test_a_transformers_model_trains_on_a_folder_of_images(
     before = next(iter(stored.base_model.parameters()))
     after = next(iter(trained.model.model.base_model.parameters()))
     assert not torch.equal(before, after)  # all layers are trained, not only the new head
-    assert (before - after).norm() < 0.5 * before.norm()  # training starts at the stored weights
+    assert (before - after).norm() < 0.5 * before.norm()  # training starts from the stored weights
 
 
 def test_two_processes_train_on_a_folder_of_images(images, tmp_path):

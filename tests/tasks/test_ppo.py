@@ -1,4 +1,4 @@
-"""PPO compared with slow references, and played on a toy game."""
+"""PPO, compared with slow references and trained on a toy game."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -106,7 +106,7 @@ def test_rewards_are_divided_by_the_running_std_of_returns():
         seen.append(discounted)
         discounted = discounted * (1 - done)
         everything = torch.cat(seen)
-        # the initial mean 0 and variance 1 have the weight of 1e-4 values
+        # the initial mean 0 and variance 1 count as 1e-4 values
         weight, mean = len(everything) + 1e-4, everything.sum() / (len(everything) + 1e-4)
         squares = 1e-4 * (1 + mean**2) + (everything - mean).square().sum()
         expected = (reward / (squares / weight + 1e-8).sqrt()).clamp(-10, 10).float()
@@ -262,7 +262,7 @@ def test_every_lane_and_every_session_gets_its_own_seed(monkeypatch):
     task = make_task(num_envs=128, num_test_envs=5)
     task.prepare(torch.device("cpu"), seed=0)
     task.lanes = 3
-    for rollout in (0, 7):  # the first rollout of a new and of a resumed run
+    for rollout in (0, 7):  # the first rollouts of a new and a resumed run
         for side in task.sides():
             task.make_lanes(side, rollout)
     counts = [("train", 42), ("train", 43), ("train", 43), ("test", 5)]
@@ -271,7 +271,7 @@ def test_every_lane_and_every_session_gets_its_own_seed(monkeypatch):
 
 
 def test_ppo_learns_the_bandit(bandit, tmp_path, capsys):
-    """The return of random play is 5/15 per episode; the best return is 5."""
+    """Random play has an expected return of 5/15 per episode; the best possible return is 5."""
     overrides = [*SMALL, "model.channels=[]", "task.num_steps=20", "task.frames=2400"]
     overrides += ["optimizer.lr=1e-2", "task.update_epochs=4", f"system.run_dir={tmp_path}"]
     summary = run(compose_config(overrides), ["procgen"])
@@ -358,7 +358,7 @@ def test_a_stopped_run_resumes_at_a_rollout_boundary(bandit, tmp_path):
 
 
 def test_measures_use_the_last_rollout(bandit, tmp_path):
-    """Measuring works during training, at its end, and later, after another rollout."""
+    """Measures during training, at its end, and later, after another rollout."""
     overrides = [*SMALL, "model.channels=[]", "task.frames=64", f"system.run_dir={tmp_path}"]
     small = ["measures.ed.pairs=4", "measures.ed.resolution=9", "measures.ed.degree=4"]
     measured = [*overrides, "measures=[ed,norm]", *small, "system.measure_every=1"]

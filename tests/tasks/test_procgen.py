@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", ["procgen", "procgen_short"])
 def test_cells_have_the_published_settings(name):
-    """PPO as in CleanRL, ED as in the paper's appendix; pairs are half of a minibatch."""
+    """PPO as in CleanRL; ED as in the paper's appendix, with pairs = minibatch size / 2."""
     for cell in load_table(name).cells.values():
         cfg = compose_config(list(cell.overrides))
         task, optimizer, regularizer = cfg.task, cfg.optimizer, cfg.regularizer
@@ -193,7 +193,7 @@ def test_missing_parts_of_envpool_are_reported(monkeypatch, error, message):
 
 
 def test_missing_qt_is_detected_before_creating_games(monkeypatch):
-    """envpool's modules import without Qt, but raise when a name is accessed."""
+    """envpool's modules can be imported without Qt, but raise when a name is accessed."""
 
     def missing(name):
         raise ImportError("requires the system Qt 5 runtime")

@@ -23,9 +23,9 @@ ARCHITECTURE = {"embed_dim": 12, "quick_gelu": True, "vision_cfg": VISION, "text
 
 
 def publish(folder: Path, index: int = 3, classes: int = 10) -> dict[str, torch.Tensor]:
-    """Writes model_<index>.pt in the format of model-soups; returns its state.
+    """Writes model_<index>.pt in model-soups format; returns its state.
 
-    Names have the prefix `model.`; the blocks of the text transformer are missing.
+    Parameter names start with `model.`; the text transformer's blocks are missing.
     """
     torch.manual_seed(index)
     clip = build(ARCHITECTURE)
