@@ -305,6 +305,8 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
     sizes = operators._constants(qkv, 1, "backward")
     pointers = "qkv out gradient logs:f to_qkv sums:f"
     compiled_for_hopper(attention_kernels.attention_gradient, pointers, sizes, number)
+    sizes = operators._constants(qkv, 1, "backward_once")
+    compiled_for_hopper(attention_kernels.attention_gradient_once, pointers, sizes, number)
     number = dict.fromkeys(("rows", "steps", "number"), "i32") | {"eps": "fp32"}
     for name, pointers in {
         "add_norm": "x:f y offset:f weight:f bias:f total:f normed means:f scales:f",
