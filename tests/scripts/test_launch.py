@@ -69,18 +69,17 @@ def test_a_killed_launcher_and_its_runs_can_be_resumed(tmp_path, capsys, monkeyp
     wait_for(lambda: not launch.is_busy(runs[0].folder), "the run to end")
     assert not launch.is_done(runs[0].folder), "the run ended before it was killed"
 
+    arguments += ["--cells", runs[0].cell]
     assert run_command(["scripts/launch.py", *arguments]).returncode == 0
     capsys.readouterr()
     assert launch.main(arguments) == 0  # nothing is left to do
     output = capsys.readouterr().out
-    assert "2 runs: 2 done" in output
+    assert "1 done" in output
     assert "start" not in output
-    for index, run in enumerate(runs):
-        sessions = json.loads((run.folder / "meta.json").read_text())["sessions"]
-        assert len(sessions) == (2 if index == 0 else 1)
-        assert logged(run.folder) == list(range(1, STEPS + 1))  # no row is missing or repeated
+    assert len(json.loads((runs[0].folder / "meta.json").read_text())["sessions"]) == 2
+    assert logged(runs[0].folder) == list(range(1, STEPS + 1))  # no row is missing or repeated
 
-    train_undisturbed(expand(table, root=tmp_path / "undisturbed"))
+    train_undisturbed(expand(table, root=tmp_path / "undisturbed")[:1])
     assert rendered(table, root) == rendered(table, tmp_path / "undisturbed")
 
 
