@@ -260,7 +260,7 @@ def _headline(claim: Claim, known: dict[str, Experiment]) -> Headline:
 
 
 def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict | None]:
-    """Compares two cells: reproduced if both numbers are, otherwise judged by the sign."""
+    """Compares two cells: reproduced if both numbers are, with all seeds; else judged by sign."""
     table = experiment.table
     metric = claim.metric or table.primary
     by_cell = {n.cell.name: n for n in experiment.numbers if n.metric == metric}
@@ -273,8 +273,10 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
     if not all(number.ours.count for number in pair):
         return paper, "", None
     ours = [mean_and_std(n.ours.mean, n.ours.std, table.digits) for n in pair]
-    text = f"{' → '.join(ours)} (n = {min(n.ours.count for n in pair)})"
-    if all(number.verdict == Verdict.REPRODUCED for number in pair):
+    count = min(number.ours.count for number in pair)
+    text = f"{' → '.join(ours)} (n = {count})"
+    complete = count >= len(table.seeds)
+    if complete and all(number.verdict == Verdict.REPRODUCED for number in pair):
         return paper, text, Verdict.REPRODUCED
     gains = [getattr(after, side).mean - getattr(before, side).mean for side in ("ours", "paper")]
     return paper, text, _by_sign(gains[0] * gains[1])

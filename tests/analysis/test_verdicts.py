@@ -140,6 +140,11 @@ def test_a_headline_compares_reference_and_treatment():
     assert rows[1].verdict == Verdict.NOT_RUN
 
 
+def test_a_headline_with_missing_seeds_is_not_reproduced_yet():
+    runs = {"baseline": [87.0, 88.0], "ed": [90.8, 90.9]}
+    assert headline([experiment("table1", runs)])[0].verdict == Verdict.DIRECTION
+
+
 def test_a_headline_without_an_improvement_is_contradicted():
     runs = {"baseline": [90.0, 90.1, 90.2], "ed": [80.0, 80.1, 80.2]}
     assert headline([experiment("table1", runs)])[0].verdict == Verdict.CONTRADICTED
