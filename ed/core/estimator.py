@@ -75,8 +75,7 @@ def estimate(
             resolution="auto", each path gets as many nodes as it needs (`ed.core.adaptive`).
     """
     source = as_field(model, inputs, output=output, class_dim=class_dim, examples=2 * pairs)
-    how: dict[str, Any] = {"pairs": pairs, "memory_gib": memory_gib, "seed": seed}
-    how["progress"] = progress
+    how = dict[str, Any](pairs=pairs, memory_gib=memory_gib, seed=seed, progress=progress)
     if changes.get("resolution") == "auto":
         from ed.core.adaptive import estimate_adaptively
 
