@@ -289,6 +289,8 @@ def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
         return "", None
     e = own.whole
     text = f"r = {e.r:+.2f} ({e.low:+.2f} to {e.high:+.2f}), {e.points} networks"
+    if own.fitted.r is not None:
+        text += f"; {own.fitted.r:+.2f} among the {own.fitted.points} fitted"
     return text, _by_sign(e.r)
 
 
