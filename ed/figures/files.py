@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from ed.analysis.collect import Row
-from ed.analysis.spec import SpecError, Table
+from ed.analysis.spec import PROBES, SpecError, Table
 from ed.analysis.store import figure_stem
 from ed.figures.style import INK, LETTERS_PER_INCH, STYLE, save_png
 from ed.runtime.runs import UNDER_WAY, Status
@@ -52,7 +52,8 @@ def figure_files(
             lines = [textwrap.fill(remark, letters) for remark in remarks]
             figure.suptitle("\n".join(lines), fontsize=8, color=INK)
         stem = figure_stem(deviations)
-        return {f"{stem}.{kind}": _bytes(figure, kind) for kind in ("png", "pdf")}
+        kinds = ("png",) if table.path.parent.name == PROBES else ("png", "pdf")
+        return {f"{stem}.{kind}": _bytes(figure, kind) for kind in kinds}
 
 
 def _available(rows: Sequence[Row]) -> list[Row]:
