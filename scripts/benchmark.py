@@ -2,8 +2,8 @@
 
 For each network, this times an ordinary eager loop, the step of every regularizer, and the plain
 step, both at batch size B and with as many inputs as the ED step. It then compares the estimator
-with its forward passes alone. With --table, it compares each method's overhead over the plain step
-with the paper's. On a CPU, it uses smaller sizes.
+with its forward passes alone, and with the adaptive one. With --table, it compares each method's
+overhead over the plain step with the paper's. On a CPU, it uses smaller sizes.
 """
 
 import argparse
@@ -226,6 +226,30 @@ def bench_estimator(case: Case) -> list[str]:
     return [line]
 
 
+@torch.no_grad()
+def bench_adaptive(case: Case) -> list[str]:
+    """Compares the adaptive estimator with the paper's protocol, both in float32."""
+    clear()
+    task, model = Synthetic(case, 512 if CUDA else 32), case.build().to(DEVICE).eval()
+    whole = task.field(model, task.batch)
+    field = replace(whole, forward=lambda *given: whole.forward(*given)[:, : case.classes])
+    results, seconds, passes = [], [], []
+    for resolution in (200, "auto"):
+        start = time.perf_counter()
+        found = ed.estimate(field, pairs=400 if CUDA else 2, resolution=resolution)
+        results.append(str(found))  # waits for the GPU
+        seconds.append(time.perf_counter() - start)
+        passes.append(found.passes)
+    share = 100 * passes[1] / passes[0]
+    line = (
+        f"Adaptive estimator on {case.name}: {results[1]} instead of {results[0]}, with "
+        f"{passes[1]:,} forward passes instead of {passes[0]:,} ({share:.0f} %), in "
+        f"{seconds[1]:.2f} s instead of {seconds[0]:.2f} s."
+    )
+    print(line, flush=True)
+    return [line]
+
+
 def bench_fit(case: Case) -> list[str]:
     """Measures how much of an ED step softmax, PCA and fit take."""
     clear()
@@ -285,6 +309,7 @@ def bench_steps(cases: dict[str, Case], out: Path | None) -> None:
         text.append(f"## {case.name}\n\n{header}\n" + "\n".join(bench_case(case, peak)))
         if name == "vit_tiny":
             text += bench_estimator(case) + ([] if CUDA else bench_fit(case))
+        text += bench_adaptive(case)
         if out:
             write_atomic(out, "\n\n".join(text) + "\n")
 

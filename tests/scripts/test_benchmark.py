@@ -31,6 +31,7 @@ def test_the_benchmark_runs_and_times_every_method(tmp_path):
         "ordinary eager loop", "plain", "ED", "ED with PCA 3", "mixup", "sam", "asam", "jacobian"
     }  # fmt: skip
     assert all(float(milliseconds) > 0 for milliseconds in spent.values())
+    assert "forward passes instead of 400" in (tmp_path / "benchmark.md").read_text()
 
 
 def test_the_overhead_table_uses_the_measured_times(tmp_path):
