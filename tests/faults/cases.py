@@ -29,7 +29,7 @@ from ed.engine.main import run
 from ed.engine.trust import targets
 from ed.runtime.files import read_rows
 from ed.tasks import procgen
-from tests.helpers.commands import finish
+from tests.helpers.commands import end_threads, finish
 from tests.helpers.games import Bandit
 
 EQUAL, ONE_LINE = "bit-equal", "one-line error"
@@ -72,6 +72,7 @@ def in_child(work: Callable[[], object], log: Path, limit: int | None = None) ->
     Args:
         limit: maximum file size in bytes, which simulates a full disk.
     """
+    end_threads()
     child = os.fork()
     if child:
         return child
