@@ -28,6 +28,7 @@ from ed.analysis.tables import load_table, table_names
 from ed.analysis.verdicts import header_comment
 from ed.runtime.runs import Record
 from tests.helpers.browser import browser, missing
+from tests.helpers.once import once, shared_folder
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = EXPERIMENTS / "results" / "explorer.json"
@@ -93,8 +94,8 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def text() -> str:
-    return build_page()
+def text(tmp_path_factory) -> str:
+    return once(shared_folder(tmp_path_factory, "report"), "page", build_page)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,10 @@
 """Two processes train like one, keep bitwise identical weights, and stop and resume together."""
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from tests.engine.test_resume import assert_same_run
 from tests.helpers import together
 from tests.helpers.commands import run_together
 from tests.helpers.launching import wait_for
+from tests.helpers.once import once, shared_folder
 from tests.helpers.small import SMALL, small_run, weights
 
 ROOT = Path(__file__).parents[2]
@@ -79,31 +78,19 @@ def seen_together(folder: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Returns a folder shared by all pytest-xdist workers."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "together" / "runs"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = shared_folder(tmp_path_factory, "together") / "runs"
+    folder.mkdir(exist_ok=True)
     return folder
-
-
-def once(folder: Path, name: str, work: Callable[[Path], object]):
-    """Returns the result of `work`, computed once by the first pytest-xdist worker."""
-    made = folder.parent / f"{name}.json"
-    with open(folder.parent / f"{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            made.write_text(json.dumps(work(folder)))
-    return json.loads(made.read_text())
 
 
 @pytest.fixture(scope="module")
 def killed(folder) -> list:
-    return once(folder, "killed", killed_in_the_middle)
+    return once(folder.parent, "killed", lambda: killed_in_the_middle(folder))
 
 
 @pytest.fixture(scope="module")
 def seen(folder, killed) -> list[dict]:
-    return once(folder, "seen", seen_together)
+    return once(folder.parent, "seen", lambda: seen_together(folder))
 
 
 def test_death_of_one_process_stops_all_with_one_error_line(killed):
