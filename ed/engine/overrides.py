@@ -67,8 +67,11 @@ class Overrides:
 
     def choices(self, group: str) -> list[str]:
         """Returns the choices of a group, including the user's, or [] if it does not exist."""
+        return sorted(self._files(group))
+
+    def _files(self, group: str) -> dict[str, Path]:
         places = [folder / group for folder in (CONFIGS, *self.folders)]
-        return sorted({path.stem for place in places for path in place.glob("*.yaml")})
+        return {path.stem: path for place in places for path in place.glob("*.yaml")}
 
     @functools.cached_property
     def valid(self) -> list[str]:
@@ -124,8 +127,14 @@ class Overrides:
 
     def _owners(self, key: str) -> list[str]:
         """Returns the choices of the key's group that have this key."""
-        group, owners = key.split(".")[0], []
-        for choice in self.choices(group):
+        group, *rest = key.split(".")
+        owners = []
+        for choice, path in sorted(self._files(group).items()) if rest else ():
+            text = path.read_text("utf-8")  # read first, as composing is slow
+            if f"{rest[-1]}:" not in text and "defaults:" not in text:
+                continue
+            if group == "measures" and choice != rest[0]:
+                continue
             value = f"[{choice}]" if group == "measures" else choice
             with contextlib.suppress(Exception):  # a broken config that the command does not use
                 if key in self.keys(f"{group}={value}"):
