@@ -49,10 +49,12 @@ VARIANTS = (
 
 @pytest.mark.parametrize("task", EXACT)
 def test_exact_values_of_the_polynomial_maps(task):
-    x = 4 * uniform(20000, 3) - 2
+    x = 4 * uniform(5000, 3) - 2
     readings = [(ed.Representation(**SETTINGS, **variant), False) for variant in VARIANTS]
-    results = estimate_each(polynomial_map(task), x, readings=readings, pairs=20000)
-    assert [result.mean for result in results] == pytest.approx(EXACT[task], rel=0.03)
+    results = estimate_each(polynomial_map(task), x, readings=readings, pairs=5000)
+    for result, exact in zip(results, EXACT[task], strict=True):
+        noise = 4 * result.standard_error
+        assert result.mean == pytest.approx(exact, abs=noise + 0.01 * exact)  # given to two digits
 
 
 def test_estimate_does_not_depend_on_the_memory_budget():

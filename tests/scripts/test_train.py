@@ -39,6 +39,7 @@ from tests.helpers.commands import run_command
 from tests.helpers.small import SMALL, small_config, small_run
 
 ROOT = Path(__file__).parents[2]
+SHORT = [*SMALL, "task.batch_size=1000"]  # two steps
 
 
 def train(*arguments: str, cwd: Path = ROOT, **environment) -> subprocess.CompletedProcess:
@@ -139,7 +140,7 @@ def test_an_unused_sampler_prints_a_warning(tmp_path):
 
 
 def test_a_key_of_swept_choices_must_be_swept(tmp_path):
-    words = ["-m", *SMALL, f"system.runs={tmp_path}", "regularizer=ed,jacobian"]
+    words = ["-m", *SHORT, f"system.runs={tmp_path}", "regularizer=ed,jacobian"]
     result = train(*words, "regularizer.weight=3")
     assert result.stderr.startswith("error: regularizer.weight=3: ")
     assert "'regularizer.weight=choice(3)'" in result.stderr
@@ -214,7 +215,7 @@ def test_your_own_configs_may_be_outside_the_repository(tmp_path):
         (tmp_path / "my configs" / group).mkdir(parents=True)
         (tmp_path / "my configs" / group / f"{name}.yaml").write_text(leaf)
     (tmp_path / "own_parts.py").write_text(OWN_PARTS)
-    own = ["--config-dir", str(tmp_path / "my configs"), *SMALL, f"system.runs={tmp_path / 'runs'}"]
+    own = ["--config-dir", str(tmp_path / "my configs"), *SHORT, f"system.runs={tmp_path / 'runs'}"]
     both = ["regularizer=shrink", "measures=[count]"]
     path = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     result = train(*own, *both, **path)
@@ -590,14 +591,14 @@ def test_too_few_nodes_without_damping_are_rejected(tmp_path):
 def test_a_sweep_gives_every_run_its_own_folder(tmp_path):
     """A small version of the sweep in the README."""
     result = train(
-        "-m", *SMALL, "seed=0,1", "regularizer=none,ed", f"system.runs={tmp_path}"
+        "-m", *SHORT, "seed=0,1", "regularizer=none,ed", f"system.runs={tmp_path}"
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     done = sorted(path.parent for path in tmp_path.rglob("DONE"))
     assert len(done) == 4
     assert {path.name for path in done} == {"seed0", "seed1"}
     assert len({path.parent for path in done}) == 2
-    again = train("-m", *SMALL, "seed=0,1", "regularizer=none,ed", f"system.runs={tmp_path}")
+    again = train("-m", *SHORT, "seed=0,1", "regularizer=none,ed", f"system.runs={tmp_path}")
     assert again.stdout.count("already done") == 4
 
 
