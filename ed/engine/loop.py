@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ed.core.model_state import evaluating
-from ed.engine.checkpoint import load_checkpoint, save_checkpoint, save_weights
+from ed.engine.checkpoint import load_checkpoint, other_config, save_checkpoint, save_weights
 from ed.engine.metrics import Metrics, brief, check_finite, duration
 from ed.engine.run import RunFolder, resolved
 from ed.engine.step import TrainStep
@@ -165,8 +165,7 @@ class _Session:
         """Returns the reason a checkpoint does not belong to this run, or None if it does."""
         if lacking := sorted(STATE - set(state)):
             return f"it has no {', '.join(lacking)}"
-        difference = self.run.difference(state["config"])
-        return difference and f"it has another config: {difference}"
+        return other_config(state, runs.identity(resolved(self.run.cfg)))
 
     def _load(self, state: dict) -> None:
         path, before, now = self.run.path, len(state["rng"]), processes.world_size()

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ed.analysis.collect import Row
 from ed.analysis.render import to_markdown
@@ -22,7 +23,7 @@ from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.loop import Interrupted
-from ed.engine.main import choose_device, start_tracker
+from ed.engine.main import choose_device, load_run, start_tracker
 from ed.engine.run import RunFolder
 from ed.engine.settings import check_settings
 from ed.runtime.files import csv_text, from_csv_text
@@ -30,6 +31,7 @@ from ed.runtime.runs import RunError
 from scripts import launch, table
 from tests.helpers.small import SMALL_GROKKING, small_config, small_run
 from tests.helpers.tables import fabricate, write_table
+from tests.helpers.toy import assert_same_weights
 
 WRONG = {"list": b"[1]", "empty": b"{}", "binary": b"\xff\x00\xfe", "deep": b"[" * 100_000}
 
@@ -88,6 +90,54 @@ def test_only_checkpoint_is_not_overwritten_if_foreign(run, tmp_path):
     with pytest.raises(RunError, match=r"model\.width is 16"):
         small_run(run, base=SMALL_GROKKING)
     assert (run / "last.pt").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Returns folders of runs that differ from `finished` in their width and in their seed."""
+    root = tmp_path_factory.mktemp("others")
+    small_run(root / "wide", "model.width=16", base=SMALL_GROKKING)
+    small_run(root / "seed", "seed=7", base=SMALL_GROKKING)
+    return root
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 16
+    path.write_bytes(content)
+
+
+WRONG_WEIGHTS = {  # name: the damaged file, the damage, and what the error names
+    "wide checkpoint": ("last.pt", "wide", r"model\.width is 16"),
+    "checkpoint of another seed": ("last.pt", "seed", "seed is 7"),
+    "wide weights": ("model.safetensors", "wide", r"config\.yaml"),
+    "truncated weights": ("model.safetensors", lambda path: os.truncate(path, 50), "damaged"),
+    "flipped bit": ("model.safetensors", _flip, "digest"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_WEIGHTS)
+def test_wrong_weights_are_not_loaded(case, run, others):
+    name, damage, shown = WRONG_WEIGHTS[case]
+    for path in run.glob("*.pt"):
+        if path.name != name:
+            path.unlink()
+    if isinstance(damage, str):
+        shutil.copy(others / damage / name, run / name)
+    else:
+        damage(run / name)
+    with pytest.raises(ValueError, match=shown) as error:
+        load_run(run, "cpu")
+    assert str(run) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_without_a_digest_are_loaded(run):
+    """Older versions stored none."""
+    (run / "last.pt").unlink()
+    before = load_run(run, "cpu").model
+    save_file(before.state_dict(), run / "model.safetensors")
+    assert_same_weights(load_run(run, "cpu").model, before)
 
 
 def test_run_folder_removed_during_training_is_reported(tmp_path):
