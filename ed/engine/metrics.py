@@ -60,8 +60,9 @@ class Metrics:
         if damage:
             logger.warning("%s is damaged: %s; restored from the checkpoint", self.path, damage)
             return kept
-        # rows after the final checkpoint are measures of the trained model
-        return rows if self.start == self.total else kept
+        # after the final checkpoint, a run only measures the trained model
+        later = rows[len(kept) :] if self.start == self.total else []
+        return kept + [row for row in later if _is_measured(row)]
 
     def text(self) -> str:
         """Returns the contents of the file, for checkpoints."""
@@ -141,6 +142,10 @@ class Metrics:
 
 def _text(rows: list[dict]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _is_measured(row: dict) -> bool:
+    return all(key == "step" or key.startswith("measure/") for key in row)
 
 
 def check_finite(values: dict[str, float], after: int, step: int, folder: Path) -> None:
