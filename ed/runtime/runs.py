@@ -33,6 +33,7 @@ WEIGHTS, WANDB_ID = "model.safetensors", "wandb_id"
 LOG, OUTPUT = "train.log", "output.log"
 SLURM = "slurm.json"  # job and task ids of a run
 DEVIATIONS = "deviations.json"  # the settings that a reduced version of a table changes
+DIGEST = "sha256"  # key in DONE: digest of its other keys
 LOCK = ".lock"  # locked while a process trains in the folder
 CLAIM = ".launch"  # locked by the launcher while its process runs
 # written only by the process that holds the lock; the launcher writes FAILED and SLURM
@@ -103,8 +104,11 @@ def identity(config: dict) -> dict:
 def digest(config: dict) -> str:
     """Returns a hash of the identity without the seed, as eight hex digits."""
     settings = {key: value for key, value in identity(config).items() if key != "seed"}
-    text = json.dumps(_whole(settings), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return _sha256(_whole(settings))[:8]
+
+
+def _sha256(value: dict) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _whole(value):
@@ -231,8 +235,11 @@ def read_done(folder: Path) -> dict | None:
         return None
     try:
         summary = read_json(path)
+        stored = summary.pop(DIGEST, None)  # older versions stored none
         if not _is_summary(summary):
             raise ValueError("not the summary of a run")
+        if stored not in (None, _sha256(summary)):
+            raise ValueError("its contents do not match the digest")
     except ValueError as error:
         raise RunError(
             f"{path} is damaged ({error}): remove it and run the same command again, which "
@@ -251,7 +258,7 @@ def _is_summary(value: dict) -> bool:
 
 
 def write_done(folder: Path, summary: dict) -> None:
-    write_json(folder / DONE, summary)
+    write_json(folder / DONE, summary | {DIGEST: _sha256(summary)})
 
 
 def read_meta(folder: Path) -> dict:
