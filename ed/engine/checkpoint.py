@@ -41,11 +41,6 @@ def save_checkpoint(folder: Path, state: dict) -> None:
             os.replace(last, folder / PREVIOUS)
         os.replace(temporary, last)
     except OSError as error:
-        if not folder.is_dir():
-            raise SaveError(
-                f"{folder} is gone: it was removed or renamed during the run; restore it and run "
-                "the same command again, or start over"
-            ) from error
         temporary.unlink(missing_ok=True)
         raise _cannot_save("a checkpoint", folder, error) from error
 
@@ -121,7 +116,17 @@ def warn_if_damaged(folder: Path, warn) -> None:
         warn(f"{path} is damaged ({error}): the run's results are not affected, but do not use it")
 
 
+def check_exists(folder: Path) -> None:
+    """Raises SaveError if a run folder was removed during the run."""
+    if not folder.is_dir():
+        raise SaveError(
+            f"{folder} is gone: it was removed or renamed during the run; restore it and run the "
+            "same command again, or start over"
+        )
+
+
 def _cannot_save(what: str, folder: Path, error: OSError) -> SaveError:
+    check_exists(folder)
     return SaveError(
         f"could not save {what} in {folder} ({error.strerror}): free some space and run the same "
         "command again; it resumes from the last good checkpoint"

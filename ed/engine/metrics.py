@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+from ed.engine.checkpoint import check_exists
 from ed.runtime.console import interactive, number, plain_level, print_line
 from ed.runtime.files import read_rows, write_atomic
 from ed.runtime.runs import DIVERGED, METRICS
@@ -90,6 +91,7 @@ class Metrics:
             self.rows.append(row)
             self._write(json.dumps(row) + "\n")
         if self.tracker is not None:
+            check_exists(self.path.parent)  # trackers would recreate it or fail in a thread
             self.tracker.log(values, step=step)
         level = logging.INFO
         if self.view is not None:

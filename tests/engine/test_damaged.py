@@ -145,6 +145,22 @@ def test_run_folder_removed_during_training_is_reported(tmp_path):
         save_checkpoint(tmp_path / "removed", {"step": 1})
 
 
+@pytest.mark.parametrize("logger", ["none", "csv", "tensorboard"])
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_run_folder_removed_after_the_last_checkpoint_is_reported(logger, tmp_path, monkeypatch):
+    if logger == "tensorboard":
+        pytest.importorskip(logger)
+
+    def save_and_remove(folder, state):
+        save_checkpoint(folder, state)
+        shutil.rmtree(folder)
+
+    monkeypatch.setattr("ed.engine.loop.save_checkpoint", save_and_remove)
+    with pytest.raises(SaveError, match="run is gone"):
+        small_run(tmp_path / "run", f"logger={logger}", "measures=norm", base=SMALL_GROKKING)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "meta.json", "metrics.jsonl"])
 def test_full_disk_is_a_one_line_error(name, tmp_path, monkeypatch, capsys):
     import errno
