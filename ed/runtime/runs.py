@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import NoneType
 
 import yaml
 
@@ -254,7 +255,12 @@ def _is_summary(value: dict) -> bool:
     if not isinstance(last, dict) or not isinstance(best, dict):
         return False
     numbers = [value.get("steps"), value.get("seconds"), *last.values(), *best.values()]
-    return all(isinstance(number, (int, float)) for number in numbers)
+    return all(map(_is_number, numbers))
+
+
+def _is_number(value) -> bool:
+    """Returns whether a value is a float, or an integer that can be converted to one."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def write_done(folder: Path, summary: dict) -> None:
@@ -276,8 +282,8 @@ def read_meta(folder: Path) -> dict:
 def _is_session(value) -> bool:
     if not isinstance(value, dict):
         return False
-    command, versions = value.get("command", ""), value.get("versions") or {}
-    return isinstance(command, str) and isinstance(versions, dict)
+    kinds = {"command": str, "versions": dict, "steps": int}
+    return all(isinstance(value.get(key), (kind, NoneType)) for key, kind in kinds.items())
 
 
 def write_sessions(folder: Path, sessions: list[dict]) -> None:
@@ -300,7 +306,7 @@ def read_metrics(folder: Path) -> list[dict]:
     rows = read_rows(path)
     for number, row in enumerate(rows, start=1):
         step = row.get("step") if isinstance(row, dict) else None
-        if not isinstance(step, int) or not all(isinstance(v, (int, float)) for v in row.values()):
+        if not isinstance(step, int) or not all(map(_is_number, row.values())):
             shown = json.dumps(row)[:60]
             raise ValueError(f"{path}, line {number} is not a row of metrics: {shown!r}")
         if step < before:
