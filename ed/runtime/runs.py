@@ -11,6 +11,7 @@ runs/adhoc/cifar10-vit_tiny-ed-1a2b3c4d/seed0/
     output.log         output of the process, if the launcher started it
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -185,8 +186,12 @@ def any_begun(folder: Path) -> bool:
 
 def is_busy(folder: Path) -> bool:
     """Returns whether a process is training in the folder or a launcher has claimed it."""
-    own = folder / LOCK  # the folder is locked, too, as this file could be deleted
-    return _is_locked(folder / CLAIM) or _is_locked(own if own.exists() else folder)
+    if _is_locked(folder / CLAIM) or _is_locked(folder / LOCK):
+        return True
+    # the folder is locked, too, because the lock file could be deleted or replaced
+    with contextlib.suppress(RunError):  # some network file systems cannot lock folders
+        return _is_locked(folder)
+    return False
 
 
 def _is_locked(path: Path) -> bool:

@@ -27,7 +27,7 @@ from ed.engine.main import choose_device, load_run, start_tracker
 from ed.engine.run import RunFolder
 from ed.engine.settings import check_settings
 from ed.runtime.files import csv_text, from_csv_text
-from ed.runtime.runs import RunError
+from ed.runtime.runs import RunError, Status, status
 from scripts import launch, table
 from tests.helpers.small import SMALL_GROKKING, small_config, small_run
 from tests.helpers.tables import fabricate, write_table
@@ -368,6 +368,7 @@ def test_run_stays_locked_if_its_lock_file_is_deleted(tmp_path):
             (tmp_path / "run" / ".lock").unlink()
             with pytest.raises(RunError, match="another process"):
                 RunFolder(tmp_path / "run", small_config(tmp_path / "run"))
+            assert status(tmp_path / "run") == Status.RUNNING  # despite the new lock file
         finally:
             holder.kill()
 
