@@ -296,9 +296,9 @@ def write_sessions(folder: Path, sessions: list[dict]) -> None:
 
 
 def read_failure(folder: Path) -> str:
-    """Returns why the run failed, as recorded by the launcher, or "" if it did not fail."""
+    """Returns in one line why the run failed, as recorded by the launcher; "" if it did not."""
     path = folder / FAILED
-    return path.read_text(errors="replace").strip() if path.exists() else ""
+    return " ".join(path.read_text(errors="replace").split()) if path.exists() else ""
 
 
 def write_failure(folder: Path, reason: str) -> None:

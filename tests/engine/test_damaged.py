@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import collect_run
 from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, expand, parse_value
 from ed.analysis.store import to_csv
@@ -332,12 +332,17 @@ def test_table_is_written_despite_damaged_deviations(content, tmp_path, capsys):
     assert str(reduced / "deviations.json") in capsys.readouterr().err
 
 
-def test_tables_contain_no_tags_or_formulas(tmp_path):
+def test_tables_contain_no_tags_links_or_formulas(tmp_path):
     own = write_table(tmp_path)
     (first, *_) = expand(own, root=tmp_path)
-    error = "=HYPERLINK(1) <script>alert(1)</script>"
-    rows = [Row(first.table, first.cell, first.seed, status="failed", error=error)]
-    assert "<script" not in to_markdown(own, rows)
+    fabricate(first, done=False)
+    error = "=HYPERLINK(1) <script>alert(1)</script> [a](http://b)\n\n# heading"
+    (first.folder / "FAILED").write_text(error)
+    rows = [collect_run(first, own)]
+    text = to_markdown(own, rows)
+    assert "<script" not in text
+    assert "](" not in text
+    assert "\n# heading" not in text
     assert "'=HYPERLINK" in to_csv(own, rows)
 
 
