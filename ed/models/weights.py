@@ -22,7 +22,7 @@ def read_weights(path: Path, given: str) -> dict[str, Tensor]:
     state = read_state(path, given)
     while wrapped := [name for name in WRAPPERS if isinstance(state.get(name), dict)]:
         state = state[wrapped[0]]
-    return {PREFIXES.sub("", name): value for name, value in state.items()}
+    return {PREFIXES.sub("", str(name)): value for name, value in state.items()}
 
 
 def read_state(path: Path, given: str) -> dict:
@@ -50,7 +50,7 @@ def load_weights(
     try:
         model.load_state_dict(state)
         return model
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError, TypeError) as error:  # the last two: odd keys
         raise ValueError(f"{given}: does not match {into} ({brief(error)} ...)") from error
 
 

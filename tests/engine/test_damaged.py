@@ -140,6 +140,22 @@ def test_weights_without_a_digest_are_loaded(run):
     assert_same_weights(load_run(run, "cpu").model, before)
 
 
+INVALID = [("step", "x"), ("metrics", 5), ("seconds", "x"), ("threads", None), ("rng", [[1]])]
+INVALID += [("config", 5), ("training", {}), ("training", {"model": {1: 2}})]
+
+
+@pytest.mark.parametrize(("key", "value"), INVALID)
+def test_checkpoint_with_a_value_of_another_type_is_rejected(key, value, run):
+    (run / "DONE").unlink()
+    save_checkpoint(run, load_checkpoint(run, print) | {key: value})
+    (run / "previous.pt").unlink()
+    with pytest.raises(ValueError, match=str(run)):
+        small_run(run, base=SMALL_GROKKING)
+    if key in ("config", "training"):
+        with pytest.raises(ValueError, match=str(run)):
+            load_run(run, "cpu")
+
+
 def test_run_folder_removed_during_training_is_reported(tmp_path):
     with pytest.raises(SaveError, match="removed is gone"):
         save_checkpoint(tmp_path / "removed", {"step": 1})
