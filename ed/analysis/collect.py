@@ -274,7 +274,7 @@ def _surroundings(sessions: Sequence[dict]) -> dict:
     """Returns the devices, torch versions and commits of all sessions, in order."""
 
     def joined(values: Iterable) -> str:
-        return " + ".join(dict.fromkeys(str(value) for value in values if value))
+        return " + ".join(dict.fromkeys(" ".join(str(v).split()) for v in values if v))
 
     dirty = [s.get("dirty") for s in sessions]
     return {

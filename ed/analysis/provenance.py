@@ -14,7 +14,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         if row.status in UNDER_WAY:
             found.append(f"seed {row.seed} is at step {row.steps} of {row.total_steps or '?'}")
         elif row.status in BROKEN:
-            found.append(f"seed {row.seed} failed: {row.error}")
+            found.append(f"seed {row.seed} failed: {_unlinked(row.error)}")
     seeds = [str(row.seed) for row in rows if row.status == Status.DONE and row.dirty]
     if seeds:
         found.append(f"uncommitted changes in the code of seed {', '.join(seeds)}")
@@ -43,7 +43,12 @@ def footer(table: Table, rows: Sequence[Row]) -> str:
 def _distinct(values) -> str:
     """Lists the distinct values, sorted, with `unknown` for empty ones."""
     found = set(values)
-    return ", ".join(sorted(found - {""}) + ["unknown"] * ("" in found))
+    return _unlinked(", ".join(sorted(found - {""}) + ["unknown"] * ("" in found)))
+
+
+def _unlinked(text: str) -> str:
+    """Escapes Markdown links and images in text from a run folder."""
+    return text.replace("](", r"]\(")
 
 
 def _runs(count: int) -> str:

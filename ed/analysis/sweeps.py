@@ -53,17 +53,22 @@ def _configs(root: Path, seen: set[Path]) -> Iterator[Path]:
 
 def _read(folder: Path) -> SweepRun:
     config, done = read_config(folder), read_done(folder)
-    if "seed" not in config:
-        raise CollectError(f"{folder / CONFIG} has no seed, so it is not the config of a run")
+    seed, measures = config.get("seed"), config.get("measures") or {}
+    targets = [value for key, value in flat(config).items() if key.endswith("_target_")]
+    texts = all(isinstance(value, str) for value in targets)
+    if not isinstance(seed, int) or not isinstance(measures, dict) or not texts:
+        raise CollectError(
+            f"{folder / CONFIG} is not the config of a run: check its seed, measures and _target_ "
+            "values, or remove it"
+        )
     kept = {key: value for key, value in config.items() if key not in IGNORED}
-    measures = flat(config.get("measures") or {})
-    return SweepRun(dict(_settings(kept)), measures, config["seed"], done and done["last"])
+    return SweepRun(dict(_settings(kept)), flat(measures), seed, done and done["last"])
 
 
 def _settings(config: dict) -> Iterator[tuple[str, str]]:
     for key, value in flat(config).items():
         group, _, last = key.rpartition(".")
-        if last == "_target_":  # shown as the name of the config file, or else of the class
+        if group and last == "_target_":  # shown as the name of its config file or class
             part = nested(config, group)
             yield group, choice_of(group.rpartition(".")[2], part) or value.rsplit(".", 1)[-1]
         else:

@@ -14,8 +14,9 @@ from pickle import UnpicklingError  # raised by torch.load for anything but plai
 import torch
 from torch import Tensor, nn
 
-from ed.runtime.files import check_seal, seal, write_atomic
-from ed.runtime.runs import CHECKPOINTS, LAST, PREVIOUS, UNNAMED, WEIGHTS, RunError
+from ed.models.weights import read_state
+from ed.runtime.files import BLANK, STAMP, check_seal, seal, stamp, write_atomic
+from ed.runtime.runs import CHECKPOINTS, LAST, PREVIOUS, UNNAMED, WEIGHTS, RunError, differences
 
 
 class SaveError(RuntimeError):
@@ -40,11 +41,6 @@ def save_checkpoint(folder: Path, state: dict) -> None:
             os.replace(last, folder / PREVIOUS)
         os.replace(temporary, last)
     except OSError as error:
-        if not folder.is_dir():
-            raise SaveError(
-                f"{folder} is gone: it was removed or renamed during the run; restore it and run "
-                "the same command again, or start over"
-            ) from error
         temporary.unlink(missing_ok=True)
         raise _cannot_save("a checkpoint", folder, error) from error
 
@@ -59,21 +55,23 @@ def save_weights(folder: Path, model: nn.Module) -> None:
         for name, value in model.state_dict().items()
     }
     try:
-        write_atomic(folder / WEIGHTS, save(state))
+        write_atomic(folder / WEIGHTS, stamp(save(state, {STAMP: BLANK.decode()})))
     except OSError as error:
         raise _cannot_save(WEIGHTS, folder, error) from error
 
 
-def trained_weights(folder: Path, warn) -> dict[str, Tensor] | None:
-    """Loads the state dict from the newest intact checkpoint, else from `model.safetensors`."""
-    state = load_checkpoint(folder, warn, _without_model)
+def trained_weights(folder: Path, config: dict, warn) -> dict[str, Tensor] | None:
+    """Loads the state dict from the newest intact checkpoint, else from `model.safetensors`.
+
+    A checkpoint of a run with another identity than `config` raises RunError.
+    """
+    state = load_checkpoint(
+        folder, warn, lambda state: _without_model(state) or other_config(state, config)
+    )
     if state is not None:
         return state["training"]["model"]
-    if not (folder / WEIGHTS).exists():
-        return None
-    from safetensors.torch import load_file
-
-    return load_file(folder / WEIGHTS)
+    path = folder / WEIGHTS
+    return read_state(path, str(path)) if path.exists() else None
 
 
 def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
@@ -103,7 +101,7 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
             reason = str(error).splitlines()[0]
             warn(f"{path} is damaged ({reason}): trying an older one, else starting over")
     if foreign:
-        raise RunError(f"{foreign}. Use the stored values or another system.run_dir")
+        raise RunError(f"{foreign}. Move it, use its values, or use another system.run_dir")
     return None
 
 
@@ -118,7 +116,17 @@ def warn_if_damaged(folder: Path, warn) -> None:
         warn(f"{path} is damaged ({error}): the run's results are not affected, but do not use it")
 
 
+def check_exists(folder: Path) -> None:
+    """Raises SaveError if a run folder was removed during the run."""
+    if not folder.is_dir():
+        raise SaveError(
+            f"{folder} is gone: it was removed or renamed during the run; restore it and run the "
+            "same command again, or start over"
+        )
+
+
 def _cannot_save(what: str, folder: Path, error: OSError) -> SaveError:
+    check_exists(folder)
     return SaveError(
         f"could not save {what} in {folder} ({error.strerror}): free some space and run the same "
         "command again; it resumes from the last good checkpoint"
@@ -146,6 +154,15 @@ def _read(path: Path) -> dict:
     if not isinstance(state, dict):
         raise ValueError(f"it contains a {type(state).__name__}, not the state of a run")
     return state
+
+
+def other_config(state: dict, config: dict) -> str | None:
+    """Returns how a checkpoint's config differs from the identity `config`, or None."""
+    stored = state.get("config", config)  # older versions did not store it
+    if not isinstance(stored, dict):
+        return "its config is not a mapping"
+    found = "; ".join(differences(stored, config))
+    return f"it has another config: {found}" if found else None
 
 
 def _without_model(state: dict) -> str | None:

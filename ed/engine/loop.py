@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ed.core.model_state import evaluating
-from ed.engine.checkpoint import load_checkpoint, save_checkpoint, save_weights
+from ed.engine.checkpoint import load_checkpoint, other_config, save_checkpoint, save_weights
 from ed.engine.metrics import Metrics, brief, check_finite, duration
 from ed.engine.run import RunFolder, resolved
 from ed.engine.step import TrainStep
@@ -21,7 +21,9 @@ from ed.runtime.console import RunView, interactive
 from ed.tasks.base import Batch, Task
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-STATE = {"training", "task", "rng", "step", "seconds", "threads", "metrics", "config"}
+# types of a checkpoint's values
+STATE = {"training": dict, "task": object, "rng": list, "step": int, "seconds": (int, float)}
+STATE |= {"threads": int, "metrics": str, "config": dict}
 logger = logging.getLogger("ed")
 
 
@@ -163,10 +165,11 @@ class _Session:
 
     def _misfit(self, state: dict) -> str | None:
         """Returns the reason a checkpoint does not belong to this run, or None if it does."""
-        if lacking := sorted(STATE - set(state)):
+        if lacking := sorted(STATE.keys() - state.keys()):
             return f"it has no {', '.join(lacking)}"
-        difference = self.run.difference(state["config"])
-        return difference and f"it has another config: {difference}"
+        if wrong := [key for key, kind in STATE.items() if not isinstance(state[key], kind)]:
+            return f"it has an invalid {', '.join(wrong)}"
+        return other_config(state, runs.identity(resolved(self.run.cfg)))
 
     def _load(self, state: dict) -> None:
         path, before, now = self.run.path, len(state["rng"]), processes.world_size()
@@ -178,16 +181,16 @@ class _Session:
         try:
             self.step.load_state_dict(state["training"])
             self.task.load_state_dict(state["task"])
+            rng = state["rng"][processes.rank()]
+            torch.set_rng_state(rng["cpu"])
+            if self.step.device.type == "cuda" and "cuda" in rng:
+                torch.cuda.set_rng_state(rng["cuda"])
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
                 f"the checkpoint in {path} does not fit this run ({reason}): move it, or use "
                 "another system.run_dir"
             ) from error
-        rng = state["rng"][processes.rank()]
-        torch.set_rng_state(rng["cpu"])
-        if self.step.device.type == "cuda" and "cuda" in rng:
-            torch.cuda.set_rng_state(rng["cuda"])
         self.earlier_seconds, self.saved_metrics = state["seconds"], state["metrics"]
         threads, current = state["threads"], torch.get_num_threads()
         if self.step.device.type == "cpu" and threads != current:

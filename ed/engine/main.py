@@ -22,6 +22,7 @@ from ed.engine.run import RunFolder, resolved
 from ed.engine.settings import check_leaf, check_settings
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
+from ed.models.weights import load_weights
 from ed.runtime import console, processes, runs
 from ed.runtime.distributed import join, local_device
 from ed.runtime.files import INSTALLED
@@ -271,7 +272,7 @@ def load_run(
     if not runs.is_run(folder):
         raise FileNotFoundError(f"{folder} is not a run folder: it has no {runs.CONFIG}")
     cfg = stored_config(folder, trust=trust)
-    weights = trained_weights(folder, logger.warning)
+    weights = trained_weights(folder, runs.identity(resolved(cfg)), logger.warning)
     if weights is None:
         raise FileNotFoundError(
             f"{folder} has no checkpoint: train with system.keep_checkpoint=true"
@@ -281,8 +282,7 @@ def load_run(
     task, where = instantiate(cfg.task), choose_device(device)
     if data:
         task.prepare(where, cfg.seed)
-    model = build_model(cfg, where)
-    model.load_state_dict(weights)
+    model = load_weights(build_model(cfg, where), weights, str(folder), into=runs.CONFIG)
     return LoadedRun(model.eval(), task, cfg)
 
 

@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+from ed.engine.checkpoint import check_exists
 from ed.runtime.console import interactive, number, plain_level, print_line
 from ed.runtime.files import read_rows, write_atomic
 from ed.runtime.runs import DIVERGED, METRICS
@@ -60,8 +61,9 @@ class Metrics:
         if damage:
             logger.warning("%s is damaged: %s; restored from the checkpoint", self.path, damage)
             return kept
-        # rows after the final checkpoint are measures of the trained model
-        return rows if self.start == self.total else kept
+        # after the final checkpoint, a run only measures the trained model
+        later = rows[len(kept) :] if self.start == self.total else []
+        return kept + [row for row in later if _is_measured(row)]
 
     def text(self) -> str:
         """Returns the contents of the file, for checkpoints."""
@@ -89,6 +91,7 @@ class Metrics:
             self.rows.append(row)
             self._write(json.dumps(row) + "\n")
         if self.tracker is not None:
+            check_exists(self.path.parent)  # trackers would recreate it or fail in a thread
             self.tracker.log(values, step=step)
         level = logging.INFO
         if self.view is not None:
@@ -141,6 +144,10 @@ class Metrics:
 
 def _text(rows: list[dict]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _is_measured(row: dict) -> bool:
+    return all(key == "step" or key.startswith("measure/") for key in row)
 
 
 def check_finite(values: dict[str, float], after: int, step: int, folder: Path) -> None:

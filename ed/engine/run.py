@@ -72,19 +72,16 @@ class RunFolder:
             self._close_folder()
 
     def _keep_config(self) -> None:
-        stored = self.path / runs.CONFIG
+        stored, now = self.path / runs.CONFIG, resolved(self.cfg)
         if not stored.exists():
-            write_atomic(stored, OmegaConf.to_yaml(OmegaConf.create(resolved(self.cfg))))
-        elif difference := self.difference(runs.identity(resolved(read_config(stored)))):
+            write_atomic(stored, OmegaConf.to_yaml(OmegaConf.create(now)))
+            return
+        before = runs.identity(resolved(read_config(stored)))
+        if found := runs.differences(before, runs.identity(now)):
             raise RunError(
-                f"{self.path} holds a run with another config: {difference}. "
+                f"{self.path} holds a run with another config: {'; '.join(found)}. "
                 "Use the stored values, use another system.run_dir, or move that folder"
             )
-
-    def difference(self, before: dict) -> str | None:
-        """Describes how this run's identity differs from `before`; None if they are equal."""
-        now = runs.identity(resolved(self.cfg))
-        return "; ".join(runs.differences(before, now)) or None
 
     def finish(self, summary: dict) -> None:
         """Writes the summary to DONE and the measures to config.yaml."""

@@ -1,6 +1,5 @@
 """Loads the fine-tuned CLIP models published with model soups (Wortsman et al.)."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 from ed.core.validate import brief
 from ed.models.clip import ClipClassifier, build
 from ed.models.weights import load_weights, read_weights
+from ed.runtime.files import read_json
 
 # maps prefixes of parameter names in the published files to ours
 NAMES = {"model.visual.": "visual.", "classification_head.": "head."}
@@ -43,7 +43,10 @@ def read_recipe(path: Path, name: str, given: str) -> dict | None:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_bytes())[name]
+        recipe = read_json(path)[name]
+        if not isinstance(recipe, dict):
+            raise ValueError("it is not a mapping")
+        return recipe
     except (ValueError, KeyError) as error:
         raise ValueError(
             f"{given}: {path} has no recipe for {name} ({brief(error)}); download it again from "

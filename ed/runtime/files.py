@@ -14,6 +14,8 @@ YAML_DEPTH, YAML_NODES = 50, 100_000  # ed's own files have 5 levels and a few h
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 SEAL = b"sha256 "  # prefix of the digest, which is the archive comment of a checkpoint
 SEAL_SIZE = len(SEAL) + 64
+STAMP = "ed_sha256"  # metadata key of the digest in a safetensors file
+BLANK = b"0" * 64  # its value while the digest is computed
 PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = (PACKAGE / "_app").is_dir()  # installed from a wheel, not run from a clone
 APP = PACKAGE / "_app" if INSTALLED else PACKAGE.parent  # contains train.py, configs, scripts, ...
@@ -181,4 +183,15 @@ def check_seal(content: bytes) -> None:
     with memoryview(content) as view:
         digest = hashlib.sha256(view[:-SEAL_SIZE]).hexdigest().encode()
     if not content.endswith(digest):
+        raise ValueError("its contents do not match the digest")
+
+
+def stamp(content: bytes) -> bytes:
+    """Replaces the BLANK digest in a safetensors file with the digest of the whole file."""
+    return content.replace(BLANK, hashlib.sha256(content).hexdigest().encode(), 1)
+
+
+def check_stamp(content: bytes, digest: str) -> None:
+    """Raises ValueError unless `stamp` returns this content with this digest."""
+    if stamp(content.replace(digest.encode(), BLANK, 1)) != content:
         raise ValueError("its contents do not match the digest")

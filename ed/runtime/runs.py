@@ -11,6 +11,7 @@ runs/adhoc/cifar10-vit_tiny-ed-1a2b3c4d/seed0/
     output.log         output of the process, if the launcher started it
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import NoneType
 
 import yaml
 
@@ -33,6 +35,7 @@ WEIGHTS, WANDB_ID = "model.safetensors", "wandb_id"
 LOG, OUTPUT = "train.log", "output.log"
 SLURM = "slurm.json"  # job and task ids of a run
 DEVIATIONS = "deviations.json"  # the settings that a reduced version of a table changes
+DIGEST = "sha256"  # key in DONE: digest of its other keys
 LOCK = ".lock"  # locked while a process trains in the folder
 CLAIM = ".launch"  # locked by the launcher while its process runs
 # written only by the process that holds the lock; the launcher writes FAILED and SLURM
@@ -103,8 +106,11 @@ def identity(config: dict) -> dict:
 def digest(config: dict) -> str:
     """Returns a hash of the identity without the seed, as eight hex digits."""
     settings = {key: value for key, value in identity(config).items() if key != "seed"}
-    text = json.dumps(_whole(settings), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return _sha256(_whole(settings))[:8]
+
+
+def _sha256(value: dict) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _whole(value):
@@ -180,8 +186,12 @@ def any_begun(folder: Path) -> bool:
 
 def is_busy(folder: Path) -> bool:
     """Returns whether a process is training in the folder or a launcher has claimed it."""
-    own = folder / LOCK  # the folder is locked, too, as this file could be deleted
-    return _is_locked(folder / CLAIM) or _is_locked(own if own.exists() else folder)
+    if _is_locked(folder / CLAIM) or _is_locked(folder / LOCK):
+        return True
+    # the folder is locked, too, because the lock file could be deleted or replaced
+    with contextlib.suppress(RunError):  # some network file systems cannot lock folders
+        return _is_locked(folder)
+    return False
 
 
 def _is_locked(path: Path) -> bool:
@@ -231,8 +241,11 @@ def read_done(folder: Path) -> dict | None:
         return None
     try:
         summary = read_json(path)
+        stored = summary.pop(DIGEST, None)  # older versions stored none
         if not _is_summary(summary):
             raise ValueError("not the summary of a run")
+        if stored not in (None, _sha256(summary)):
+            raise ValueError("its contents do not match the digest")
     except ValueError as error:
         raise RunError(
             f"{path} is damaged ({error}): remove it and run the same command again, which "
@@ -247,11 +260,16 @@ def _is_summary(value: dict) -> bool:
     if not isinstance(last, dict) or not isinstance(best, dict):
         return False
     numbers = [value.get("steps"), value.get("seconds"), *last.values(), *best.values()]
-    return all(isinstance(number, (int, float)) for number in numbers)
+    return all(map(_is_number, numbers))
+
+
+def _is_number(value) -> bool:
+    """Returns whether a value is a float, or an integer that can be converted to one."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def write_done(folder: Path, summary: dict) -> None:
-    write_json(folder / DONE, summary)
+    write_json(folder / DONE, summary | {DIGEST: _sha256(summary)})
 
 
 def read_meta(folder: Path) -> dict:
@@ -269,8 +287,8 @@ def read_meta(folder: Path) -> dict:
 def _is_session(value) -> bool:
     if not isinstance(value, dict):
         return False
-    command, versions = value.get("command", ""), value.get("versions") or {}
-    return isinstance(command, str) and isinstance(versions, dict)
+    kinds = {"command": str, "versions": dict, "steps": int}
+    return all(isinstance(value.get(key), (kind, NoneType)) for key, kind in kinds.items())
 
 
 def write_sessions(folder: Path, sessions: list[dict]) -> None:
@@ -278,9 +296,9 @@ def write_sessions(folder: Path, sessions: list[dict]) -> None:
 
 
 def read_failure(folder: Path) -> str:
-    """Returns why the run failed, as recorded by the launcher, or "" if it did not fail."""
+    """Returns in one line why the run failed, as recorded by the launcher; "" if it did not."""
     path = folder / FAILED
-    return path.read_text(errors="replace").strip() if path.exists() else ""
+    return " ".join(path.read_text(errors="replace").split()) if path.exists() else ""
 
 
 def write_failure(folder: Path, reason: str) -> None:
@@ -293,7 +311,7 @@ def read_metrics(folder: Path) -> list[dict]:
     rows = read_rows(path)
     for number, row in enumerate(rows, start=1):
         step = row.get("step") if isinstance(row, dict) else None
-        if not isinstance(step, int) or not all(isinstance(v, (int, float)) for v in row.values()):
+        if not isinstance(step, int) or not all(map(_is_number, row.values())):
             shown = json.dumps(row)[:60]
             raise ValueError(f"{path}, line {number} is not a row of metrics: {shown!r}")
         if step < before:

@@ -183,7 +183,9 @@ def test_a_changed_default_is_a_different_run(table, tmp_path):
         ("DONE", ""),
         ("DONE", "[]"),
         ("DONE", '{"last": {}, "best": {}}'),
+        ("DONE", '{"last": {"a": 1%s}, "best": {}, "steps": 1, "seconds": 1}' % ("0" * 400)),
         ("meta.json", "[]"),
+        ("meta.json", '{"sessions": [{"steps": "x"}]}'),
     ],
 )
 def test_a_damaged_file_is_reported_in_one_line(table, tmp_path, name, text):

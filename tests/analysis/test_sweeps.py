@@ -155,7 +155,11 @@ def test_a_damaged_record_is_reported(runs, capsys):
     assert "seed0/DONE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["seed: [", "", "weight: 3"])
+DAMAGED_CONFIGS = ["seed: [", "", "weight: 3", "seed: [1]", "seed: 0\nmeasures: [1]"]
+DAMAGED_CONFIGS += ["seed: 0\ntask: {_target_: [a]}", "seed: 0\ntask: {_target_: null}"]
+
+
+@pytest.mark.parametrize("text", DAMAGED_CONFIGS)
 def test_a_damaged_config_is_reported(runs, capsys, text):
     (runs / "ed" / "seed0" / "config.yaml").write_text(text)
     assert main([str(runs)]) == 1

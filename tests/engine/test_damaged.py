@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import collect_run
 from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, expand, parse_value
 from ed.analysis.store import to_csv
@@ -22,14 +23,15 @@ from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
 from ed.engine.loop import Interrupted
-from ed.engine.main import choose_device, start_tracker
+from ed.engine.main import choose_device, load_run, start_tracker
 from ed.engine.run import RunFolder
 from ed.engine.settings import check_settings
 from ed.runtime.files import csv_text, from_csv_text
-from ed.runtime.runs import RunError
+from ed.runtime.runs import RunError, Status, status
 from scripts import launch, table
 from tests.helpers.small import SMALL_GROKKING, small_config, small_run
 from tests.helpers.tables import fabricate, write_table
+from tests.helpers.toy import assert_same_weights
 
 WRONG = {"list": b"[1]", "empty": b"{}", "binary": b"\xff\x00\xfe", "deep": b"[" * 100_000}
 
@@ -90,9 +92,89 @@ def test_only_checkpoint_is_not_overwritten_if_foreign(run, tmp_path):
     assert (run / "last.pt").read_bytes() == before
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Returns folders of runs that differ from `finished` in their width and in their seed."""
+    root = tmp_path_factory.mktemp("others")
+    small_run(root / "wide", "model.width=16", base=SMALL_GROKKING)
+    small_run(root / "seed", "seed=7", base=SMALL_GROKKING)
+    return root
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 16
+    path.write_bytes(content)
+
+
+WRONG_WEIGHTS = {  # name: the damaged file, the damage, and what the error names
+    "wide checkpoint": ("last.pt", "wide", r"model\.width is 16"),
+    "checkpoint of another seed": ("last.pt", "seed", "seed is 7"),
+    "wide weights": ("model.safetensors", "wide", r"config\.yaml"),
+    "truncated weights": ("model.safetensors", lambda path: os.truncate(path, 50), "damaged"),
+    "flipped bit": ("model.safetensors", _flip, "digest"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_WEIGHTS)
+def test_wrong_weights_are_not_loaded(case, run, others):
+    name, damage, shown = WRONG_WEIGHTS[case]
+    for path in run.glob("*.pt"):
+        if path.name != name:
+            path.unlink()
+    if isinstance(damage, str):
+        shutil.copy(others / damage / name, run / name)
+    else:
+        damage(run / name)
+    with pytest.raises(ValueError, match=shown) as error:
+        load_run(run, "cpu")
+    assert str(run) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_without_a_digest_are_loaded(run):
+    """Older versions stored none."""
+    (run / "last.pt").unlink()
+    before = load_run(run, "cpu").model
+    save_file(before.state_dict(), run / "model.safetensors")
+    assert_same_weights(load_run(run, "cpu").model, before)
+
+
+INVALID = [("step", "x"), ("metrics", 5), ("seconds", "x"), ("threads", None), ("rng", [[1]])]
+INVALID += [("config", 5), ("training", {}), ("training", {"model": {1: 2}})]
+
+
+@pytest.mark.parametrize(("key", "value"), INVALID)
+def test_checkpoint_with_a_value_of_another_type_is_rejected(key, value, run):
+    (run / "DONE").unlink()
+    save_checkpoint(run, load_checkpoint(run, print) | {key: value})
+    (run / "previous.pt").unlink()
+    with pytest.raises(ValueError, match=str(run)):
+        small_run(run, base=SMALL_GROKKING)
+    if key in ("config", "training"):
+        with pytest.raises(ValueError, match=str(run)):
+            load_run(run, "cpu")
+
+
 def test_run_folder_removed_during_training_is_reported(tmp_path):
     with pytest.raises(SaveError, match="removed is gone"):
         save_checkpoint(tmp_path / "removed", {"step": 1})
+
+
+@pytest.mark.parametrize("logger", ["none", "csv", "tensorboard"])
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_run_folder_removed_after_the_last_checkpoint_is_reported(logger, tmp_path, monkeypatch):
+    if logger == "tensorboard":
+        pytest.importorskip(logger)
+
+    def save_and_remove(folder, state):
+        save_checkpoint(folder, state)
+        shutil.rmtree(folder)
+
+    monkeypatch.setattr("ed.engine.loop.save_checkpoint", save_and_remove)
+    with pytest.raises(SaveError, match="run is gone"):
+        small_run(tmp_path / "run", f"logger={logger}", "measures=norm", base=SMALL_GROKKING)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "meta.json", "metrics.jsonl"])
@@ -266,12 +348,17 @@ def test_table_is_written_despite_damaged_deviations(content, tmp_path, capsys):
     assert str(reduced / "deviations.json") in capsys.readouterr().err
 
 
-def test_tables_contain_no_tags_or_formulas(tmp_path):
+def test_tables_contain_no_tags_links_or_formulas(tmp_path):
     own = write_table(tmp_path)
     (first, *_) = expand(own, root=tmp_path)
-    error = "=HYPERLINK(1) <script>alert(1)</script>"
-    rows = [Row(first.table, first.cell, first.seed, status="failed", error=error)]
-    assert "<script" not in to_markdown(own, rows)
+    fabricate(first, done=False)
+    error = "=HYPERLINK(1) <script>alert(1)</script> [a](http://b)\n\n# heading"
+    (first.folder / "FAILED").write_text(error)
+    rows = [collect_run(first, own)]
+    text = to_markdown(own, rows)
+    assert "<script" not in text
+    assert "](" not in text
+    assert "\n# heading" not in text
     assert "'=HYPERLINK" in to_csv(own, rows)
 
 
@@ -302,6 +389,7 @@ def test_run_stays_locked_if_its_lock_file_is_deleted(tmp_path):
             (tmp_path / "run" / ".lock").unlink()
             with pytest.raises(RunError, match="another process"):
                 RunFolder(tmp_path / "run", small_config(tmp_path / "run"))
+            assert status(tmp_path / "run") == Status.RUNNING  # despite the new lock file
         finally:
             holder.kill()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ed.engine.loop import Interrupted
+from ed.runtime.runs import read_done
 from tests.engine.test_resume import assert_same_run
 from tests.helpers.small import SMALL_GROKKING, small_run
 
@@ -43,12 +44,24 @@ def test_damaged_rows_are_restored_from_the_checkpoint(damage, tmp_path):
     assert (resumed["last"], resumed["best"]) == (whole["last"], whole["best"])
 
 
+def test_only_measures_are_kept_after_the_final_checkpoint(tmp_path):
+    settings = {"base": [*SMALL_GROKKING, "measures=norm"]}
+    whole = small_run(tmp_path, **settings)
+    (tmp_path / "DONE").unlink()  # as if killed after the last row
+    metrics = tmp_path / "metrics.jsonl"
+    rows = metrics.read_text()
+    metrics.write_text(rows + '{"step": 10, "eval/acc": 99.9}\n')
+    resumed = small_run(tmp_path, **settings)
+    assert (resumed["last"], resumed["best"]) == (whole["last"], whole["best"])
+    assert metrics.read_text() == rows
+
+
 def test_finished_run_keeps_measures_if_metrics_are_lost(tmp_path):
     small_run(tmp_path, "measures=norm", base=SMALL_GROKKING)
     (tmp_path / "metrics.jsonl").write_text("")
     summary = small_run(tmp_path, "measures=[norm,gap]", base=SMALL_GROKKING)
     assert {"measure/norm", "measure/gap", "eval/acc"} <= set(summary["last"])
-    assert json.loads((tmp_path / "DONE").read_text()) == summary
+    assert read_done(tmp_path) == summary
 
 
 def test_changing_the_number_of_threads_warns(tmp_path, capsys):

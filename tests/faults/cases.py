@@ -25,9 +25,10 @@ from omegaconf import DictConfig, OmegaConf
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.errors import explain
-from ed.engine.main import run
+from ed.engine.main import load_run, run
 from ed.engine.trust import targets
 from ed.runtime.files import read_rows
+from ed.runtime.runs import WEIGHTS
 from ed.tasks import procgen
 from tests.helpers.commands import end_threads, finish
 from tests.helpers.games import Bandit
@@ -115,11 +116,15 @@ def same_run(first: Path, second: Path) -> bool:
     if ours is None or theirs is None:
         return False
     ours, theirs = ours["training"]["model"], theirs["training"]["model"]
-    if ours.keys() != theirs.keys() or not all(torch.equal(ours[k], theirs[k]) for k in ours):
+    if not same_tensors(ours, theirs):
         return False
     rows = [[_timeless(row) for row in read_rows(f / "metrics.jsonl")] for f in (first, second)]
     done = [json.loads((folder / "DONE").read_text()) for folder in (first, second)]
     return rows[0] == rows[1] and all(done[0][key] == done[1][key] for key in ("last", "best"))
+
+
+def same_tensors(ours: dict, theirs: dict) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
 
 
 def _timeless(row: dict) -> dict:
@@ -181,11 +186,24 @@ def disk_full(setup: Setup, folder: Path, limit: int) -> str:
 
 
 def damaged(setup: Setup, source: Path, folder: Path, name: str, damage) -> str:
-    """Copies a stopped run, damages one of its files and resumes it."""
+    """Copies a run, damages one of its files, and resumes the run or loads its weights."""
     shutil.copytree(source, folder)
     path = folder / name
     path.write_bytes(damage(path.read_bytes()))
-    return trained_on(setup, folder)
+    return loaded(setup, folder) if name == WEIGHTS else trained_on(setup, folder)
+
+
+def loaded(setup: Setup, folder: Path) -> str:
+    """Loads a run from its model.safetensors and returns how that ended."""
+    for path in folder.glob("*.pt"):
+        path.unlink()
+
+    def load() -> dict:
+        return load_run(folder, "cpu", data=False).model.state_dict()
+
+    expected = load_checkpoint(setup.whole, print)["training"]["model"]
+    result = attempt(load, folder.with_suffix(".log"))
+    return judged(*result, lambda: same_tensors(load(), expected))
 
 
 def trained_on(setup: Setup, folder: Path) -> str:

@@ -4,6 +4,7 @@
 takes 10 minutes on two cores. ED_FAULT_SEED sets the seed, to repeat a campaign.
 """
 
+import itertools
 import os
 import random
 import shutil
@@ -130,6 +131,7 @@ def truncated(draw: random.Random):
 
 # files that a resumed run reads
 FILES = ("last.pt", "previous.pt", "metrics.jsonl", "meta.json", "config.yaml")
+FINISHED = ("DONE", "model.safetensors")  # files of a finished run
 
 
 @pytest.mark.parametrize("kind", ["bit flip", "truncation"])
@@ -137,13 +139,13 @@ def test_damaged_files(kind, references, begun, tmp_path):
     draw, work = chance(kind), {}
     make = flipped if kind == "bit flip" else truncated
     sources = list(begun.items()) if FULL else [draw.choice(list(begun.items()))]
-    for index in range(len(FILES) * len(sources)):
-        source = sources[index // len(FILES)]
-        setup, name = references[source[0]][0], FILES[index % len(FILES)]
+    for (title, stopped), name in itertools.product(sources, FILES + FINISHED):
+        setup = references[title][0]
+        source = setup.whole if name in FINISHED else stopped
         own = random.Random(draw.random())  # forked workers cannot share a generator
-        folder = tmp_path / f"run{index}"
-        case = f"{index} {setup.name} {name}"
-        work[case] = partial(cases.damaged, setup, source[1], folder, name, make(own))
+        folder = tmp_path / f"run{len(work)}"
+        case = f"{len(work)} {setup.name} {name}"
+        work[case] = partial(cases.damaged, setup, source, folder, name, make(own))
     campaign(kind, work, tmp_path)
 
 

@@ -26,6 +26,7 @@ from ed.measures.degree import EffectiveDegree
 from ed.measures.gap import GeneralizationGap
 from ed.measures.norm import ParameterNorm
 from ed.measures.sharpness import TINY, Sharpness, _checkpoints, worst_case
+from ed.runtime.runs import read_done
 from tests.helpers.small import small_config, small_run, weights
 
 
@@ -474,7 +475,7 @@ def test_a_finished_run_computes_only_missing_measures(tmp_path, capsys):
     assert "measuring it: sharpness\n" in capsys.readouterr().out
     assert first["last"].items() < second["last"].items()
     assert "measure/sharpness_0.05" in second["last"]
-    assert json.loads((folder / "DONE").read_text()) == second
+    assert read_done(folder) == second
     assert all(torch.equal(before[key], value) for key, value in weights(folder).items())
     assert small_run(folder, *sharp) == second
     assert "measuring it" not in capsys.readouterr().out

@@ -21,7 +21,14 @@ ALLOWED = {
     "figures": ("core", "runtime", "analysis"),
     "envs": ("core.validate",),
     "tasks": ("core", "runtime", "datasets", "models", "envs"),
-    "engine": ("core", "runtime", "tasks.base", "regularizers.base", "measures.base"),
+    "engine": (
+        "core",
+        "runtime",
+        "models.weights",
+        "tasks.base",
+        "regularizers.base",
+        "measures.base",
+    ),
     "analysis": ("runtime",),
     "integrations": ("core",),
 }

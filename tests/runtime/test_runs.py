@@ -2,6 +2,7 @@
 
 import ast
 import fcntl
+import json
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,15 @@ def test_status_depends_on_files_and_locks(tmp_path):
     runs.write_done(tmp_path, {"last": {}, "best": {}, "steps": 1, "seconds": 0.5})
     assert status(tmp_path) == Status.DONE
     assert read_done(tmp_path)["steps"] == 1
+
+
+def test_changed_summary_is_rejected(tmp_path):
+    summary = {"last": {}, "best": {"eval/acc": 17.2}, "steps": 1, "seconds": 0.5}
+    done = tmp_path / runs.DONE
+    runs.write_done(tmp_path, summary)
+    assert read_done(tmp_path) == summary
+    done.write_text(done.read_text().replace("17.2", "33.2"))
+    with pytest.raises(runs.RunError, match="digest"):
+        read_done(tmp_path)
+    done.write_text(json.dumps(summary))  # older versions stored no digest
+    assert read_done(tmp_path) == summary

@@ -65,7 +65,7 @@ def test_missing_truncated_and_incompatible_files_raise_one_line_errors(tmp_path
     with pytest.raises(ValueError, match=r"model.index=3"):
         member(classes=11)
     recipes = tmp_path / "hparam_info.json"
-    for text in ('{"model_1": {}}', '{"model_3": {"lr"'):
+    for text in ('{"model_1": {}}', '{"model_3": {"lr"', '{"model_3": 3}', "3", "[" * 100_000):
         recipes.write_text(text)
         with pytest.raises(ValueError, match=r"hparam_info.json.*model_3"):
             member()
