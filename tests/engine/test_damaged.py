@@ -17,6 +17,7 @@ from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, expand, parse_value
 from ed.analysis.store import to_csv
 from ed.analysis.tables import load_table
+from ed.datasets.imagenet import open_split
 from ed.datasets.images import load_images
 from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.compose import compose_config
@@ -183,15 +184,22 @@ def png(side=2):
     return {"bytes": file.getvalue(), "path": None}
 
 
+READERS = {
+    "images": lambda folder: load_images(folder, "train", classes=2, size=(2, 2)),
+    "imagenet": lambda folder: open_split(folder, "train"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
     ("labels", "shown"),
     [([0, None], "None"), ([[0], [1]], r"\[0\]"), (["0", "1"], "'0'"), ([0.0, 1.7], "0.0")],
 )
-def test_labels_that_are_not_integers_are_rejected(labels, shown, tmp_path, monkeypatch):
+def test_labels_that_are_not_integers_are_rejected(labels, shown, reader, tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "data", [png(), png()], labels)
     with pytest.raises(ValueError, match=rf"task\.data=.*{shown}"):
-        load_images(folder, "train", classes=2, size=(2, 2))
+        READERS[reader](folder)
 
 
 def test_missing_and_oversized_images_are_reported(tmp_path, monkeypatch):
