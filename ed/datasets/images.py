@@ -188,7 +188,7 @@ def check_column(values: Sequence, kind: type, what: str) -> None:
     if not values:
         raise ValueError(f"{what} are missing, as there are no rows; change the data")
     if wrong:
-        found = f"{len(wrong)} are not (row {wrong[0]}: {values[wrong[0]]!r:.60})"
+        found = f"{len(wrong)} of {len(values)} are not (row {wrong[0]}: {values[wrong[0]]!r:.60})"
         raise ValueError(f"{what} must be of type {kind.__name__}, but {found}; change the data")
 
 

@@ -111,7 +111,9 @@ class Table(Source):
         return f"{self.place}, row {index}"
 
     def read(self, index: int) -> bytes:
-        value = self.table[int(index)][self.column]
+        value = self.table[int(index)][self.column] or {"bytes": None, "path": None}
+        if value["bytes"] is None and value["path"] is None:
+            raise ValueError("the image is missing")
         return Path(value["path"]).read_bytes() if value["bytes"] is None else value["bytes"]
 
 
