@@ -12,7 +12,7 @@ from ed.core.field import Field
 from ed.core.validate import choice, counts
 from ed.datasets.batches import Batch, shuffled_batches
 from ed.datasets.images import check_column
-from ed.models.text import checkpoint_source
+from ed.models.text import NO_CODE, checkpoint_source
 from ed.runtime import processes
 from ed.runtime.hub import hub_or_cache
 from ed.tasks.base import EpochTask, check_warmup
@@ -179,7 +179,7 @@ def load_tokenizer(name: str):
     source = checkpoint_source(name)
     try:
         with hub_or_cache(source):
-            return AutoTokenizer.from_pretrained(source, use_fast=True)
+            return AutoTokenizer.from_pretrained(source, use_fast=True, **NO_CODE)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"task.tokenizer={name}: could not be loaded ({str(error).splitlines()[0]}); use a hub "
