@@ -28,6 +28,7 @@ from ed.figures.paths import Portrait, draw_portraits, image_file
 from ed.measures.base import fixed_subset
 from ed.measures.degree import EffectiveDegree
 from ed.models.named import check_timm_name, load_timm, unreachable
+from ed.models.text import NO_CODE
 from ed.models.weights import load_weights, read_weights
 from ed.runtime import runs
 from ed.runtime.hub import hub_or_cache
@@ -246,7 +247,7 @@ def transformers_model(options: argparse.Namespace):
     torch.manual_seed(options.seed)
     try:
         with hub_or_cache(name):
-            processor = transformers.AutoImageProcessor.from_pretrained(name)
+            processor = transformers.AutoImageProcessor.from_pretrained(name, **NO_CODE)
             model, missing = classifier_of(name, options)
     except Exception as error:
         raise unreachable(f"--transformers {name}", error, OTHER_FOLDER) from error
@@ -264,13 +265,14 @@ def transformers_model(options: argparse.Namespace):
 
 def classifier_of(name: str, options: argparse.Namespace) -> tuple[nn.Module, list[str]]:
     """Returns the transformers model and the names of missing weights."""
-    from transformers import AutoConfig, AutoModelForImageClassification
+    from transformers import AutoConfig
+    from transformers import AutoModelForImageClassification as Classifier
 
     if options.random_weights or options.weights:
         classes = {"num_labels": options.classes} if options.classes else {}
-        config = AutoConfig.from_pretrained(name, **classes)
-        return AutoModelForImageClassification.from_config(config), []
-    model, loaded = AutoModelForImageClassification.from_pretrained(name, output_loading_info=True)
+        config = AutoConfig.from_pretrained(name, **classes, **NO_CODE)
+        return Classifier.from_config(config, **NO_CODE), []
+    model, loaded = Classifier.from_pretrained(name, output_loading_info=True, **NO_CODE)
     return model, sorted(loaded["missing_keys"])
 
 

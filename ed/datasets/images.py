@@ -172,18 +172,24 @@ def _decode_table(
     table = table.cast_column(column, Image())  # files may lack the hub's metadata
     names = [f"image {index}" for index in range(len(table))]
     images = (row[column] for row in table)
-    return decode(images, names, size, what=what, resize=resize), _labels(table, what)
+    return decode(images, names, size, what=what, resize=resize), read_labels(table, what)
 
 
-def _labels(table, what: str) -> np.ndarray:
-    """Returns the labels; raises unless all are integers."""
+def read_labels(table, what: str) -> np.ndarray:
+    """Returns column `label` (N,) as int64; raises unless all values are integers."""
     labels = table["label"][:]
-    for index, label in enumerate(labels):
-        if type(label) is not int:
-            raise ValueError(
-                f"{what}: the label of row {index} is {label!r:.60}; labels must be integers"
-            )
+    check_column(labels, int, f"{what}: labels")
     return np.asarray(labels, dtype=np.int64)
+
+
+def check_column(values: Sequence, kind: type, what: str) -> None:
+    """Raises unless there are values and all are of type `kind`."""
+    wrong = [index for index, value in enumerate(values) if not isinstance(value, kind)]
+    if not values:
+        raise ValueError(f"{what} are missing, as there are no rows; change the data")
+    if wrong:
+        found = f"{len(wrong)} of {len(values)} are not (row {wrong[0]}: {values[wrong[0]]!r:.60})"
+        raise ValueError(f"{what} must be of type {kind.__name__}, but {found}; change the data")
 
 
 def _read_cache(path: Path, shape: tuple[int, ...]):

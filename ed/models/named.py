@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.validate import brief
-from ed.models.text import TextClassifier, checkpoint_source, load_classifier
+from ed.models.text import NO_CODE, TextClassifier, checkpoint_source, load_classifier
 from ed.runtime.hub import hub_or_cache
 
 OFFLINE = "set model.pretrained=false, or run once with access to the hub"
@@ -121,7 +121,7 @@ def _config(name: str, given: str, **settings):
     source = checkpoint_source(name)
     try:
         with hub_or_cache(source):
-            return AutoConfig.from_pretrained(source, **settings)
+            return AutoConfig.from_pretrained(source, **settings, **NO_CODE)
     except Exception as error:
         raise unreachable(given, error, FOLDER) from error
 
@@ -129,7 +129,7 @@ def _config(name: str, given: str, **settings):
 def _images(name: str, given: str, config, kind, pretrained: bool) -> nn.Module:
     if not pretrained:
         return kind.from_config(config)
-    source, how = checkpoint_source(name), {"config": config, "output_loading_info": True}
+    source, how = checkpoint_source(name), {"config": config, "output_loading_info": True} | NO_CODE
     try:
         with hub_or_cache(source):
             # replaces the head if its number of classes differs

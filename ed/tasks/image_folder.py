@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from ed.core.validate import each, fraction, not_negative, positive
-from ed.datasets.images import Images, decode, decoded_once, load_images, load_table, split_names
+from ed.datasets.images import (
+    Images,
+    decode,
+    decoded_once,
+    load_images,
+    load_table,
+    read_labels,
+    split_names,
+)
 from ed.datasets.splits import EVALUATION, evaluation_split, held_out
 from ed.tasks.image_task import ImageTask
 
@@ -125,13 +133,11 @@ def _class_names(root: Path, data: str) -> list[str]:
 
 
 def _count_classes(data: str) -> int:
-    table = load_table(data, "train", "task.data", REMEDY)
+    table, what = load_table(data, "train", "task.data", REMEDY), f"task.data={data}"
     feature = table.features.get("label")
     if feature is None:
-        raise ValueError(
-            f"task.data={data}: no column 'label' among {', '.join(table.column_names)}"
-        )
-    return getattr(feature, "num_classes", None) or 1 + max(table["label"])
+        raise ValueError(f"{what}: no column 'label' among {', '.join(table.column_names)}")
+    return getattr(feature, "num_classes", None) or 1 + int(read_labels(table, what).max())
 
 
 def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str) -> Images:

@@ -1,7 +1,7 @@
 """Classification of your own texts, from a CSV, JSON or Parquet file, a folder or the hub."""
 
 from ed.core.validate import fraction
-from ed.datasets.images import load_table, split_names
+from ed.datasets.images import check_column, load_table, split_names
 from ed.datasets.splits import evaluation_split, held_out
 from ed.tasks.text_task import TextTask
 
@@ -54,14 +54,11 @@ class TextClassification(TextTask):
                     f"task.{key}={column}: task.data={self.data} has only the columns "
                     f"{', '.join(table.column_names)}"
                 )
-        complete = table.filter(
-            lambda *row: None not in row, input_columns=[*self.texts, self.label]
-        )
-        if len(complete) < len(table):
-            raise ValueError(
-                f"task.data={self.data}: {len(table) - len(complete)} rows of split {split!r} lack "
-                "a text or a label; complete or remove them"
-            )
+        labels, what = table[self.label][:], f"task.data={self.data}, split {split!r}"
+        named = any(isinstance(label, str) for label in labels)
+        check_column(labels, str if named else int, f"{what}: labels")
+        for column in self.texts:
+            check_column(table[column][:], str, f"{what}: texts")
         return table
 
     def _count_classes(self) -> int:

@@ -1,6 +1,6 @@
 """Base class of text tasks: sentence classification, with paths in embedding space."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from ed.core.field import Field
 from ed.core.validate import choice, counts
 from ed.datasets.batches import Batch, shuffled_batches
-from ed.models.text import checkpoint_source
+from ed.datasets.images import check_column
+from ed.models.text import NO_CODE, checkpoint_source
 from ed.runtime import processes
 from ed.runtime.hub import hub_or_cache
 from ed.tasks.base import EpochTask, check_warmup
@@ -97,18 +98,18 @@ class TextTask(EpochTask):
         self.seed, self.device = seed, device
         tokenizer = load_tokenizer(self.tokenizer)
         self.train, self.validation = (
-            self._tokenise(*self.load(split), tokenizer, device)
-            for split in ("train", "validation")
+            self._tokenise(split, tokenizer, device) for split in ("train", "validation")
         )
         self.num_examples = len(self.train.labels)
         self.count_steps(self.num_examples)
 
-    def _tokenise(
-        self, texts: list[list[str]], labels: Sequence[int], tokenizer, device
-    ) -> Sentences:
-        """Tokenises all sentences and pads them to the same length."""
-        if not labels:
-            raise ValueError(f"task.data={self.data}: a split has no sentences")
+    def _tokenise(self, split: str, tokenizer, device) -> Sentences:
+        """Tokenises all sentences of a split and pads them to the same length."""
+        texts, labels = self.load(split)
+        what = f"task.data={self.data}, split {split!r}"
+        check_column(labels, int, f"{what}: labels")
+        for column in texts:
+            check_column(column, str, f"{what}: texts")
         if min(labels) < 0 or max(labels) >= self.classes:
             raise ValueError(
                 f"task.classes={self.classes}: labels of task.data={self.data} range from "
@@ -122,7 +123,7 @@ class TextTask(EpochTask):
         mask = torch.arange(width) < lengths[:, None]
         ids = _padded(encoded["input_ids"], mask, tokenizer.pad_token_id)
         segments = _padded(encoded["token_type_ids"], mask, tokenizer.pad_token_type_id)
-        tensors = (ids, segments, mask.long(), torch.tensor(labels))
+        tensors = (ids, segments, mask.long(), torch.tensor(labels, dtype=torch.long))
         return Sentences(*(tensor.to(device) for tensor in tensors), lengths=lengths)
 
     def batches(self, model, start: int) -> Iterator[Batch]:
@@ -178,7 +179,7 @@ def load_tokenizer(name: str):
     source = checkpoint_source(name)
     try:
         with hub_or_cache(source):
-            return AutoTokenizer.from_pretrained(source, use_fast=True)
+            return AutoTokenizer.from_pretrained(source, use_fast=True, **NO_CODE)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"task.tokenizer={name}: could not be loaded ({str(error).splitlines()[0]}); use a hub "

@@ -18,6 +18,7 @@ from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, expand, parse_value
 from ed.analysis.store import to_csv
 from ed.analysis.tables import load_table
+from ed.datasets.imagenet import ImageError, open_split
 from ed.datasets.images import load_images
 from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
 from ed.engine.compose import compose_config
@@ -28,6 +29,7 @@ from ed.engine.run import RunFolder
 from ed.engine.settings import check_settings
 from ed.runtime.files import csv_text, from_csv_text
 from ed.runtime.runs import RunError, Status, status
+from ed.tasks.image_folder import ImageFolder
 from scripts import launch, table
 from tests.helpers.small import SMALL_GROKKING, small_config, small_run
 from tests.helpers.tables import fabricate, write_table
@@ -265,22 +267,38 @@ def png(side=2):
     return {"bytes": file.getvalue(), "path": None}
 
 
+READERS = {
+    "images": lambda folder: load_images(folder, "train", classes=2, size=(2, 2)),
+    "imagenet": lambda folder: open_split(folder, "train"),
+    "image_folder": ImageFolder,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
     ("labels", "shown"),
     [([0, None], "None"), ([[0], [1]], r"\[0\]"), (["0", "1"], "'0'"), ([0.0, 1.7], "0.0")],
 )
-def test_labels_that_are_not_integers_are_rejected(labels, shown, tmp_path, monkeypatch):
+def test_labels_that_are_not_integers_are_rejected(labels, shown, reader, tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     folder = write_images(tmp_path / "data", [png(), png()], labels)
     with pytest.raises(ValueError, match=rf"task\.data=.*{shown}"):
-        load_images(folder, "train", classes=2, size=(2, 2))
+        READERS[reader](folder)
 
 
-def test_missing_and_oversized_images_are_reported(tmp_path, monkeypatch):
+@pytest.mark.parametrize("image", [None, {"bytes": None, "path": None}])
+def test_missing_images_are_reported(image, tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
-    folder = write_images(tmp_path / "null", [png(), None], [0, 1])
+    images = [png(), image, *[png()] * 998]
+    folder = write_images(tmp_path / "null", images, list(range(1000)))
     with pytest.raises(ValueError, match=r"task\.data=.*image 1"):
-        load_images(folder, "train", classes=2, size=(2, 2))
+        load_images(folder, "train", classes=1000, size=(2, 2))
+    with pytest.raises(ImageError, match=r"task\.data=.*row 1 "):
+        open_split(folder, "train").image(1)
+
+
+def test_oversized_images_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
     # Pillow rejects images with more than twice this many pixels
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 10)
     folder = write_images(tmp_path / "bomb", [png(2), png(8)], [0, 1])

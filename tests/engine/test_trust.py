@@ -20,8 +20,11 @@ from ed.engine.trust import (
     shipped_targets,
     stored_config,
 )
+from ed.models.named import transformers_model
+from ed.models.text import TextClassifier
 from ed.runtime.files import yaml_text
-from tests.helpers.hostile import hostile_leaves, plant
+from ed.tasks.text_task import load_tokenizer
+from tests.helpers.hostile import hostile_leaves, plant, write_remote_code
 from tests.helpers.small import small_run
 
 HOW = ("numpy", "torch", "hub", "os", "nested", "argument", "re-exported", "positional")
@@ -30,6 +33,16 @@ ENTRY_POINTS = {
     "measure.py --run": lambda run: measure.main(["--run", str(run), "--device", "cpu"]),
     "play.py RUN": lambda run: play.main([str(run), "--device", "cpu"]),
     "load_run": lambda run: load_run(run, "cpu"),
+}
+ON_IMAGES = ["--data", "embedded", "--device", "cpu"]
+LOADERS = {
+    "model.name": lambda name: transformers_model(name, classes=2),
+    "model.checkpoint": TextClassifier,
+    "task.tokenizer": load_tokenizer,
+    "--transformers": lambda name: measure.main(["--transformers", name, *ON_IMAGES]),
+    "--random-weights": lambda name: measure.main(
+        ["--transformers", name, "--random-weights", *ON_IMAGES]
+    ),
 }
 
 
@@ -64,6 +77,29 @@ def test_every_kind_of_untrusted_target_is_rejected(how, copy, tmp_path):
     with pytest.raises(ValueError, match=r"config\.yaml"):
         load_run(copy, "cpu")
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("loader", "model_type"),
+    [
+        ("model.name", "own"),
+        ("model.checkpoint", "own"),
+        ("model.checkpoint", "vit"),  # known to transformers, but not as a text classifier
+        ("task.tokenizer", "own"),
+        ("--transformers", "own"),
+        ("--transformers", "bert"),  # not an image classifier
+        ("--random-weights", "bert"),
+    ],
+)
+def test_code_in_model_folders_is_never_offered(loader, model_type, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "n")
+    folder = write_remote_code(tmp_path / "model", model_type)
+    with pytest.raises(ValueError, match=re.escape(folder)) as error:
+        LOADERS[loader](folder)
+    assert "\n" not in str(error.value)
+    assert not asked
 
 
 def test_trust_allows_any_target(copy, tmp_path):

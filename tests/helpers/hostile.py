@@ -1,5 +1,6 @@
 """Files that try to run code; the code would create a folder that tests look for."""
 
+import json
 import os
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def hostile_leaves(folder: Path, marker: Path) -> dict[str, dict]:
         "positional": {"_target_": vit, "_args_": [call]},
         "interpolated": {"_target_": "${seed}", "path": str(marker)},
     }
+
+
+def write_remote_code(folder: Path, model_type: str) -> str:
+    """Writes a transformers model whose files ask to run own.py; returns its folder."""
+    parts = ("Config", "ModelForImageClassification", "ModelForSequenceClassification")
+    parts += ("ImageProcessor", "Tokenizer")
+    own = {"auto_map": {f"Auto{part}": "own.Own" for part in parts}}
+    own["auto_map"]["AutoTokenizer"] = [None, "own.Own"]
+    kind = "Own" if model_type == "own" else "ViTImageProcessor"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(own | {"model_type": model_type}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(own | {"image_processor_type": kind})
+    )
+    return str(folder)
 
 
 def plant(run: Path, key: str, leaf: dict) -> None:

@@ -383,14 +383,22 @@ def test_a_missing_column_is_reported(data, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
-    [([0, -1], r"task\.classes=2.*-1 to 0"), ([], "task.data=")],
+    ("labels", "texts", "message"),
+    [
+        ([0, -1], ["a", "b"], r"task\.classes=2.*-1 to 0"),
+        ([], [], r"task\.data=.*labels"),
+        ([0.0, 1.7], ["a", "b"], r"task\.data=.*labels"),
+        ([0, None], ["a", "b"], r"task\.data=.*labels"),
+        ([[0], [1]], ["a", "b"], r"task\.data=.*labels"),
+        (["0", "1"], ["a", "b"], r"task\.data=.*labels"),
+        ([0, 1], ["a", None], r"task\.data=.*texts"),
+        ([0, 1], [1, 2], r"task\.data=.*texts"),
+    ],
 )
-def test_invalid_labels_are_reported(checkpoint, tmp_path, labels, message):
+def test_invalid_rows_are_reported(checkpoint, tmp_path, labels, texts, message):
     """The hub's test splits have label -1, which would trigger an assertion on a GPU."""
     (tmp_path / "cola").mkdir()
-    columns = {"sentence": pa.array(["the cat"] * len(labels), pa.string())}
-    table = pa.table(columns | {"label": pa.array(labels, pa.int64())})
+    table = pa.table({"sentence": texts, "label": labels})
     pq.write_table(table, tmp_path / "cola" / "train-0.parquet")
     with pytest.raises(ValueError, match=message):
         make_task(str(tmp_path), checkpoint)

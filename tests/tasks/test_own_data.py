@@ -270,6 +270,28 @@ def test_a_missing_column_is_reported(bert, tmp_path):
         TextClassification(str(path), tokenizer=bert, **TEXTS)
 
 
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("labels", [0.0, 1.7]),
+        ("labels", [0, None]),
+        ("labels", ["a", None]),
+        ("labels", [[0], [1]]),
+        ("texts", ["a", None]),
+        ("texts", [["a"], ["b"]]),
+        ("texts", [1, 2]),
+    ],
+)
+def test_labels_and_texts_of_other_types_are_rejected(column, values, tmp_path):
+    columns = {"texts": ["a", "b"], "labels": [0, 1]} | {column: values}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    task = TextClassification(str(path), text="texts", label="labels", classes=2)
+    with pytest.raises(ValueError, match=rf"^task\.data=.*split 'train'.*{column}"):
+        task.load("train")
+
+
 def test_fixed_size_architectures_use_the_tasks_image_size():
     model = timm_model("vit_tiny_patch16_224", classes=5, image_size=[32, 48])
     assert model(torch.randn(2, 3, 32, 48)).shape == (2, 5)

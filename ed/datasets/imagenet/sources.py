@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from ed.datasets.imagenet.classes import NUM_CLASSES, folder_labels, synsets
-from ed.datasets.images import load_table
+from ed.datasets.images import load_table, read_labels
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 TRAINING_IMAGES, VALIDATION_IMAGES = 1_281_167, 50_000
@@ -104,16 +104,16 @@ class Table(Source):
                 "'label', like the hub's ILSVRC/imagenet-1k"
             )
         self.names = getattr(table.features["label"], "names", None)
-        # not "numpy": for this format, datasets imports a torchvision module that was removed
-        labels = table.select_columns("label").with_format("arrow")[:]
-        self.labels = labels["label"].to_numpy().astype(np.int64)
+        self.labels = read_labels(table, place)
         self.table = table.cast_column(self.column, Encoded(decode=False))
 
     def name(self, index: int) -> str:
         return f"{self.place}, row {index}"
 
     def read(self, index: int) -> bytes:
-        value = self.table[int(index)][self.column]
+        value = self.table[int(index)][self.column] or {"bytes": None, "path": None}
+        if value["bytes"] is None and value["path"] is None:
+            raise ValueError("the image is missing")
         return Path(value["path"]).read_bytes() if value["bytes"] is None else value["bytes"]
 
 
