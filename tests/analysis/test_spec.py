@@ -244,6 +244,9 @@ def test_errors_on_unknown_names_suggest_the_nearest(table):
     for text in ("seed=1", "system.run_dir=/else"):
         with pytest.raises(SpecError, match=f"--set {text}: "):
             expand(table, sets=[text])
+    for value in ("nan", "[nan]", "[1,[-inf]]", "{a:nan}", "{a:[1,{b:inf}]}", "{nan:1}"):
+        with pytest.raises(SpecError, match=r"^--set regularizer.weight=.* finite$"):
+            expand(table, sets=[f"regularizer.weight={value}"])
     with pytest.raises(SpecError, match=r"--set task.epochs"):
         expand(table, sets=["task.epochs=1", "task.epochs=2"])
 
