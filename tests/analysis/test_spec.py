@@ -183,6 +183,11 @@ def test_a_cell_may_reuse_the_grid_of_another_table(tmp_path):
             "cell a: grid: task.data=/x/y: ",
         ),
         ({"figure": "draw"}, "figure: 'draw'"),
+        # reading a foreign file must not run code
+        ({"figure": "subprocess:call"}, "figure: 'subprocess:call'"),
+        ({"figure": "mine:draw"}, "figure: 'mine:draw'"),
+        ({"figure": "ed.figures.style.os:draw"}, "figure: 'ed.figures.style.os:draw'"),
+        ({"figure": "ed.figures.ranking:draw\n"}, "figure: 'ed.figures.ranking:draw\\n'"),
         ({"aggregate": "eval/x"}, "aggregate: eval/x"),
         ({"correlation": {"against": "eval/x", "measures": {}}}, "correlation: eval/x"),
         ({"correlation": {"against": "eval/acc"}}, "correlation.measures: "),
