@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.errors import INTERRUPTED, explain, is_first, or_explain
 from ed.runtime.console import interactive, print_facts, working
+from ed.runtime.files import refuse_control
 from ed.runtime.slurm import require_cluster
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises errors instead of printing them
@@ -70,9 +71,13 @@ def requeue(error: Exception) -> None:
 
 
 def check_words(words: list[str]) -> None:
-    """Rejects hydra.run.dir, which ed ignores, and SLURM sweeps when there is no cluster."""
+    """Rejects hydra.run.dir, which ed ignores, and SLURM sweeps when there is no cluster.
+
+    Also rejects control characters: submitit would copy a newline into its job script.
+    """
     sweeps = {"-m", "--multirun"} & set(words)
     for word in words:
+        refuse_control(word, repr(word))
         key, _, value = word.partition("=")
         if key.lstrip("+") == "hydra.run.dir":
             raise ValueError(f"{word}: has no effect in ed; use system.run_dir={value}")

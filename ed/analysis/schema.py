@@ -9,7 +9,7 @@ comparable       false if the paper's numbers are for other settings (default tr
 fixed            overrides of every cell, such as experiment=cifar10_vit_tiny; cells may change
                  them; hydra.searchpath=[file:///your/configs] adds your own configs
 notes            remarks about the whole table
-figure           module:function that draws it from its rows (see scripts/table.py)
+figure           ed.figures.NAME:draw, which draws it from its rows (see scripts/table.py)
 correlation      {against: metric, measures: {name: [metric, ...]}}: correlates all variants
                  of each measure with one metric over all cells; train: metric of the training
                  accuracy (%), to correlate fitted networks separately (optional)
@@ -56,7 +56,7 @@ NEEDED = {
     "model_type": "a mapping",
     "greater_than_equal": "a whole number from 0",
     "too_short": "at least one entry",
-    "string_pattern_mismatch": "module:function, e.g. ed.figures.correlation:draw",
+    "string_pattern_mismatch": "ed.figures.NAME:draw, e.g. ed.figures.ranking:draw",
 }
 
 
@@ -150,7 +150,7 @@ class TableKeys(_Strict):
     comparable: bool = True
     fixed: Overrides
     notes: list[str] | None = None
-    figure: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    figure: Annotated[str, Field(pattern=r"^ed\.figures\.\w+:draw$")] | None = None
     correlation: StudyKeys | None = None
     aggregate: str | None = None
     cells: Annotated[dict[Name, CellKeys], BeforeValidator(_text_keys), Field(min_length=1)]

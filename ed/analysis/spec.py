@@ -206,8 +206,7 @@ def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
             raise SpecError(f"--set {text}: set by the table; set individual keys instead")
         if "${" in value:  # run folders store the resolved value, which would not match
             raise SpecError(f"--set {text}: use a value instead of an interpolation")
-        number = parse_value(value)
-        if isinstance(number, float) and not math.isfinite(number):
+        if not _is_finite(parse_value(value)):
             raise SpecError(f"--set {text}: must be finite")
     keys = [text.split("=")[0] for text in sets]
     twice = next((key for key in keys if keys.count(key) > 1), None)
@@ -238,6 +237,15 @@ def parse_value(text: str):
         return OverridesParser.create().parse_override(f"key={text}").value()
     except OverrideParseException:  # not a valid value, so no run can match it
         return text
+
+
+def _is_finite(value) -> bool:
+    """Whether all numbers in a value are finite, including those in lists and mappings."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _tag(deviations: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from ed.core.model_state import evaluating
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, trained_weights, warn_if_damaged
 from ed.engine.loop import Interrupted, describe, train
@@ -76,6 +77,9 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     task.prepare(device, cfg.seed)
     for measure in measures.values():
         measure.check(task)  # repeated, because the number of examples is now known
+    with torch.no_grad(), evaluating(model):
+        for part in (regularizer, *measures.values()):
+            part.check_model(model, task)
     torch.manual_seed(stream_seed(cfg.seed, processes.own_stream("dropout")))
 
     writes = processes.rank() == 0

@@ -23,6 +23,11 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 MOST = {"epochs": 10**6, "warmup_epochs": 10**6, "steps": 10**10, "frames": 10**12}
 MOST |= {"degree": 1000, "resolution": 10**5, "pairs": 10**8, "projections": 10**6}
 MOST |= {"batch_size": 10**8, "width": 10**6, "depth": 10**4, "heads": 10**4, "classes": 10**7}
+MOST |= {"examples": 10**8, "modulus": 10**4, "eval_per_decade": 10**4, "repeat": 10**4}
+MOST |= {"length": 10**4, "max_length": 10**5, "threads": 1024, "workers": 1024}
+SIZES = ("hidden", "inputs", "outputs", "actions", "numbers", "channels", "embed_dim", "patch")
+SIZES += ("num_envs", "num_test_envs", "num_steps", "num_test_steps", "update_epochs")
+MOST |= dict.fromkeys(SIZES, 10**6)
 MOST_WHOLE = 2**62  # the limit for all other integers
 
 

@@ -23,6 +23,9 @@ class Measure:
     def check(self, task) -> None:
         """Raises ValueError if this measure does not apply to the task."""
 
+    def check_model(self, model: nn.Module, task) -> None:
+        """Raises ValueError if the settings do not fit the model's outputs at `task.probe()`."""
+
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """Returns a dict of values; each key is a suffix to the measure's name."""
         raise NotImplementedError

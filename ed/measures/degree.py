@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ed.core.estimator import estimate_each
 from ed.core.field import Field
+from ed.core.memory import Footprint
 from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation
 from ed.core.validate import choice, count, positive
@@ -73,6 +74,15 @@ class EffectiveDegree(Measure):
                 "endpoints=examples"
             )
 
+    def check_model(self, model: nn.Module, task) -> None:
+        field, representation = self.field(model, task, task.probe()), self.representation
+        try:
+            Footprint.of(field).check(representation, self.memory_gib)
+            how = {"softmax": self.outputs == "softmax", "class_dim": field.class_dim}
+            representation.check(field(), **how)
+        except ValueError as error:  # each message starts with the name of the setting
+            raise ValueError(f"measures: {error}") from None
+
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """Returns {"": mean over paths, "_se": its standard error}."""
         return self.together([self], model, task)[0]
@@ -96,9 +106,10 @@ class EffectiveDegree(Measure):
             )
         return [{"": result.mean, "_se": result.standard_error} for result in results]
 
-    def field(self, model: nn.Module, task) -> Field:
-        """Builds the field at the endpoints, up to two examples per path."""
-        batch = task.examples(fixed_subset(task.num_examples, 2 * self.pairs, self.seed))
+    def field(self, model: nn.Module, task, batch: dict[str, Tensor] | None = None) -> Field:
+        """Builds the field at the endpoints: a batch, or up to two training examples per path."""
+        if batch is None:
+            batch = task.examples(fixed_subset(task.num_examples, 2 * self.pairs, self.seed))
         field = task.field(model, batch)
         if self.endpoints == "noise":
             draw = torch.Generator(field.x.device).manual_seed(self.seed)

@@ -38,6 +38,9 @@ class Regularizer:
     def check(self, task, parts: int = 1) -> None:
         """Raises ValueError if this regularizer does not work with this task."""
 
+    def check_model(self, model: nn.Module, task) -> None:
+        """Raises ValueError if the settings do not fit the model's outputs at `task.probe()`."""
+
     def compile(self, model: nn.Module) -> None:
         """Compiles the model in place; its state dict does not change."""
         model.compile(**COMPILATION)

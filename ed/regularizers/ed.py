@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ed.core.fit import DAMPING
 from ed.core.model_state import evaluating
@@ -96,6 +96,16 @@ class EDRegularizer(Regularizer):
                 "regularizer.endpoints=noise: requires an image task with task.space=input; use "
                 "regularizer.endpoints=batch"
             )
+
+    def check_model(self, model: nn.Module, task) -> None:
+        batch = task.probe()
+        if batch is not None:
+            field = task.field(model, batch)
+            outputs = field()[:, task.penalised]
+            try:
+                self.representation.check(outputs, softmax=True, class_dim=field.class_dim)
+            except ValueError as error:
+                raise ValueError(f"regularizer.{error}") from None
 
     def variant(self, step: int) -> int:
         return PENALISED if step % self.every == 0 else PLAIN

@@ -76,6 +76,11 @@ class Task:
         """
         raise NotImplementedError
 
+    def probe(self) -> Batch | None:
+        """Returns two examples for checks before training, or None if there are no examples."""
+        has_examples = type(self).examples is not Task.examples
+        return self.examples(torch.arange(2)) if has_examples else None
+
     def images(self, batch: Batch) -> Tensor | None:
         """Returns the images of a batch, (N, 3, H, W) in [0, 1], or None if it has no images."""
         return None

@@ -206,6 +206,10 @@ class ProcgenPPO(Task):
             self.latest = self._extra_rollout()
         return {name: value[index.to(self.device)] for name, value in self.latest.items()}
 
+    def probe(self) -> Batch:
+        """Returns blank frames, as there are no others before the first rollout."""
+        return {"frames": torch.zeros(2, *FRAME, dtype=torch.uint8, device=self.device)}
+
     def _extra_rollout(self) -> Batch:
         """Plays a rollout for measures after training, without changing the run's statistics."""
         if self.model is None:

@@ -183,6 +183,11 @@ def test_a_cell_may_reuse_the_grid_of_another_table(tmp_path):
             "cell a: grid: task.data=/x/y: ",
         ),
         ({"figure": "draw"}, "figure: 'draw'"),
+        # reading a foreign file must not run code
+        ({"figure": "subprocess:call"}, "figure: 'subprocess:call'"),
+        ({"figure": "mine:draw"}, "figure: 'mine:draw'"),
+        ({"figure": "ed.figures.style.os:draw"}, "figure: 'ed.figures.style.os:draw'"),
+        ({"figure": "ed.figures.ranking:draw\n"}, "figure: 'ed.figures.ranking:draw\\n'"),
         ({"aggregate": "eval/x"}, "aggregate: eval/x"),
         ({"correlation": {"against": "eval/x", "measures": {}}}, "correlation: eval/x"),
         ({"correlation": {"against": "eval/acc"}}, "correlation.measures: "),
@@ -244,6 +249,9 @@ def test_errors_on_unknown_names_suggest_the_nearest(table):
     for text in ("seed=1", "system.run_dir=/else"):
         with pytest.raises(SpecError, match=f"--set {text}: "):
             expand(table, sets=[text])
+    for value in ("nan", "[nan]", "[1,[-inf]]", "{a:nan}", "{a:[1,{b:inf}]}", "{nan:1}"):
+        with pytest.raises(SpecError, match=r"^--set regularizer.weight=.* finite$"):
+            expand(table, sets=[f"regularizer.weight={value}"])
     with pytest.raises(SpecError, match=r"--set task.epochs"):
         expand(table, sets=["task.epochs=1", "task.epochs=2"])
 

@@ -228,11 +228,22 @@ def test_missing_wandb_api_key_error_suggests_offline_mode(tmp_path, monkeypatch
         "task.epochs=1e23",
         "task.epochs=100000000000000000000000",
         "task.image_size=[32,nan]",
+        "system.threads=1000000000000",
+        "system.workers=1000000000000",
+        "task=pnn model=pnn task.examples=1000000000000",
+        "task=pnn model=pnn model.outputs=1000000000000",
+        "task=grokking model=grokking task.eval_per_decade=1000000000000",
+        "task=grokking model=grokking task.modulus=1000000",
+        "task=grokking model=grokking model.length=1000000000000",
+        "task=procgen model=impala model.channels=[16,1000000000000]",
+        "task=procgen model=impala task.update_epochs=1000000000000",
+        "task=procgen model=impala task.num_test_envs=1000000000000",
+        "task=imagenet model=vit_s16 task.repeat=1000000000000",
     ],
 )
 def test_infinite_and_huge_numbers_are_rejected(setting):
-    cfg = compose_config(["regularizer=ed", setting])
-    key = setting.split("=")[0]
+    cfg = compose_config(["regularizer=ed", *setting.split()])
+    key = setting.split()[-1].split("=")[0]
     with pytest.raises(ValueError, match=key.replace(".", r"\.")):
         check_settings(cfg)
 

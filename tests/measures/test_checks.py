@@ -1,6 +1,7 @@
 """Tests that measures are rejected before training if they are meaningless for the task."""
 
 import pytest
+import torch
 from hydra.utils import instantiate
 
 from ed.engine.check import check
@@ -12,7 +13,7 @@ from ed.measures.sharpness import Sharpness
 from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
 from scripts import evaluate
-from tests.helpers.small import SMALL
+from tests.helpers.small import SMALL, SMALL_GROKKING, small_run
 
 
 def task_of(*overrides: str):
@@ -86,6 +87,42 @@ def test_more_paths_than_pairs_are_rejected_before_training():
     EffectiveDegree(pairs=13 * 12 // 2).check(task)
     with pytest.raises(ValueError, match=r"pairs=79: .*78"):
         EffectiveDegree(pairs=79).check(task)
+
+
+NORMALISED = ["measures=[ed]", "measures.ed.pairs=5", "measures.ed.weighting=normalised"]
+PENALTY = ["regularizer=ed", "regularizer.resolution=12", "regularizer.weighting=normalised"]
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "message"),
+    [
+        (SMALL_GROKKING, [*NORMALISED, "measures.ed.components=9"], "measures: components=9"),
+        (SMALL_GROKKING, [*NORMALISED, "measures.ed.memory_gib=1e-9"], "measures: memory_gib="),
+        (SMALL_GROKKING, [*PENALTY, "regularizer.components=9"], r"regularizer\.components=9"),
+        (
+            ["task=pnn", "model=pnn", "task.examples=20", "system.device=cpu"],
+            [*NORMALISED, "measures.ed.outputs=raw", "measures.ed.components=4"],
+            "measures: components=4",
+        ),
+    ],
+    ids=["components", "memory", "penalty", "raw"],
+)
+def test_settings_that_do_not_fit_the_outputs_are_rejected_before_training(
+    base, overrides, message, tmp_path
+):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        small_run(tmp_path / "run", *overrides, base=base)
+    assert not (tmp_path / "run").exists()
+
+
+def test_games_are_not_played_to_check_the_outputs():
+    """Before the first rollout there are no frames; the value output is not penalised."""
+    cfg = compose_config(["task=procgen", "model=impala", "model.channels=[2]"])
+    task, model = instantiate(cfg.task), instantiate(cfg.model)
+    task.prepare(torch.device("cpu"), 0)
+    EffectiveDegree(components=14, weighting="normalised").check_model(model, task)
+    with pytest.raises(ValueError, match="components=15"):
+        EffectiveDegree(components=15, weighting="normalised").check_model(model, task)
 
 
 def test_regression_rejects_softmax():

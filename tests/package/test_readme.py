@@ -51,6 +51,11 @@ def test_the_readme_is_short():
         assert is_table or len(lines) <= 3, paragraph
 
 
+def test_the_readme_says_when_runs_resume_bit_for_bit():
+    (paragraph,) = [part for part in TEXT.split("\n\n") if "bit for bit" in part]
+    assert "(`system.threads`)" in paragraph
+
+
 def test_words_to_avoid_are_found(tmp_path):
     clean = [str(page.relative_to(ROOT)) for page in (README, *PAGES)]
     run = run_command(["scripts/check_words.py", *clean])

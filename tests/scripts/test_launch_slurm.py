@@ -212,6 +212,16 @@ def test_no_option_can_inject_a_line_into_the_script(option, tmp_path, capsys, m
     assert not (tmp_path / "submitted").exists()
 
 
+@pytest.mark.parametrize("word", ["hydra.launcher.partition='ci\ntouch x\n#'", "seed=0\r"])
+def test_train_rejects_control_characters(word):
+    """submitit writes its settings into a job script, which would run the second line."""
+    import train
+
+    with pytest.raises(ValueError, match="control character") as raised:
+        train.check_words(["-m", "hydra/launcher=basic", word])
+    assert str(raised.value).startswith(repr(word))
+
+
 def test_command_arguments_are_passed_to_srun_unchanged(tmp_path, monkeypatch):
     from scripts.slurm import submit
 

@@ -1,5 +1,6 @@
 """scripts/table.py: tables and figures from run folders and committed files."""
 
+import importlib
 import json
 import os
 import re
@@ -265,7 +266,9 @@ def draw(table, rows):
 def drawn(tmp_path, monkeypatch) -> Table:
     (tmp_path / "little_figure.py").write_text(FIGURE)
     monkeypatch.syspath_prepend(tmp_path)
-    return write_table(tmp_path, figure="little_figure:draw")
+    module = importlib.import_module("little_figure")
+    monkeypatch.setitem(sys.modules, "ed.figures.little_figure", module)
+    return write_table(tmp_path, figure="ed.figures.little_figure:draw")
 
 
 def test_figures_are_drawn_from_finished_runs_and_are_reproducible(drawn, tmp_path):
@@ -363,11 +366,11 @@ def test_reduced_runs_are_drawn_separately(drawn, tmp_path):
     assert figures == {"figure.png", "figure.pdf"}
 
 
-@pytest.mark.parametrize("name", ["nothing", "no.such.module:draw", "little_figure:paint"])
+@pytest.mark.parametrize("name", ["ed.figures.nothing:draw", "ed.figures.style:draw"])
 def test_a_missing_figure_function_is_a_one_line_error(drawn, tmp_path, name, capsys):
     for run in expand(drawn, cells=["ed"], root=tmp_path / "runs"):
         fabricate(run)
-    text = drawn.path.read_text().replace("little_figure:draw", name)
+    text = drawn.path.read_text().replace("ed.figures.little_figure:draw", name)
     drawn.path.write_text(text)
     assert main([str(drawn.path), "--runs", str(tmp_path / "runs")]) == 1
     error = capsys.readouterr().err
