@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ed.runtime.files import APP
-from ed.runtime.runs import ENVIRONMENT
+from ed.runtime.runs import ENVIRONMENT, PLACES
 
 EXPERIMENTS = APP / "experiments"
 PROBES = "probes"  # folder of short side experiments that are not in the paper
-# locations of data and weights, which may differ between machines
-PLACES = ("task.data", "task.mnist", "task.shifts", "model.weights")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ that `torch.load(path, weights_only=True)` can read. A digest at the end detects
 import io
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError  # raised by torch.load for anything but plain data
 
@@ -16,7 +17,16 @@ from torch import Tensor, nn
 
 from ed.models.weights import read_state
 from ed.runtime.files import BLANK, STAMP, check_seal, seal, stamp, write_atomic
-from ed.runtime.runs import CHECKPOINTS, LAST, PREVIOUS, UNNAMED, WEIGHTS, RunError, differences
+from ed.runtime.runs import (
+    CHECKPOINTS,
+    LAST,
+    PLACES,
+    PREVIOUS,
+    UNNAMED,
+    WEIGHTS,
+    RunError,
+    differences,
+)
 
 
 class SaveError(RuntimeError):
@@ -63,11 +73,14 @@ def save_weights(folder: Path, model: nn.Module) -> None:
 def trained_weights(folder: Path, config: dict, warn) -> dict[str, Tensor] | None:
     """Loads the state dict from the newest intact checkpoint, else from `model.safetensors`.
 
-    A checkpoint of a run with another identity than `config` raises RunError.
+    A checkpoint of a run with another identity than `config` raises RunError; data and weights may
+    have moved.
     """
-    state = load_checkpoint(
-        folder, warn, lambda state: _without_model(state) or other_config(state, config)
-    )
+
+    def misfit(state: dict) -> str | None:
+        return _without_model(state) or other_config(state, config, ignored=PLACES)
+
+    state = load_checkpoint(folder, warn, misfit)
     if state is not None:
         return state["training"]["model"]
     path = folder / WEIGHTS
@@ -156,12 +169,12 @@ def _read(path: Path) -> dict:
     return state
 
 
-def other_config(state: dict, config: dict) -> str | None:
+def other_config(state: dict, config: dict, *, ignored: Sequence[str] = ()) -> str | None:
     """Returns how a checkpoint's config differs from the identity `config`, or None."""
     stored = state.get("config", config)  # older versions did not store it
     if not isinstance(stored, dict):
         return "its config is not a mapping"
-    found = "; ".join(differences(stored, config))
+    found = "; ".join(differences(stored, config, ignored=ignored))
     return f"it has another config: {found}" if found else None
 
 

@@ -134,6 +134,13 @@ def test_wrong_weights_are_not_loaded(case, run, others):
     assert "\n" not in str(error.value)
 
 
+def test_a_run_is_loaded_after_its_data_has_moved(tmp_path):
+    small_run(tmp_path)
+    config = tmp_path / "config.yaml"
+    config.write_text(config.read_text().replace("data: embedded", "data: elsewhere"))
+    assert load_run(tmp_path, "cpu", data=False).config.task.data == "elsewhere"
+
+
 def test_weights_without_a_digest_are_loaded(run):
     """Older versions stored none."""
     (run / "last.pt").unlink()
