@@ -8,7 +8,6 @@ that `torch.load(path, weights_only=True)` can read. A digest at the end detects
 import io
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError  # raised by torch.load for anything but plain data
 
@@ -26,6 +25,7 @@ from ed.runtime.runs import (
     WEIGHTS,
     RunError,
     differences,
+    flat,
 )
 
 
@@ -73,12 +73,18 @@ def save_weights(folder: Path, model: nn.Module) -> None:
 def trained_weights(folder: Path, config: dict, warn) -> dict[str, Tensor] | None:
     """Loads the state dict from the newest intact checkpoint, else from `model.safetensors`.
 
-    A checkpoint of a run with another identity than `config` raises RunError; data and weights may
-    have moved.
+    A checkpoint of a run with other settings than `config` raises RunError. Locations, classes and
+    settings that only one of the two has are not compared.
     """
 
     def misfit(state: dict) -> str | None:
-        return _without_model(state) or other_config(state, config, ignored=PLACES)
+        stored, ours = state.get("config"), flat(config)
+        if isinstance(stored, dict):
+            theirs, movable = flat(stored), {*PLACES, *(k for k in ours if "_target_" in k)}
+            shared = ours.keys() & theirs.keys() - movable
+            state = {**state, "config": {key: theirs[key] for key in shared}}
+            ours = {key: ours[key] for key in shared}
+        return _without_model(state) or other_config(state, ours)
 
     state = load_checkpoint(folder, warn, misfit)
     if state is not None:
@@ -169,12 +175,12 @@ def _read(path: Path) -> dict:
     return state
 
 
-def other_config(state: dict, config: dict, *, ignored: Sequence[str] = ()) -> str | None:
+def other_config(state: dict, config: dict) -> str | None:
     """Returns how a checkpoint's config differs from the identity `config`, or None."""
     stored = state.get("config", config)  # older versions did not store it
     if not isinstance(stored, dict):
         return "its config is not a mapping"
-    found = "; ".join(differences(stored, config, ignored=ignored))
+    found = "; ".join(differences(stored, config))
     return f"it has another config: {found}" if found else None
 
 

@@ -16,7 +16,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -124,16 +124,14 @@ def _whole(value):
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def differences(
-    before: dict, now: dict, prefix: str = "", *, ignored: Sequence[str] = ()
-) -> list[str]:
+def differences(before: dict, now: dict, prefix: str = "") -> list[str]:
     """Lists the differences between two configs, e.g. 'optimizer.lr is 0.1 there, 0.2 here'."""
     rows = []
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            rows += differences(old, new, f"{prefix}{key}.", ignored=ignored)
-        elif old != new and f"{prefix}{key}" not in ignored:
+            rows += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
             rows.append(f"{prefix}{key} is {old} there, {new} here")
     return rows
 
