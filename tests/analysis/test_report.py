@@ -481,16 +481,25 @@ def test_samples_equal_the_outputs_on_paths(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def window(text, tmp_path_factory):
+def opened(text, tmp_path_factory):
     if missing() is not None:
         pytest.skip(f"needs {missing()}: make test-browser installs it")
     folder = tmp_path_factory.mktemp("browser")
     (folder / "index.html").write_text(text)
-    with browser(folder) as opened:
-        opened.resize(1280, 1000)
-        opened.open(folder / "index.html")
-        yield opened
-        assert opened.console() == []  # no test logged an error
+    (folder / "blank.html").write_text("<!doctype html>")
+    with browser(folder) as found:
+        found.resize(1280, 1000)
+        yield found, folder / "index.html"
+        assert found.console() == []  # no test logged an error
+
+
+@pytest.fixture
+def window(opened):
+    """Opens the page anew, so that no test depends on what another one clicked."""
+    found, page = opened
+    found.open(page.with_name("blank.html"))  # a reload would keep the values of inputs
+    found.open(page)
+    return found
 
 
 def shown_numbers(window, name: str = "raw") -> list[float]:
