@@ -130,7 +130,7 @@ class Overrides:
         group, *rest = key.split(".")
         owners = []
         for choice, path in sorted(self._files(group).items()) if rest else ():
-            text = path.read_text("utf-8")  # read first, as composing is slow
+            text = path.read_text("utf-8", errors="replace")  # read first, as composing is slow
             if f"{rest[-1]}:" not in text and "defaults:" not in text:
                 continue
             if group == "measures" and choice != rest[0]:
