@@ -78,13 +78,7 @@ def trained_weights(folder: Path, config: dict, warn) -> dict[str, Tensor] | Non
     """
 
     def misfit(state: dict) -> str | None:
-        stored, ours = state.get("config"), flat(config)
-        if isinstance(stored, dict):
-            theirs, movable = flat(stored), {*PLACES, *(k for k in ours if "_target_" in k)}
-            shared = ours.keys() & theirs.keys() - movable
-            state = {**state, "config": {key: theirs[key] for key in shared}}
-            ours = {key: ours[key] for key in shared}
-        return _without_model(state) or other_config(state, ours)
+        return _without_model(state) or other_config(state, config, shared=True)
 
     state = load_checkpoint(folder, warn, misfit)
     if state is not None:
@@ -175,13 +169,28 @@ def _read(path: Path) -> dict:
     return state
 
 
-def other_config(state: dict, config: dict) -> str | None:
-    """Returns how a checkpoint's config differs from the identity `config`, or None."""
+def other_config(state: dict, config: dict, *, shared: bool = False) -> str | None:
+    """Returns how a checkpoint's config differs from the identity `config`, or None.
+
+    Args:
+        shared: compare only settings that both have, without locations and classes.
+    """
     stored = state.get("config", config)  # older versions did not store it
     if not isinstance(stored, dict):
         return "its config is not a mapping"
+    if shared:
+        stored, config = _shared(stored, config), _shared(config, stored)
     found = "; ".join(differences(stored, config))
     return f"it has another config: {found}" if found else None
+
+
+def _shared(config: dict, other: dict) -> dict:
+    kept = flat(other).keys() - PLACES
+    return {
+        key: value
+        for key, value in flat(config).items()
+        if key in kept and not key.endswith("_target_")
+    }
 
 
 def _without_model(state: dict) -> str | None:
