@@ -28,10 +28,12 @@ from benchmark_cases import (
     penalty,
 )
 from benchmark_overhead import Overhead, overhead_text, time_methods
+from benchmark_tables import NETWORK, time_tables
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import ed
+from ed.analysis.steps import STEPS as STEPS_FILE
 from ed.core.estimator import points_per_chunk
 from ed.core.field import Field
 from ed.engine.errors import or_explain
@@ -278,11 +280,15 @@ def machine() -> str:
     return f"{name} ({platform.machine()}), {python}, commit {(commit() or 'unknown')[:8]}"
 
 
+def step_seconds(case: Case, regularizer: Regularizer) -> float:
+    return measure(our_step(case, case.batch, regularizer))[0]
+
+
 def bench_overhead(cases: dict[str, Case], out: Path | None) -> None:
     """Prints the overhead table and, if `out` is given, saves it after each network."""
 
     def seconds(case: Case, regularizer: Regularizer) -> float:
-        found, _ = measure(our_step(case, case.batch, regularizer))
+        found = step_seconds(case, regularizer)
         print(f"{case.name}, {type(regularizer).__name__}: {1000 * found:.2f} ms", flush=True)
         return found
 
@@ -314,19 +320,30 @@ def bench_steps(cases: dict[str, Case], out: Path | None) -> None:
             write_atomic(out, "\n\n".join(text) + "\n")
 
 
+def _short(path: Path) -> str:
+    return str(path.relative_to(APP))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cases = GPU_CASES if CUDA else CPU_CASES
     parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
     parser.add_argument("--quick", action="store_true", help="use tiny batches, as a smoke test")
-    where = f"with all cases on a GPU, --out defaults to {OVERHEAD.relative_to(APP)}"
+    where = f"with all cases on a GPU, --out defaults to {_short(OVERHEAD)}"
     parser.add_argument("--table", action="store_true", help=f"make the overhead table; {where}")
-    parser.add_argument("--out", type=Path, help="Markdown file for the tables")
+    timed = f"time the cells of these tables; on a GPU, --out defaults to {_short(STEPS_FILE)}"
+    parser.add_argument("--tables", nargs="+", metavar="TABLE", help=timed)
+    parser.add_argument("--out", type=Path, help="file for the tables: Markdown, CSV for --tables")
     options = parser.parse_args()
     chosen = {name: cases[name] for name in options.cases}
     if options.quick:
         chosen = {name: replace(case, batch=8, pairs=4) for name, case in chosen.items()}
-    if options.table:
+    if options.tables and NETWORK not in chosen:
+        parser.error(f"--tables times {NETWORK}; drop --cases")
+    if options.tables:
+        out = options.out or (STEPS_FILE if CUDA else None)
+        time_tables(options.tables, chosen[NETWORK], step_seconds, commit() or "unknown", out)
+    elif options.table:
         whole = CUDA and chosen == cases
         bench_overhead(chosen, options.out or (OVERHEAD if whole else None))
     else:

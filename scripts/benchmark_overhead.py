@@ -74,13 +74,13 @@ class Overhead:
 def time_methods(case: Case, timer: Timer) -> Overhead:
     """Times every method on one network, and records why a method could not run."""
     row = Overhead(case)
-    plain = _time(case, Regularizer(), timer)
+    plain = time_step(case, Regularizer(), timer)
     if isinstance(plain, str):
         row.missing["plain"] = plain
         return row
     row.plain = plain
     for method, make in METHODS.items():
-        seconds = _time(case, make(case), timer)
+        seconds = time_step(case, make(case), timer)
         if isinstance(seconds, str):
             row.missing[method] = seconds
         else:
@@ -88,7 +88,7 @@ def time_methods(case: Case, timer: Timer) -> Overhead:
     return row
 
 
-def _time(case: Case, regularizer: Regularizer, timer: Timer) -> float | str:
+def time_step(case: Case, regularizer: Regularizer, timer: Timer) -> float | str:
     """Returns the seconds per step, or the reason why the step could not run."""
     try:
         regularizer.check(Synthetic(case, case.batch))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ed.analysis.steps import COLUMNS, read_steps
 from tests.helpers.commands import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -74,3 +75,34 @@ def test_skipped_methods_are_listed(overhead):
     first, _ = table_cells(text)[-2:]
     assert first[1:4] == ["6.14", "9.75", "1.59"]
     assert "small BERT, length 32, plain: needs the package transformers" in text
+
+
+CELLS = """
+title: "steps"
+metric: eval/acc
+seeds: [0]
+fixed: [experiment=cifar10_vit_tiny]
+cells:
+  baseline: {overrides: [regularizer=none]}
+  ed: {overrides: [regularizer=ed, regularizer.pairs=4]}
+  too_many: {overrides: [regularizer=ed, regularizer.pairs=65]}
+"""
+
+
+def test_the_cells_of_tables_are_timed(tmp_path):
+    table, out = tmp_path / "steps.yaml", tmp_path / "steps.csv"
+    table.write_text(CELLS)
+    out.write_text(f"{','.join(COLUMNS)}\nother,cell,1.0,1.0,cpu,2.0,unknown\n")
+    command = ["scripts/benchmark.py", "--quick", "--tables", str(table), "--out", str(out)]
+    done = run_command(command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "steps/too_many: not timed" in done.stdout  # 8 examples form 64 pairs
+    found = read_steps(out)
+    assert set(found) == {("other", "cell"), ("steps", "baseline"), ("steps", "ed")}
+    assert all(float(step["x plain"]) > 0 for step in found.values())
+
+
+def test_only_tables_of_one_network_are_timed(tmp_path):
+    done = run_command(["scripts/benchmark.py", "--quick", "--tables", "grokking"])
+    assert done.returncode != 0
+    assert "model=" in done.stderr
