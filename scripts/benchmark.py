@@ -46,6 +46,7 @@ from ed.runtime.files import APP, write_atomic
 
 OVERHEAD = APP / "experiments" / "results" / "speed" / "overhead.md"
 BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks (reports the median), steps per block
+BLOCK_SECONDS = 0.5  # fewer steps per block if they would take longer
 
 
 def measure(advance: Callable[[], None]) -> tuple[float, float]:
@@ -55,16 +56,19 @@ def measure(advance: Callable[[], None]) -> tuple[float, float]:
     if CUDA:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    seconds = []
-    for _ in range(BLOCKS):
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            advance()
-        if CUDA:
-            torch.cuda.synchronize()
-        seconds.append((time.perf_counter() - start) / STEPS)
+    steps = max(1, min(STEPS, int(BLOCK_SECONDS / seconds_per_call(advance, 1))))
+    seconds = [seconds_per_call(advance, steps) for _ in range(BLOCKS)]
     memory = torch.cuda.max_memory_reserved() / 2**30 if CUDA else float("nan")
     return statistics.median(seconds), memory
+
+
+def seconds_per_call(function: Callable[[], None], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    if CUDA:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls
 
 
 def our_step(case: Case, batch_size: int, regularizer: Regularizer) -> Callable[[], None]:
