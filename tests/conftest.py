@@ -1,4 +1,5 @@
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,13 @@ def bandit(monkeypatch):
     monkeypatch.setattr(
         ProcgenPPO, "make_games", lambda task, side, count, _: Bandit(count, task.levels[side][0])
     )
+
+
+@pytest.fixture(autouse=True)
+def forget_temporary_modules(tmp_path_factory):
+    """Unloads modules that a test wrote itself, as another test may use the same names."""
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
