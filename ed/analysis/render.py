@@ -10,7 +10,7 @@ from ed.analysis.collect import Row
 from ed.analysis.markdown import plain_table
 from ed.analysis.pools import pool_sections
 from ed.analysis.spec import Cell, Paper, Table
-from ed.analysis.stats import Ours, difference, summarise, verdict
+from ed.analysis.stats import Ours, difference, half_width, summarise, verdict
 from ed.runtime.runs import Status
 
 AGGREGATE = ("", "interquartile mean", "95 % interval", "runs")
@@ -21,6 +21,7 @@ AGGREGATE_MEANING = (
 )
 HTML = re.compile(r"<(?=[A-Za-z/!?])")  # escaped in labels, notes and errors, which are plain text
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
+INTERVAL = "difference [95 % interval]"  # the column's title if a line has an interval
 MOST_DECIMALS = 6  # beyond this, numbers are shown in scientific notation
 ROUNDING = 1e-6  # a smaller relative std is rounding error
 
@@ -304,18 +305,38 @@ def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -
             if remark not in footnotes:
                 footnotes.append(remark)
         count = f" ({line.ours.count})" if line.ours.count else ""
-        apart = difference(line.ours, line.paper)
         body.append(
             (
                 _label(table, line),
                 _number(line.paper.mean, line.paper.std, table),
                 _number(line.ours.mean, line.ours.std, table) + count,
-                "" if apart is None else signed(apart, line.paper, table.digits),
+                _difference(table, line),
                 line.verdict,
                 " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in line.remarks),
             )
         )
-    return plain_table(HEADER, body)
+    bracketed = any(fields[3].endswith("]") for fields in body)
+    header = [INTERVAL if bracketed and name == "difference" else name for name in HEADER]
+    return plain_table(header, body)
+
+
+def _difference(table: Table, line: Line) -> str:
+    """Formats our difference to the paper, with its 95 % interval if both sides have a std.
+
+    The interval has two significant digits of its half-width, but no more decimals than the
+    difference.
+    """
+    apart, paper = difference(line.ours, line.paper), line.paper
+    if apart is None:
+        return ""
+    shown = signed(apart, paper, table.digits)
+    half = half_width(line.ours, Ours(paper.mean, paper.std, table.paper_seeds or 0))
+    if half is None:
+        return shown
+    most = _decimals(paper.mean, table.digits, significant=2)
+    places = min(most, _decimals(half, 0, significant=2))
+    low, high = (_fixed(end, places, sign="+") for end in (apart - half, apart + half))
+    return f"{shown} [{low}, {high}]"
 
 
 def _label(table: Table, line: Line) -> str:
