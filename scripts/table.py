@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     for name in stale:
         print(
-            f"error: the results of {name} do not match its runs.csv; run "
+            f"error: the results of {name} are out of date; run "
             f"python scripts/table.py {name} --commit",
             file=sys.stderr,
         )

@@ -85,11 +85,11 @@ def measured_steps(table: Table) -> dict[tuple[str, str], dict[str, str]]:
     for home, step in steps.items():
         try:
             valid = 0 < float(step[RATIO]) < math.inf
-        except (KeyError, TypeError, ValueError):
+        except ValueError:
             valid = False
         if not valid:
             raise CollectError(
-                f"{path}: {'/'.join(home)}: {RATIO!r} is {step.get(RATIO)!r}, not a positive "
+                f"{path}: {'/'.join(home)}: {RATIO!r} is {step[RATIO]!r}, not a positive "
                 "number; run python scripts/benchmark.py --tables again"
             )
     return steps

@@ -62,12 +62,16 @@ def _colour(one: Gain) -> str:
     return method_colour(settings(one.cell).get("regularizer", ""))
 
 
+def _ends(one: Gain) -> tuple[float, float]:
+    """Returns the ends of the bar: one standard deviation from the mean."""
+    return one.ours.mean - (one.ours.std or 0), one.ours.mean + (one.ours.std or 0)
+
+
 def _draw_point(axis: Axes, one: Gain) -> None:
     """Draws the mean, its standard deviation and the seeds."""
     ours, colour = one.ours, _colour(one)
     if ours.std is not None:
-        ends = (ours.mean - ours.std, ours.mean + ours.std)
-        axis.plot((one.ratio, one.ratio), ends, color=colour, linewidth=OURS["linewidth"])
+        axis.plot((one.ratio, one.ratio), _ends(one), color=colour, linewidth=OURS["linewidth"])
         for value in one.values:
             axis.plot(one.ratio, value, color=colour, **SINGLE)
     axis.plot(one.ratio, ours.mean, color=colour, **OURS)
@@ -103,7 +107,7 @@ def _label(axis: Axes, table: Table, found: Sequence[Gain], below: Sequence[Gain
         texts.append(f"{one.cell.label}: {number}" if one in below else one.cell.label)
         points.append((one.ratio, axis.get_ylim()[0] if one in below else one.ours.mean))
     taken = [
-        _room(axis, point, () if one in below else one.values)
+        _room(axis, point, () if one in below else (*one.values, *_ends(one)))
         for one, point in zip(found, points, strict=True)
     ]
     lines = [line.get_window_extent().padded(4) for line in axis.lines if line.get_zorder() == 0]
@@ -111,7 +115,7 @@ def _label(axis: Axes, table: Table, found: Sequence[Gain], below: Sequence[Gain
 
 
 def _room(axis: Axes, point: tuple[float, float], values: Sequence[float]) -> Bbox:
-    """Returns the box on the screen of a dot, its seeds and roughly its bar."""
+    """Returns the box on the screen of a dot and of other values on its vertical."""
     places = axis.transData.transform([point, *((point[0], value) for value in values)])
     room = DOT * axis.figure.dpi / 72
     (x, low), high = places.min(axis=0), places[:, 1].max()
