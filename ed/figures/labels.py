@@ -54,7 +54,7 @@ def place_labels(
     dots = [tuple(axis.transData.transform(point)) for point in points]
     sizes = [_size(axis, text, size) for text in texts]
     choices = [list(_choices(axis, *both)) for both in zip(dots, sizes, strict=True)]
-    inside = axis.get_window_extent()
+    inside = axis.get_window_extent().padded(-5)  # keeps labels off the axes
     chosen = [own[0] for own in choices]
     for _, index in itertools.product(range(SWEEPS), range(len(texts))):
         others = [place.box for i, place in enumerate(chosen) if i != index]
