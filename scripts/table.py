@@ -4,12 +4,12 @@
 Prints the paper's numbers beside ours, as Markdown if the output is not a terminal. Our numbers
 come from run folders (--runs) and from the committed results; new runs take precedence. --commit
 updates the table's folder under results/: README.md, runs.csv (one line per run), curves.parquet
-(every logged value) and its figure. --out DIR writes the same files to DIR/TABLE. To add runs from
-another machine, copy their folders (--runs) or use lines of a CSV file (--add). Two runs of the
-same cell and seed with different numbers are an error.
+(every logged value) and figure.png. --out DIR writes the same files to DIR/TABLE, and figure.pdf.
+To add runs from another machine, copy their folders (--runs) or use lines of a CSV file (--add).
+Two runs of the same cell and seed with different numbers are an error.
 
 A figure of the paper is a table whose file has `figure: ed.figures.NAME:draw`. When runs are done,
-draw(table, rows) returns a matplotlib Figure (None for too few runs) for figure.png and figure.pdf:
+draw(table, rows) returns a matplotlib Figure, or None for too few runs:
     table       ed.analysis.spec.Table: cells, labels, metrics, paper's numbers
     rows        list of ed.analysis.collect.Row: finished runs without deviations, in table order
     row.last    the final value of each of the table's metrics
@@ -17,12 +17,15 @@ draw(table, rows) returns a matplotlib Figure (None for too few runs) for figure
                 the figure is not updated; --available draws the other runs, and unfinished
                 runs in cells without a finished one, and notes this in the figure
 The function must be pure and not import torch. It sets size and layout, but not fonts or files.
+ed.figures.cost:draw also reads step times from results/speed/steps.csv, which scripts/benchmark.py
+--tables TABLE writes; without them there is no figure.
 Reduced runs (launch.py --set) are shown and drawn separately. They are never committed with the
 table; to commit them, make them a probe, experiments/probes/NAME.yaml.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     for name in stale:
         print(
-            f"error: the results of {name} do not match its runs.csv; run "
+            f"error: the results of {name} are out of date; run "
             f"python scripts/table.py {name} --commit",
             file=sys.stderr,
         )
@@ -106,9 +109,10 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
         print(f"warning: {difference}; the mean is shown anyway", file=sys.stderr)
     show(table, rows)
     if options.commit and any(row.status != Status.PENDING for row in rows):
-        write(table, without_reduced(rows), results_folder(table), available=options.available)
+        own = without_reduced(rows)
+        write(table, own, results_folder(table), ("png",), available=options.available)
     if options.out:
-        write(table, rows, options.out / table.name, available=options.available)
+        write(table, rows, options.out / table.name, ("png", "pdf"), available=options.available)
     if options.latex:
         print(to_latex(table, rows))
     return True
@@ -138,9 +142,11 @@ def without_reduced(rows: list[Row]) -> list[Row]:
     return [row for row in rows if not row.deviations]
 
 
-def write(table: Table, rows: list[Row], folder: Path, *, available: bool) -> None:
-    """Writes the table's folder, with separate figures for reduced runs."""
-    figures = {} if table.figure is None else draw(table, rows, available=available)
+def write(
+    table: Table, rows: list[Row], folder: Path, kinds: Sequence[str], *, available: bool
+) -> None:
+    """Writes the table's folder, with separate figures for reduced runs, in these formats."""
+    figures = {} if table.figure is None else draw(table, rows, kinds, available=available)
     write_results(table, rows, folder, figures)
     for name in figures:
         print(folder / name)
@@ -148,7 +154,9 @@ def write(table: Table, rows: list[Row], folder: Path, *, available: bool) -> No
     print(f"{folder / README}: {done} of {len(rows)} runs done")
 
 
-def draw(table: Table, rows: list[Row], *, available: bool) -> dict[str, bytes]:
+def draw(
+    table: Table, rows: list[Row], kinds: Sequence[str], *, available: bool
+) -> dict[str, bytes]:
     """Returns the files of all figures that can be drawn."""
     from ed.figures.files import figure_files  # imports matplotlib
 
@@ -156,7 +164,7 @@ def draw(table: Table, rows: list[Row], *, available: bool) -> dict[str, bytes]:
     files = {}
     for deviations in dict.fromkeys(row.deviations for row in rows if row.status in drawable):
         try:
-            files |= figure_files(table, rows, deviations, available=available)
+            files |= figure_files(table, rows, deviations, available=available, kinds=kinds)
         except NoHistory as missing:
             done = [r for r in rows if (r.status, r.deviations) == (Status.DONE, deviations)]
             here = sum(row.record is not None for row in done)

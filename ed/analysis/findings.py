@@ -1,6 +1,5 @@
 """Summarises the results of each table in a sentence or two."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from ed.analysis.correlation import Correlation
 from ed.analysis.render import Line, aggregate_fields, mean_and_std
 from ed.analysis.spec import Table
-from ed.analysis.stats import Ours
+from ed.analysis.stats import Ours, half_width
 from ed.analysis.verdicts import Experiment, Verdict, counts, minus
 
 MANY = 10  # with at least this many judged numbers, a finding counts the reproduced ones
@@ -72,16 +71,7 @@ def gain(before: Ours, after: Ours) -> tuple[float, float | None]:
 
     The half-width is None if either side has no standard deviation.
     """
-    from scipy.special import stdtrit  # slow to import, and few callers need it
-
-    apart = after.mean - before.mean
-    if not (before.std and after.std):
-        return apart, None
-    parts = [side.std**2 / side.count for side in (before, after)]
-    degrees = sum(parts) ** 2 / sum(
-        part**2 / (side.count - 1) for part, side in zip(parts, (before, after), strict=True)
-    )
-    return apart, float(stdtrit(degrees, 0.975)) * math.sqrt(sum(parts))
+    return after.mean - before.mean, half_width(before, after)
 
 
 def _shown(side: Ours, table: Table) -> str:

@@ -1,6 +1,6 @@
 """Describes the runs behind a table: unfinished runs, hardware, versions and commits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ed.analysis.collect import UNKNOWN_CODE, Row
 from ed.analysis.spec import Table
@@ -38,6 +38,15 @@ def footer(table: Table, rows: Sequence[Row]) -> str:
         f"{_runs(len(done))} in {hours:.2f} hours on {devices}, torch {versions}, commit {commits}."
         f" {state}Values are from {reported}. {made}"
     )
+
+
+def measured(steps: Sequence[Mapping[str, str]]) -> str:
+    """Returns a sentence on where step times were measured (see ed.analysis.steps)."""
+    if not steps:
+        return "No step is measured yet."
+    names = [_distinct(step[key] for step in steps) for key in ("device", "torch")]
+    commits = _distinct(step["commit"][:8] for step in steps)
+    return f"Steps were measured on {names[0]}, torch {names[1]}, commit {commits}."
 
 
 def _distinct(values) -> str:

@@ -1,16 +1,16 @@
 """Renders result rows as Markdown and LaTeX; equal rows give equal text."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ed.analysis import provenance, returns
+from ed.analysis import costs, provenance, returns
 from ed.analysis.collect import Row
 from ed.analysis.markdown import plain_table
+from ed.analysis.numbers import decimals, fixed, mean_and_std, signed
 from ed.analysis.pools import pool_sections
 from ed.analysis.spec import Cell, Paper, Table
-from ed.analysis.stats import Ours, difference, summarise, verdict
+from ed.analysis.stats import Ours, difference, half_width, summarise, verdict
 from ed.runtime.runs import Status
 
 AGGREGATE = ("", "interquartile mean", "95 % interval", "runs")
@@ -21,8 +21,7 @@ AGGREGATE_MEANING = (
 )
 HTML = re.compile(r"<(?=[A-Za-z/!?])")  # escaped in labels, notes and errors, which are plain text
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
-MOST_DECIMALS = 6  # beyond this, numbers are shown in scientific notation
-ROUNDING = 1e-6  # a smaller relative std is rounding error
+INTERVAL = "difference [95 % interval]"  # the column's title if a line has an interval
 
 
 @dataclass(frozen=True)
@@ -139,35 +138,6 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
     return lines
 
 
-def mean_and_std(mean: float, std: float | None, digits: int) -> str:
-    """Formats `0.67 ± 0.02` with `digits` decimals.
-
-    Small values get more: at least two significant digits of the mean and one of the std.
-    """
-    places = _decimals(mean, digits, significant=2)
-    if std is None:
-        return _fixed(mean, places)
-    if std > ROUNDING * abs(mean) and not float(_fixed(std, places)):
-        places = _decimals(std, places, significant=1)
-    return f"{_fixed(mean, places)} ± {_fixed(std, places)}"
-
-
-def signed(apart: float, paper: Paper, digits: int) -> str:
-    """Formats a signed difference with as many decimals as the paper's number."""
-    return _fixed(apart, _decimals(paper.mean, digits, significant=2), sign="+")
-
-
-def _decimals(value: float, least: int, *, significant: int) -> int:
-    if not value or not math.isfinite(value):
-        return least
-    return max(least, significant - 1 - math.floor(math.log10(abs(value))))
-
-
-def _fixed(value: float, places: int, *, sign: str = "-") -> str:
-    kind = f".{places}f" if places <= MOST_DECIMALS else ".1e"
-    return f"{value:{sign}z{kind}}"  # the z option avoids -0.00
-
-
 def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
     """Groups lines by cell and metric, for a table with one column per metric.
 
@@ -209,7 +179,7 @@ def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[s
         return pool_sections(table, rows)
     lines = table_lines(table, rows)
     parts = [*_glance_table(table, lines), _markdown_table(table, lines, footnotes)]
-    parts += _aggregate_section(table, rows, "")
+    parts += _aggregate_section(table, rows, "") + _cost_section(table, rows)
     if table.tuning:
         rules = [f"- {grid.name}: {grid.rule}" for grid in table.tuning.values()]
         parts += ["## Tuning", "\n".join(rules)]
@@ -247,6 +217,14 @@ def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]
         )
         for found in returns.aggregates(table, rows)
     ]
+
+
+def _cost_section(table: Table, rows: Sequence[Row]) -> list[str]:
+    fields = costs.cost_fields(table, rows)
+    if not fields:
+        return []
+    meaning = costs.meaning(table, rows)
+    return [f"## {costs.TITLE}", plain_table(costs.HEADER, fields), meaning]
 
 
 def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -304,18 +282,38 @@ def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -
             if remark not in footnotes:
                 footnotes.append(remark)
         count = f" ({line.ours.count})" if line.ours.count else ""
-        apart = difference(line.ours, line.paper)
         body.append(
             (
                 _label(table, line),
                 _number(line.paper.mean, line.paper.std, table),
                 _number(line.ours.mean, line.ours.std, table) + count,
-                "" if apart is None else signed(apart, line.paper, table.digits),
+                _difference(table, line),
                 line.verdict,
                 " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in line.remarks),
             )
         )
-    return plain_table(HEADER, body)
+    bracketed = any(fields[3].endswith("]") for fields in body)
+    header = [INTERVAL if bracketed and name == "difference" else name for name in HEADER]
+    return plain_table(header, body)
+
+
+def _difference(table: Table, line: Line) -> str:
+    """Formats our difference to the paper, with its 95 % interval if both sides have a std.
+
+    The interval has two significant digits of its half-width, but no more decimals than the
+    difference.
+    """
+    apart, paper = difference(line.ours, line.paper), line.paper
+    if apart is None:
+        return ""
+    shown = signed(apart, paper, table.digits)
+    half = half_width(line.ours, Ours(paper.mean, paper.std, table.paper_seeds or 0))
+    if half is None:
+        return shown
+    most = decimals(paper.mean, table.digits, significant=2)
+    places = min(most, decimals(half, 0, significant=2))
+    low, high = (fixed(end, places, sign="+") for end in (apart - half, apart + half))
+    return f"{shown} [{low}, {high}]"
 
 
 def _label(table: Table, line: Line) -> str:

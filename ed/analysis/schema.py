@@ -14,6 +14,8 @@ correlation      {against: metric, measures: {name: [metric, ...]}}: correlates 
                  of each measure with one metric over all cells; train: metric of the training
                  accuracy (%), to correlate fitted networks separately (optional)
 aggregate        metric whose normalised interquartile mean over games is shown (Procgen)
+cost             {baseline: cell, full: cell}: shows step times, gains over the baseline and their
+                 share of the full method's gain, for the first metric
 cells            name: {label, paper, note}, all optional, and one of
                    overrides: [key=value, ...]   the settings of the cell
                    overrides + grid: {key: [values]}   one cell per combination
@@ -139,6 +141,11 @@ class StudyKeys(_Strict):
     train: str | None = None
 
 
+class CostKeys(_Strict):
+    baseline: str
+    full: str
+
+
 class TableKeys(_Strict):
     title: str
     place: str | None = None
@@ -153,6 +160,7 @@ class TableKeys(_Strict):
     figure: Annotated[str, Field(pattern=r"^ed\.figures\.\w+:draw$")] | None = None
     correlation: StudyKeys | None = None
     aggregate: str | None = None
+    cost: CostKeys | None = None
     cells: Annotated[dict[Name, CellKeys], BeforeValidator(_text_keys), Field(min_length=1)]
     tuning: Annotated[dict[Name, TuningKeys], BeforeValidator(_or_empty)] = {}
 
@@ -191,6 +199,6 @@ def first_mistake(error: ValidationError) -> str:
 
 def _keys_beside(where: list[str]) -> list[str]:
     """Returns the valid keys of the mapping that contains an unknown key."""
-    inner = {"cells": CellKeys, "tuning": TuningKeys, "correlation": StudyKeys}
+    inner = {"cells": CellKeys, "tuning": TuningKeys, "correlation": StudyKeys, "cost": CostKeys}
     model = PaperNumber if "paper" in where[:-1] else inner.get(where[0], TableKeys)
     return list((model if len(where) > 1 else TableKeys).model_fields)

@@ -79,6 +79,14 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """The cells that gains are measured by: over `baseline`, as a share of `full`'s."""
+
+    baseline: str
+    full: str
+
+
+@dataclass(frozen=True)
 class Table:
     name: str
     path: Path
@@ -95,6 +103,7 @@ class Table:
     figure: str | None = None
     correlation: Study | None = None
     aggregate: str | None = None
+    cost: Cost | None = None
 
     @property
     def primary(self) -> str:

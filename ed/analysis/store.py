@@ -3,7 +3,7 @@
     README.md        the table, its figure and notes; generated, never edited
     runs.csv         one line per run: final numbers, device, versions, commit
     curves.parquet   every logged value of every run, with its config (see ed.analysis.curves)
-    figure.png/.pdf  present if the experiment file names a figure
+    figure.png       present if the experiment file names a figure
     notes.md         optional, written by hand; appended to the README
 
 Curves of runs shared with `same_as` stay in the folder of the table that owns them. The results

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ed.analysis.recipes import expanded
 from ed.analysis.schema import NAME, CellKeys, StudyKeys, TableKeys, TuningKeys, first_mistake
-from ed.analysis.spec import EXPERIMENTS, Cell, Grid, Paper, SpecError, Study, Table, nearest
+from ed.analysis.spec import EXPERIMENTS, Cell, Cost, Grid, Paper, SpecError, Study, Table, nearest
 from ed.runtime.files import yaml_text
 
 LOWER = ("loss", "error")  # metrics for which lower is usually better
@@ -83,6 +83,7 @@ class _Builder:
             cells=cells,
             tuning=self.tuning(cells),
             correlation=study and _study(study),
+            cost=keys.cost and Cost(keys.cost.baseline, keys.cost.full),
             **{name: getattr(keys, name) for name in UNCHANGED},
         )
         _check_whole(table)
@@ -200,7 +201,23 @@ def _product(cell: Cell, grid: dict[str, list]) -> list[Cell]:
     return points
 
 
+def _check_cost(table: Table) -> None:
+    cost = table.cost
+    if table.correlation is not None:
+        raise ValueError("cost: a table with `correlation` has no costs; remove one of the two")
+    tuned = next((cell.name for cell in table.cells.values() if cell.best_of is not None), None)
+    if tuned is not None:
+        raise ValueError(f"cost: cell {tuned} uses best_of; write its settings as overrides")
+    for key, name in (("baseline", cost.baseline), ("full", cost.full)):
+        if name not in table.cells:
+            raise ValueError(f"cost.{key}: {name}; {nearest(name, table.cells)}")
+    if cost.baseline == cost.full:
+        raise ValueError(f"cost.full: {cost.full} is also cost.baseline; use another cell")
+
+
 def _check_whole(table: Table) -> None:
+    if table.cost is not None:
+        _check_cost(table)
     stds = [paper.std for cell in table.cells.values() for paper in cell.paper.values()]
     if table.paper_seeds is None and any(std is not None for std in stds):
         raise ValueError("paper_seeds: required for the paper's standard deviations")

@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from ed.analysis.collect import Row
-from ed.analysis.spec import PROBES, SpecError, Table
+from ed.analysis.spec import SpecError, Table
 from ed.analysis.store import figure_stem
 from ed.figures.style import INK, LETTERS_PER_INCH, STYLE, save_png
 from ed.runtime.runs import UNDER_WAY, Status
@@ -24,7 +24,12 @@ Draw = Callable[[Table, Sequence[Row]], Figure | None]
 
 
 def figure_files(
-    table: Table, rows: Sequence[Row], deviations: str = "", *, available: bool = False
+    table: Table,
+    rows: Sequence[Row],
+    deviations: str = "",
+    *,
+    available: bool = False,
+    kinds: Sequence[str] = ("png",),
 ) -> dict[str, bytes]:
     """Draws the runs with these deviations; returns the content of the files by name.
 
@@ -34,6 +39,7 @@ def figure_files(
     Args:
         available: draw only runs with logged values, and include unfinished runs in cells
             without a finished run; the image states how many.
+        kinds: the formats to render, png or pdf.
     """
     order = {cell.home: place for place, cell in enumerate(table.points.values())}
     here = sorted(
@@ -52,7 +58,6 @@ def figure_files(
             lines = [textwrap.fill(remark, letters) for remark in remarks]
             figure.suptitle("\n".join(lines), fontsize=8, color=INK)
         stem = figure_stem(deviations)
-        kinds = ("png",) if table.path.parent.name == PROBES else ("png", "pdf")
         return {f"{stem}.{kind}": _bytes(figure, kind) for kind in kinds}
 
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind_from_stats
 
 from ed.analysis.collect import Row
 from ed.analysis.render import mean_and_std, signed, table_lines, to_latex, to_markdown
 from ed.analysis.spec import Paper
-from ed.analysis.stats import Ours, summarise, tolerance, verdict
+from ed.analysis.stats import Ours, half_width, summarise, tolerance, verdict
 from ed.analysis.store import to_csv
 from ed.engine.metrics import check_finite
 from ed.runtime.runs import Status
@@ -45,9 +46,53 @@ def test_verdict_requires_a_std_and_uses_two_standard_errors():
     assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done | {"done": 2}) == "pending 2 of 9"
 
 
+def test_the_interval_of_a_difference_is_where_welchs_test_has_p_above_5_percent():
+    for one, other in (
+        (Ours(86.82, 0.71, 3), Ours(87.8, 1.17, 3)),
+        (Ours(1.0, 0.2, 9), Ours(3.0, 2.0, 2)),
+        (Ours(5.0, 0.0, 3), Ours(6.0, 0.1, 5)),
+    ):
+        half = half_width(one, other)
+        assert half == pytest.approx(half_width(other, one))
+        end = (one.mean, one.std, one.count, one.mean + half, other.std, other.count)
+        assert ttest_ind_from_stats(*end, equal_var=False).pvalue == pytest.approx(0.05)
+
+
+def test_a_difference_without_both_stds_has_no_interval(tmp_path):
+    one = Ours(5.0, 1.0, 3)
+    for other in (Ours(6.0, None, 1), Ours(6.0, None, 3), Ours(6.0, 1.0, 1)):
+        assert half_width(one, other) is None
+    assert half_width(Ours(5.0, 0.0, 3), Ours(6.0, 0.0, 3)) is None
+    table = write_table(tmp_path, cells={"ed": SPEC["cells"]["ed"]}, tuning=None)
+    text = to_markdown(table, [row for row in full_rows(table) if row.cell == "ed"])
+    assert "| difference |" in text
+    assert "| -4.95 |" in text
+
+
+@pytest.mark.parametrize(
+    ("stds", "shown"),
+    [
+        ((1.0, 1.0), "-0.50 [-2.8, +1.8]"),
+        ((0.1, 0.1), "-0.50 [-0.73, -0.27]"),
+        ((0.001, 0.001), "-0.50 [-0.50, -0.50]"),  # no more decimals than the difference
+        ((20.0, 20.0), "-0.50 [-46, +45]"),
+    ],
+)
+def test_intervals_have_two_digits_of_their_half_width(tmp_path, stds, shown):
+    cells = {"ed": {"overrides": [], "paper": {"mean": 80.0, "std": stds[0]}}}
+    table = write_table(tmp_path, seeds=[0, 1, 2], cells=cells, tuning=None)
+    values = [79.5 - stds[1], 79.5, 79.5 + stds[1]]
+    rows = [
+        Row("mini", "ed", seed, status="done", last={"eval/acc": value})
+        for seed, value in enumerate(values)
+    ]
+    assert f"| {shown} |" in to_markdown(table, rows)
+
+
 def test_markdown_shows_numbers_verdicts_and_footnotes(table):
     text = to_markdown(table, full_rows(table))
-    assert r"| baseline | 80.00 ± 1.00 | 79.80 ± 0.42 (2) | -0.20 | match | [^1] |" in text
+    assert "| difference [95 % interval] |" in text
+    assert "| 80.00 ± 1.00 | 79.80 ± 0.42 (2) | -0.20 [-2.3, +1.9] | match | [^1] |" in text
     assert r"| ed | 90.00 | 85.05 ± 0.07 (2) | -4.95 | no std: -6 % |  |" in text
     assert "| sam | - | 6.00 ± 1.41 (2) |  | not in paper | [^2] |" in text
     assert "[^1]: a | note\n[^2]: rho-0.5: the best of 2 of 2 grid points" in text
@@ -74,7 +119,7 @@ def test_the_footer_counts_runs_with_unknown_code_state(table):
 def test_the_table_sets_the_number_of_decimals(tmp_path):
     table = write_table(tmp_path, digits=1)
     text = to_markdown(table, full_rows(table))
-    assert "| baseline | 80.0 ± 1.0 | 79.8 ± 0.4 (2) | -0.2 |" in text
+    assert "| baseline | 80.0 ± 1.0 | 79.8 ± 0.4 (2) | -0.2 [-2.3, +1.9] |" in text
 
 
 def test_several_metrics_start_with_an_overview(tmp_path):
@@ -172,9 +217,7 @@ def test_reduced_runs_are_shown_separately_without_a_verdict(table):
     text = to_markdown(table, rows)
     assert "| baseline | 80.00 ± 1.00 | - |  | pending 0 of 2 | [^1] |" in text
     reduced = text.split("## Reduced: task.epochs=2")[1]
-    assert (
-        "| baseline | 80.00 ± 1.00 | 79.80 ± 0.42 (2) | -0.20 | reference only | [^1] |" in reduced
-    )
+    assert "| 79.80 ± 0.42 (2) | -0.20 [-2.3, +1.9] | reference only | [^1] |" in reduced
 
 
 def test_a_table_with_different_settings_has_no_verdicts(tmp_path):

@@ -14,6 +14,8 @@ from ed.analysis.spec import EXPERIMENTS, SpecError, expand
 from ed.analysis.tables import load_table
 from tests.helpers.tables import SPEC, fabricate, write_table
 
+PLAIN = {name: SPEC["cells"][name] for name in ("baseline", "ed")}
+
 
 def test_expansion_lists_every_cell_seed_and_grid_point(table):
     runs = expand(table, root=Path("runs"))
@@ -189,6 +191,32 @@ def test_a_cell_may_reuse_the_grid_of_another_table(tmp_path):
         ({"figure": "ed.figures.style.os:draw"}, "figure: 'ed.figures.style.os:draw'"),
         ({"figure": "ed.figures.ranking:draw\n"}, "figure: 'ed.figures.ranking:draw\\n'"),
         ({"aggregate": "eval/x"}, "aggregate: eval/x"),
+        ({"cost": {"baseline": "baseline"}}, "cost.full: "),
+        ({"cost": {"baseline": 3, "full": "ed"}}, "cost.baseline: 3"),
+        (
+            {"cost": {"baseline": "baseline", "full": "ed", "ful": 1}},
+            "'cost.ful'; did you mean full",
+        ),
+        ({"cost": {"baseline": "baseline", "full": "ed"}}, "cost: cell sam uses best_of"),
+        (
+            {"cost": {"baseline": "basline", "full": "ed"}, "cells": PLAIN},
+            "cost.baseline: basline; did you mean baseline",
+        ),
+        (
+            {"cost": {"baseline": "baseline", "full": "de"}, "cells": PLAIN},
+            "cost.full: de; did you mean ed",
+        ),
+        (
+            {"cost": {"baseline": "ed", "full": "ed"}, "cells": PLAIN},
+            "cost.full: ed is also cost.baseline",
+        ),
+        (
+            {
+                "cost": {"baseline": "baseline", "full": "ed"},
+                "correlation": {"against": "eval/acc", "measures": {}},
+            },
+            "cost: a table with `correlation`",
+        ),
         ({"correlation": {"against": "eval/x", "measures": {}}}, "correlation: eval/x"),
         ({"correlation": {"against": "eval/acc"}}, "correlation.measures: "),
         (

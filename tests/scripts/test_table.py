@@ -284,15 +284,28 @@ def test_figures_are_drawn_from_finished_runs_and_are_reproducible(drawn, tmp_pa
     assert main(here) == 0
     assert f"\n\n![{drawn.title}](figure.png)\n\n" in (results / "README.md").read_text()
     assert main([*here, "--check"]) == 0
-    first = [(results / f"figure.{kind}").read_bytes() for kind in ("png", "pdf")]
-    assert [content[:4] for content in first] == [b"\x89PNG", b"%PDF"]
-    assert not any(word in first[1] for word in (b"CreationDate", b"Producer"))
-    # without the run folders, the committed curves give the same files
+    first = (results / "figure.png").read_bytes()
+    assert first[:4] == b"\x89PNG"
+    # without the run folders, the committed curves give the same file
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
-    for kind in ("png", "pdf"):
-        (results / f"figure.{kind}").unlink()
+    (results / "figure.png").unlink()
     assert main(here) == 0
-    assert first == [(results / f"figure.{kind}").read_bytes() for kind in ("png", "pdf")]
+    assert first == (results / "figure.png").read_bytes()
+
+
+def test_figures_are_written_as_pdf_only_outside_the_results(drawn, tmp_path):
+    for run in expand(drawn, root=tmp_path / "runs"):
+        fabricate(run)
+    here = [str(drawn.path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "mine")]
+    pdf = tmp_path / "mine" / "mini" / "figure.pdf"
+    assert main(here) == 0
+    first = pdf.read_bytes()
+    assert first[:4] == b"%PDF"
+    assert not any(word in first for word in (b"CreationDate", b"Producer"))
+    assert main(here) == 0
+    assert first == pdf.read_bytes()
+    results = tmp_path / "results" / "mini"
+    assert [path.name for path in results.glob("figure*")] == ["figure.png"]
 
 
 def test_a_figure_with_missing_runs_is_drawn_only_on_request(drawn, tmp_path, capsys):
@@ -362,8 +375,8 @@ def test_reduced_runs_are_drawn_separately(drawn, tmp_path):
     assert second.startswith("figure@maxgradnorm1.5-epochs2-")
     assert (tmp_path / "mine" / "mini" / second).exists()
     assert main(here) == 0
-    figures = {path.name for path in (tmp_path / "results" / "mini").glob("figure*")}
-    assert figures == {"figure.png", "figure.pdf"}
+    figures = [path.name for path in (tmp_path / "results" / "mini").glob("figure*")]
+    assert figures == ["figure.png"]
 
 
 @pytest.mark.parametrize("name", ["ed.figures.nothing:draw", "ed.figures.style:draw"])

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ed.analysis import pools, render
+from ed.analysis import costs, pools, render
 from ed.analysis.collect import Row
 from ed.analysis.correlation import cell_means
 from ed.analysis.findings import finding
@@ -46,6 +46,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
         "glance": None,
         "tuning": [],
         "aggregate": None,
+        "cost": None,
         "pool": None,
         "image": embed(image) if image.exists() else None,
     }
@@ -54,6 +55,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
         view["comparison"] = comparison(experiment, footnotes)
         view["tuning"] = _tuning(experiment, footnotes)
         view["aggregate"] = _aggregate(experiment)
+        view["cost"] = _cost(experiment)
     else:
         view["pool"] = _pool(experiment)
     view["footnotes"], view["notes"] = footnotes, list(items(table.notes))
@@ -184,6 +186,15 @@ def _aggregate(experiment: Experiment) -> dict | None:
     shown = grid(render.AGGREGATE, body)
     title = render.aggregate_title(experiment.table) if body else ""
     return {"title": title, "grid": shown, "meaning": render.AGGREGATE_MEANING} if body else None
+
+
+def _cost(experiment: Experiment) -> dict | None:
+    """Returns the costs and gains, if the table has any."""
+    body = costs.cost_fields(experiment.table, experiment.plain)
+    if not body:
+        return None
+    meaning = costs.meaning(experiment.table, experiment.plain)
+    return {"title": costs.TITLE, "grid": grid(costs.HEADER, body), "meaning": meaning}
 
 
 def _pool(experiment: Experiment) -> dict:

@@ -1,0 +1,132 @@
+"""Plots accuracy against step time, one point per cell that has both.
+
+Dots are means with their standard deviation, small dots are seeds. The dashed line is the
+accuracy of the baseline. Triangles mark cells far below the others.
+"""
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.transforms import Bbox
+
+from ed.analysis.collect import Row
+from ed.analysis.costs import Gain, gains
+from ed.analysis.numbers import mean_and_std
+from ed.analysis.spec import SpecError, Table
+from ed.figures.labels import place_labels
+from ed.figures.ranking import OURS, REFERENCE, SINGLE, TEST, break_below
+from ed.figures.style import FAINT, INK, WIDTH, method_colour, settings
+
+CHEAP = 1.25  # the cost that a cheap method may have, times the plain step
+LIMIT = {"color": FAINT, "linewidth": 0.7, "linestyle": ":"}
+BELOW = {"marker": "v", "markersize": 6, "linestyle": "none"}
+TICKS = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
+DOT = 4  # points: half the room that a dot takes
+
+
+def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
+    """Draws accuracy against step time; None if no cell has both.
+
+    Step times are read from ../speed/steps.csv beside the table's results.
+    """
+    if table.cost is None:
+        raise SpecError(f"{table.path}: cost: this key is missing, and {table.figure} needs it")
+    known = gains(table, rows)
+    found = [one for one in known if one.step is not None and one.values]
+    if not found:
+        return None
+    figure = Figure(figsize=(WIDTH, 4.2))
+    axis = figure.subplots()
+    edge = break_below([one.ours.mean for one in found])
+    below = [one for one in found if edge is not None and one.ours.mean < edge]
+    for one in found:
+        if one not in below:
+            _draw_point(axis, one)
+    baseline = next((o for o in known if o.cell.name == table.cost.baseline and o.values), None)
+    if baseline is not None:
+        axis.axhline(baseline.ours.mean, zorder=0, **REFERENCE)
+    _finish(axis, table, found)
+    for one in below:
+        axis.plot(one.ratio, axis.get_ylim()[0], color=_colour(one), clip_on=False, **BELOW)
+    _legend(figure, found, reference=baseline is not None, below=bool(below))
+    figure.draw_without_rendering()  # fixes the layout, on which the places of labels depend
+    _label(axis, table, found, below)
+    return figure
+
+
+def _colour(one: Gain) -> str:
+    return method_colour(settings(one.cell).get("regularizer", ""))
+
+
+def _ends(one: Gain) -> tuple[float, float]:
+    """Returns the ends of the bar: one standard deviation from the mean."""
+    return one.ours.mean - (one.ours.std or 0), one.ours.mean + (one.ours.std or 0)
+
+
+def _draw_point(axis: Axes, one: Gain) -> None:
+    """Draws the mean, its standard deviation and the seeds."""
+    ours, colour = one.ours, _colour(one)
+    if ours.std is not None:
+        axis.plot((one.ratio, one.ratio), _ends(one), color=colour, linewidth=OURS["linewidth"])
+        for value in one.values:
+            axis.plot(one.ratio, value, color=colour, **SINGLE)
+    axis.plot(one.ratio, ours.mean, color=colour, **OURS)
+
+
+def _finish(axis: Axes, table: Table, found: Sequence[Gain]) -> None:
+    """Sets limits, ticks and titles; the margins leave room for labels."""
+    ratios = [1, CHEAP, *(one.ratio for one in found)]
+    margin = math.pow(max(ratios) / min(ratios), 0.12)
+    low, high = min(ratios) / margin, max(ratios) * margin
+    axis.set_xscale("log")
+    axis.set_xlim(low, high)
+    axis.margins(y=0.15)
+    axis.set_ylim(axis.get_ylim())  # keeps the limits if more is drawn
+    axis.axvline(CHEAP, zorder=0, **LIMIT)
+    look = {"fontsize": 8, "color": FAINT, "ha": "center", "va": "bottom"}
+    axis.text(CHEAP, 1.01, f"{CHEAP:g} x", transform=axis.get_xaxis_transform(), **look)
+    axis.xaxis.set_major_locator(FixedLocator([x for x in TICKS if low <= x <= high]))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_xlabel("step time (x plain step)")
+    name = "test accuracy (%)" if table.primary == TEST else table.metrics[table.primary]
+    axis.set_ylabel(name)
+    axis.grid(axis="y", color="0.92", linewidth=0.6)
+    axis.set_axisbelow(True)
+
+
+def _label(axis: Axes, table: Table, found: Sequence[Gain], below: Sequence[Gain]) -> None:
+    """Writes the name of each cell; cells below the axis get their number."""
+    points, texts = [], []
+    for one in found:
+        number = mean_and_std(one.ours.mean, one.ours.std, table.digits)
+        texts.append(f"{one.cell.label}: {number}" if one in below else one.cell.label)
+        points.append((one.ratio, axis.get_ylim()[0] if one in below else one.ours.mean))
+    taken = [
+        _room(axis, point, () if one in below else (*one.values, *_ends(one)))
+        for one, point in zip(found, points, strict=True)
+    ]
+    lines = [line.get_window_extent().padded(4) for line in axis.lines if line.get_zorder() == 0]
+    place_labels(axis, points, texts, taken=taken, avoided=lines)
+
+
+def _room(axis: Axes, point: tuple[float, float], values: Sequence[float]) -> Bbox:
+    """Returns the box on the screen of a dot and of other values on its vertical."""
+    places = axis.transData.transform([point, *((point[0], value) for value in values)])
+    room = DOT * axis.figure.dpi / 72
+    (x, low), high = places.min(axis=0), places[:, 1].max()
+    return Bbox.from_extents(x - room, low - room, x + room, high + room)
+
+
+def _legend(figure: Figure, found: Sequence[Gain], *, reference: bool, below: bool) -> None:
+    several = any(len(one.values) > 1 for one in found)
+    looks = {"mean ± std": OURS, "one seed": SINGLE} if several else {}
+    looks |= {"off the scale": BELOW} if below else {}
+    looks |= {"baseline": REFERENCE} if reference else {}
+    handles = [Line2D([], [], label=n, **({"color": INK} | look)) for n, look in looks.items()]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))

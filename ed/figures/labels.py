@@ -1,0 +1,123 @@
+"""Places labels beside points, where they cover neither each other nor the points."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.transforms import Bbox
+
+from ed.figures.style import FAINT
+
+GAP = 7  # points between a dot and a label on its left or right
+HEIGHTS = [0, *(sign * half / 2 for half in range(1, 21) for sign in (1, -1))]  # in lines of text
+SIDES = {"left": 0.0, "right": 1.0, "center": 0.5}  # where the dot is, as a part of the width
+OUTSIDE, COVERING, CROSSING, SOFT = 5000, 1000, 200, 3  # costs of a place, in half lines
+NEAR = 1.5  # lines of text up to which a label needs no line to its dot
+SWEEPS = 4  # each chooses every place again, given the others
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place on the screen for a label; `height` is in lines of text, from its dot."""
+
+    box: Bbox
+    side: str
+    height: float
+
+    @property
+    def anchor(self) -> tuple[float, float]:
+        """The point of the label that is nearest to its dot."""
+        x = self.box.x0 + SIDES[self.side] * self.box.width
+        if self.side != "center":
+            return x, (self.box.y0 + self.box.y1) / 2
+        return x, self.box.y0 if self.height > 0 else self.box.y1
+
+
+def place_labels(
+    axis: Axes,
+    points: Sequence[tuple[float, float]],
+    texts: Sequence[str],
+    *,
+    taken: Sequence[Bbox],
+    avoided: Sequence[Bbox] = (),
+    size: float = 8,
+) -> None:
+    """Writes each text near its point, with a thin line to the point if they are apart.
+
+    The limits and the layout of the axis must be final.
+
+    Args:
+        taken: the box of each point on the screen, with its error bar.
+        avoided: boxes that labels cover only if other places are worse, such as lines.
+    """
+    dots = [tuple(axis.transData.transform(point)) for point in points]
+    sizes = [_size(axis, text, size) for text in texts]
+    choices = [list(_choices(axis, *both)) for both in zip(dots, sizes, strict=True)]
+    inside = axis.get_window_extent().padded(-5)  # keeps labels off the axes
+    chosen = [own[0] for own in choices]
+    for _, index in itertools.product(range(SWEEPS), range(len(texts))):
+        others = [place.box for i, place in enumerate(chosen) if i != index]
+        around = [box for i, box in enumerate(taken) if i != index] + others
+
+        def cost(place: Place, dot=dots[index], own=taken[index], around=around) -> float:
+            found = OUTSIDE * (not _contains(inside, place.box)) + 2 * abs(place.height)
+            found += COVERING * _overlaps(place.box, [own, *around])
+            found += CROSSING * _crossed(dot, place.anchor, around)
+            return found + SOFT * _overlaps(place.box, avoided) + (place.side == "center")
+
+        chosen[index] = min(choices[index], key=cost)
+    for point, text, place in zip(points, texts, chosen, strict=True):
+        _write(axis, point, text, place, size)
+
+
+def _size(axis: Axes, text: str, size: float) -> tuple[float, float]:
+    """Returns the width and height of a text on the screen."""
+    trial = axis.text(0, 0, text, fontsize=size)
+    box = trial.get_window_extent()
+    trial.remove()
+    return box.width, box.height
+
+
+def _choices(axis: Axes, dot: tuple[float, float], size: tuple[float, float]) -> Iterator[Place]:
+    gap = {"left": GAP, "right": -GAP, "center": 0}
+    for height, side in itertools.product(HEIGHTS, SIDES):
+        left = dot[0] + gap[side] * axis.figure.dpi / 72 - SIDES[side] * size[0]
+        low = dot[1] + (height - 0.5) * size[1]
+        yield Place(Bbox.from_bounds(left, low, *size), side, height)
+
+
+def _write(axis: Axes, point: tuple[float, float], text: str, place: Place, size: float) -> None:
+    x, y = axis.transData.transform(point)
+    middle = (place.box.y0 + place.box.y1) / 2
+    offset = [72 / axis.figure.dpi * apart for apart in (place.anchor[0] - x, middle - y)]
+    beside = (SIDES[place.side], 0.5 if place.side != "center" else float(place.height < 0))
+    leader = {"arrowstyle": "-", "color": FAINT, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+    written = axis.annotate(
+        text,
+        point,
+        offset,
+        textcoords="offset points",
+        ha=place.side,
+        va="center",
+        fontsize=size,
+        arrowprops=leader | {"relpos": beside} if abs(place.height) > NEAR else None,
+        bbox={"pad": 0, "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+    )
+    written.set_in_layout(False)  # the layout is final
+
+
+def _overlaps(box: Bbox, others: Sequence[Bbox]) -> int:
+    return sum(box.overlaps(other) for other in others)
+
+
+def _contains(outer: Bbox, box: Bbox) -> bool:
+    across = outer.x0 <= box.x0 and box.x1 <= outer.x1
+    return bool(across and outer.y0 <= box.y0 and box.y1 <= outer.y1)
+
+
+def _crossed(start: tuple[float, float], end: tuple[float, float], boxes: Sequence[Bbox]) -> int:
+    """Returns how many boxes the line between two points enters, checked at 9 points of it."""
+    parts = [part / 10 for part in range(1, 10)]
+    line = [[a + part * (b - a) for a, b in zip(start, end, strict=True)] for part in parts]
+    return sum(any(box.contains(*point) for point in line) for box in boxes)
