@@ -35,6 +35,7 @@ class _Mean:
 
     values: Tensor
     ends: Tensor
+    prediction_error: float
 
     @property
     def mean(self) -> float:
@@ -43,7 +44,7 @@ class _Mean:
     @property
     def standard_error(self) -> float:
         """Standard error of the mean; nan for a single path."""
-        return standard_error(self.values, self.ends)
+        return math.hypot(standard_error(self.values, self.ends), self.prediction_error)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -73,6 +74,8 @@ class Estimate(_Mean):
         ends: (2, P), indices of the two examples that each path connects.
         points: (P,), number of nodes on each path.
         curves: the first paths, for `plot`.
+        prediction_error: standard error of the mean due to predicted values, beyond that of the
+            values. With resolution="auto", ED on some paths is predicted (`ed.core.adaptive`).
     """
 
     values: Tensor
@@ -81,6 +84,7 @@ class Estimate(_Mean):
     ends: Tensor = field(repr=False)
     points: Tensor | None = field(default=None, repr=False)
     curves: tuple[Curve, ...] = field(default=(), repr=False)
+    prediction_error: float = field(default=0.0, repr=False)
 
     @property
     def passes(self) -> int:
@@ -141,6 +145,10 @@ class Comparison(_Mean):
     @property
     def ends(self) -> Tensor:  # type: ignore[override]
         return self.first.ends
+
+    @property
+    def prediction_error(self) -> float:  # type: ignore[override]
+        return math.hypot(self.first.prediction_error, self.second.prediction_error)
 
     def __str__(self) -> str:
         low, high = self.interval
