@@ -218,7 +218,7 @@ class _Walk:
         return known, slope, (y - slope * x).square().sum().item() / (len(x) - 2)
 
     def prediction_error(self) -> float:
-        """Standard error of mean ED due to predicted values, beyond that of the values."""
+        """Part of the standard error of mean ED that is due to predicting values."""
         if not self.predicted.any():
             return 0.0
         known, _, variance = self._regression()

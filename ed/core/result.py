@@ -74,8 +74,8 @@ class Estimate(_Mean):
         ends: (2, P), indices of the two examples that each path connects.
         points: (P,), number of nodes on each path.
         curves: the first paths, for `plot`.
-        prediction_error: standard error of the mean due to predicted values, beyond that of the
-            values. With resolution="auto", ED on some paths is predicted (`ed.core.adaptive`).
+        prediction_error: part of the standard error that is due to predicting values. With
+            resolution="auto", ED on some paths is predicted (`ed.core.adaptive`).
     """
 
     values: Tensor
