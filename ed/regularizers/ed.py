@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from ed.core.fit import DAMPING
@@ -12,17 +13,23 @@ from ed.core.nodes import RandomizedCosine, Sampler
 from ed.core.penalty import Paths, check_anchored
 from ed.core.representation import PAIRINGS, Representation
 from ed.core.validate import choice, count, fraction, not_negative, optional
-from ed.regularizers.base import Regularizer, StepState, check_two_examples, cut
+from ed.regularizers.base import COMPILATION, Regularizer, StepState, check_two_examples, cut
 
 ENDPOINTS = ("batch", "noise")
 RAMPS = ("sine", "cosine")
 PENALISED, PLAIN = 0, 1  # variants of a step
 
 
+def mean_degree(paths: Paths, outputs: Tensor) -> Tensor:
+    """Returns the mean effective degree over paths, given outputs at their points."""
+    return paths.degrees(outputs).mean()
+
+
 class EDRegularizer(Regularizer):
     """task loss + lambda ED, on paths between examples of the minibatch."""
 
     penalty_label = "ED"
+    mean_degree = staticmethod(mean_degree)  # compiled by `compile`
 
     def __init__(
         self,
@@ -107,6 +114,10 @@ class EDRegularizer(Regularizer):
             except ValueError as error:
                 raise ValueError(f"regularizer.{error}") from None
 
+    def compile(self, model: nn.Module) -> None:
+        super().compile(model)
+        self.mean_degree = torch.compile(mean_degree, **COMPILATION)
+
     def variant(self, step: int) -> int:
         return PENALISED if step % self.every == 0 else PLAIN
 
@@ -128,7 +139,7 @@ class EDRegularizer(Regularizer):
         )
         at_batch, on_paths = field.with_paths(paths.field)
         loss, report = task.loss(at_batch, batch)
-        degree = paths.degrees(on_paths[:, task.penalised]).mean()
+        degree = self.mean_degree(paths, on_paths[:, task.penalised])
         # every k-th step has k times the weight, so the average penalty stays the same
         weight = self.weight * self.every * self.strength(state.progress)
         total = loss + weight * degree
