@@ -6,7 +6,8 @@ Batched library calls for matrices of 4 x 4 cost more in kernel launches than in
 import torch
 from torch import Tensor
 
-LARGEST = 16  # rows and columns; the number of operations grows with the square
+LARGEST = 16  # rows and columns
+MOST_UNKNOWNS = 8  # of a system; beyond this, the unrolled operations take long to compile
 
 
 def is_small(*matrices: Tensor) -> bool:
