@@ -28,10 +28,9 @@ def fit_matrix(
     with torch.autocast(nodes.device.type, enabled=False):
         design = basis(2 * widened(nodes) - 1, degree)
         identity = torch.eye(degree + 1, dtype=design.dtype, device=nodes.device)
-        if small.is_small(design) and degree < small.MOST_UNKNOWNS:
-            normal = small.product(design.mT, design) + damping * identity
+        normal = small.matmul(design.mT, design) + damping * identity
+        if small.solves(design, damping):
             return small.solve_positive(normal, design.mT).to(nodes.dtype)
-        normal = design.mT @ design + damping * identity
         # torch.linalg.solve would sync with the host to check the LU status
         return torch.linalg.solve_ex(normal, design.mT).result.to(nodes.dtype)
 
@@ -53,9 +52,7 @@ def fit(values: Tensor, nodes: Tensor, degree: int, **settings) -> Tensor:
 def applied(matrix: Tensor, values: Tensor) -> Tensor:
     """Multiplies matrix (..., K + 1, r) by values (..., r, C) in float64; TF32 is too coarse."""
     with torch.autocast(values.device.type, enabled=False):
-        if small.is_small(matrix):
-            return small.product(widened(matrix), widened(values))
-        return matrix @ widened(values)
+        return small.matmul(widened(matrix), widened(values))
 
 
 def widened(values: Tensor) -> Tensor:

@@ -6,15 +6,14 @@ a batched SVD. G squares the condition number, so we use float64: in float32, sm
 mostly rounding error, which doubled ED_norm with ten components (tests/core/test_pca.py).
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
+from ed.core import small
 from ed.core.fit import widened
 from ed.core.validate import count
+from ed.kernels import eigen as kernel
 
-JACOBI_MAX_SIZE = 16  # larger matrices need too many kernel launches
 OUTPUT_ROUNDING = 2  # multiple of eps * largest output; measured: at most 1.1 (without FMA)
 GRAM_ROUNDING = 16  # multiple of eps * largest eigenvalue; measured: at most 2.5 (r = 4 to 200)
 
@@ -41,7 +40,8 @@ def principal_scores(values: Tensor, components: int, *, detach: bool = False) -
             eigenvalues, vectors = _gram_eigen_above(centred, noise)
             top = (vectors * _inverse_root(eigenvalues)[..., None, :])[..., :components]
         # equals centred @ directions, but avoids the large matrix directions = centred' V / sqrt(L)
-        return ((centred @ centred.detach().mT) @ top).to(values.dtype)
+        gram = small.matmul(centred, centred.detach().mT)
+        return small.matmul(gram, top).to(values.dtype)
 
 
 def check_components(components: int, resolution: int) -> None:
@@ -95,13 +95,13 @@ class _GramScores(torch.autograd.Function):
         left, right = eigenvalues[..., :, None], eigenvalues[..., None, :m]
         blur = info.eps**0.5 * (left + right) + info.tiny**0.5  # relative to the eigenvalues
         rotation = (right - left) / ((right - left).square() + blur.square())
-        projected = vectors.mT @ grad  # (..., r, m)
+        projected = small.matmul(vectors.mT, grad)  # (..., r, m)
         inner = projected * right.sqrt() * rotation  # its diagonal is 0; dL is added there
         inverse = _inverse_root(eigenvalues)[..., :m]
         growth = projected.diagonal(dim1=-2, dim2=-1) * inverse / 2
         inner.diagonal(dim1=-2, dim2=-1).add_(growth)
-        gram_grad = vectors @ inner @ vectors[..., :m].mT
-        gradient = (gram_grad + gram_grad.mT) @ centred
+        gram_grad = small.matmul(small.matmul(vectors, inner), vectors[..., :m].mT)
+        gradient = small.matmul(gram_grad + gram_grad.mT, centred)
         gradient = _Once.apply(gradient, centred) if torch.is_grad_enabled() else gradient
         return gradient, None, None, None
 
@@ -128,13 +128,9 @@ class _Once(torch.autograd.Function):
 
 
 def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (decreasing, >= 0) and eigenvectors of symmetric (..., r, r) matrices.
-
-    On CUDA, `torch.linalg.eigh` syncs with the host and cannot be captured in a graph, so small
-    matrices use Jacobi rotations instead.
-    """
-    if gram.is_cuda and gram.shape[-1] <= JACOBI_MAX_SIZE:
-        eigenvalues, vectors = jacobi_eigen(gram)
+    """Eigenvalues (decreasing, >= 0) and eigenvectors of symmetric (..., r, r) matrices."""
+    if kernel.applies(gram):
+        eigenvalues, vectors = kernel.eigen(gram)
     else:
         # return nan so that callers can report non-finite outputs; LAPACK's error is unclear
         finite = gram.isfinite().all(-1).all(-1)
@@ -143,64 +139,6 @@ def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
     order = eigenvalues.argsort(dim=-1, descending=True)
     vectors = vectors.gather(-1, order[..., None, :].expand_as(vectors))
     return eigenvalues.gather(-1, order).clamp_min(0), vectors
-
-
-def jacobi_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecomposition by parallel Jacobi rotations, without host syncs.
-
-    The number of steps is fixed, so it can be captured in a CUDA graph.
-
-    Each round zeroes the entries (p, q) of floor(r / 2) disjoint index pairs, and a sweep of
-    rounds covers every pair once. Kernel launches dominate the cost, so each round uses few.
-    """
-    size = matrix.shape[-1]
-    identity, rounds = _jacobi_plan(size, matrix.dtype, matrix.device)
-    vectors = identity.expand_as(matrix)
-    for _ in range(3 + size // 2):  # 5 sweeps at r = 4 and 11 at r = 16 reach float64 precision
-        for entries, generator, rest in rounds:
-            difference, off = (matrix.flatten(-2) @ entries).chunk(2, dim=-1)
-            angle = torch.atan2(off, difference) / 2  # 0 if the entry is already 0
-            rotation = torch.cat([angle.cos(), angle.sin()], dim=-1) @ generator + rest
-            rotation = rotation.unflatten(-1, (size, size))
-            matrix = rotation.mT @ matrix @ rotation
-            vectors = vectors @ rotation
-    return matrix.diagonal(dim1=-2, dim2=-1), vectors
-
-
-@functools.cache
-def _jacobi_plan(size: int, dtype: torch.dtype, device: torch.device):
-    """Returns the constants of `jacobi_eigen`, cached to avoid a device transfer per call.
-
-    A round has three constants for flattened (size, size) matrices: `entries` extracts a_qq - a_pp
-    and 2 a_pq of each pair, `generator` builds the rotation from cosines and sines, and `rest` is
-    the identity on indices that no pair contains.
-    """
-    rounds = []
-    for pairs in _round_robin(size):
-        count = len(pairs)
-        entries = torch.zeros(size, size, 2 * count, device="cpu")
-        generator = torch.zeros(2 * count, size, size, device="cpu")
-        rest = torch.eye(size, device="cpu")
-        for i, (p, q) in enumerate(pairs):
-            entries[q, q, i], entries[p, p, i], entries[p, q, count + i] = 1, -1, 2
-            generator[i, p, p] = generator[i, q, q] = generator[count + i, p, q] = 1
-            generator[count + i, q, p] = -1
-            rest[p, p] = rest[q, q] = 0
-        constants = (entries.flatten(0, 1), generator.flatten(1), rest.flatten())
-        rounds.append([constant.to(device, dtype) for constant in constants])
-    return torch.eye(size, dtype=dtype, device=device), rounds
-
-
-def _round_robin(size: int) -> list[list[tuple[int, int]]]:
-    """Returns rounds of disjoint pairs that cover all pairs of range(size) (circle method)."""
-    players = list(range(size + size % 2))  # odd sizes get a dummy player
-    rounds = []
-    for _ in range(len(players) - 1):
-        half = len(players) // 2
-        meetings = zip(players[:half], reversed(players[half:]), strict=True)
-        rounds.append([(min(a, b), max(a, b)) for a, b in meetings if max(a, b) < size])
-        players = [players[0], players[-1], *players[1:-1]]
-    return rounds
 
 
 def _rounding(values: Tensor) -> Tensor:
@@ -218,7 +156,7 @@ def _gram_eigen_above(centred: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     ED_norm does not depend on the size of a component, so it would otherwise measure rounding error
     on paths that span fewer directions than `components`.
     """
-    eigenvalues, vectors = gram_eigen(centred @ centred.mT)
+    eigenvalues, vectors = gram_eigen(small.matmul(centred, centred.mT))
     # `noise` bounds scores, whose squares are eigenvalues; `own` is rounding in the Gram matrix
     own = GRAM_ROUNDING * torch.finfo(eigenvalues.dtype).eps * eigenvalues[..., :1]
     threshold = torch.maximum(noise.square(), own)

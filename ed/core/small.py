@@ -8,17 +8,25 @@ from torch import Tensor
 
 LARGEST = 16  # rows and columns
 MOST_UNKNOWNS = 8  # of a system; beyond this, the unrolled operations take long to compile
+LEAST_DAMPING = 1e-10  # below, rounding error can make normal equations indefinite
 
 
-def is_small(*matrices: Tensor) -> bool:
-    """Whether to use these functions: for small matrices in compiled code."""
-    sizes = [size for matrix in matrices for size in matrix.shape[-2:]]
-    return torch.compiler.is_compiling() and max(sizes) <= LARGEST
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product of (..., n, k) and (..., k, m), elementwise if a is small."""
+    return product(a, b) if _is_small(a) else a @ b
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix product: (..., n, k) and (..., k, m) to (..., n, m)."""
     return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
+
+
+def solves(design: Tensor, damping: float) -> bool:
+    """Whether to call `solve_positive` for the normal equations of a design matrix (..., n, k)."""
+    return _is_small(design) and design.shape[-1] <= MOST_UNKNOWNS and damping >= LEAST_DAMPING
+
+
+def _is_small(matrix: Tensor) -> bool:
+    return torch.compiler.is_compiling() and max(matrix.shape[-2:]) <= LARGEST
 
 
 def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:

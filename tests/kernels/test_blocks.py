@@ -2,8 +2,6 @@
 
 import copy
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -33,14 +31,8 @@ SLOW = "compiled_network or registered"  # the slowest tests under the interpret
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
 @pytest.mark.parametrize(("chosen", "count"), [(SLOW, 2), (f"not ({SLOW})", 20)])
-def test_interpreted(chosen, count):
-    """Runs this file with Triton's interpreter, which must be enabled before importing kernels."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    command += ["-k", chosen]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert f"{count} passed" in done.stdout
+def test_interpreted(interpreted, chosen, count):
+    assert f"{count} passed" in interpreted(__file__, "-k", chosen)
 
 
 @pytest.fixture
@@ -272,30 +264,6 @@ def test_unknown_values_of_system_kernels_are_rejected():
     cfg = compose_config(["system.kernels=sometimes"])
     with pytest.raises(ValueError, match=r"^system\.kernels=sometimes"):
         check(cfg, instantiate(cfg.task), instantiate(cfg.regularizer))
-
-
-@pytest.fixture
-def compiled_for_hopper():
-    if INTERPRETED:
-        pytest.skip("needs Triton's compiler, not its interpreter")
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    def compiled(kernel, pointers: str, constants: dict, numbers: dict[str, str]) -> None:
-        pairs = (pointer.partition(":") for pointer in pointers.split())
-        types = {name: "*fp32" if kind else "*bf16" for name, _, kind in pairs} | numbers
-        signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-        sizes = {name: size for name, size in constants.items() if name in signature}
-        options = {
-            name: constants[name] for name in ("num_warps", "num_stages") if name in constants
-        }
-        source = ASTSource(kernel, signature, constexprs=sizes)
-        assert (
-            "ptx" in triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
-        )
-
-    return compiled
 
 
 def test_kernels_compile_for_a_gpu(compiled_for_hopper):

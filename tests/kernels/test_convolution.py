@@ -1,8 +1,6 @@
 """Tests of kernels for few channels against PyTorch, on a GPU or with Triton's interpreter."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,13 +19,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
-def test_interpreted():
-    """Runs this file with Triton's interpreter, which must be enabled before importing kernels."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "30 passed" in done.stdout
+def test_interpreted(interpreted):
+    assert "30 passed" in interpreted(__file__)
 
 
 @pytest.fixture
@@ -42,32 +35,6 @@ def everywhere(monkeypatch):
         monkeypatch.setitem(convolution.LAUNCH, kernel, smaller)
     monkeypatch.setattr(convolution, "POOL", small)
     monkeypatch.setattr(convolution, "PARTS", 3)
-
-
-@pytest.fixture
-def compiled_for_hopper():
-    if INTERPRETED:
-        pytest.skip("needs Triton's compiler, not its interpreter")
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    kinds = {"": "*bf16", "f": "*fp32", "i": "*i8"}
-
-    def compiled(kernel, pointers: str, constants: dict, integers: str) -> None:
-        pairs = (pointer.partition(":") for pointer in pointers.split())
-        types = {name: kinds[kind] for name, _, kind in pairs} | dict.fromkeys(
-            integers.split(), "i32"
-        )
-        signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-        sizes = {name: size for name, size in constants.items() if name in signature}
-        source, warps = ASTSource(kernel, signature, constexprs=sizes), constants["num_warps"]
-        made = triton.compile(
-            source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}
-        )
-        assert "ptx" in made.asm
-
-    return compiled
 
 
 CLOSE = {"rtol": 2e-2, "atol": 2e-2} if CUDA else {"rtol": 1e-4, "atol": 1e-4}
@@ -155,21 +122,21 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
     """The compiler, which needs no GPU, rejects some code that the interpreter accepts."""
     from ed.kernels import convolution_kernels as kernels
 
-    both = {"RELU": True}
+    both, numbers = {"RELU": True}, dict.fromkeys(("number", "blocks", "pixels"), "i32")
     for inputs in (4, 16, 32):
         x = torch.empty(2, inputs, 8, 8)
         flags = both | {"BIAS": True, "MASK": True, "RESIDUAL": True}
         shape, _ = convolution._shape(x, 16, "convolve")
         pointers = "x bands bias:f mask residual y"
-        compiled_for_hopper(kernels.convolve, pointers, shape | flags, "number")
+        compiled_for_hopper(kernels.convolve, pointers, shape | flags, numbers)
         shape, _ = convolution._shape(x, 16, "convolve_few")
-        compiled_for_hopper(kernels.convolve_few, pointers, shape | flags, "number")
+        compiled_for_hopper(kernels.convolve_few, pointers, shape | flags, numbers)
         shape, _ = convolution._shape(x, 16, "weight_gradient")
         pointers = "x gradient bands:f biases:f"
-        compiled_for_hopper(kernels.weight_gradient, pointers, shape | both, "number blocks")
+        compiled_for_hopper(kernels.weight_gradient, pointers, shape | both, numbers)
     sizes = convolution.POOL | {"H": 8, "W": 8, "C": 16}
-    compiled_for_hopper(kernels.pool, "x y taps:i", sizes, "pixels")
-    compiled_for_hopper(kernels.pool_gradient, "gradient taps:i x", sizes, "number")
+    compiled_for_hopper(kernels.pool, "x y taps:i", sizes, numbers)
+    compiled_for_hopper(kernels.pool_gradient, "gradient taps:i x", sizes, numbers)
 
 
 def test_float32_and_other_widths_use_pytorch():

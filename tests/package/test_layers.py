@@ -11,7 +11,7 @@ import ed
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = {
-    "core": (),
+    "core": ("kernels",),
     "runtime": (),
     "kernels": (),
     "datasets": ("core.validate", "runtime"),

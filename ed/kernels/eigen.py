@@ -1,0 +1,40 @@
+"""Eigendecomposition of many small symmetric matrices, in one launch and without host syncs.
+
+On CUDA, `torch.linalg.eigh` syncs with the host and cannot be captured in a graph.
+"""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+LARGEST = 16  # rows
+HAS_TRITON = find_spec("triton") is not None
+
+
+def applies(matrices: Tensor) -> bool:
+    return HAS_TRITON and matrices.is_cuda and matrices.shape[-1] <= LARGEST
+
+
+def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns eigenvalues (..., r), in no order, and eigenvectors of matrices (..., r, r)."""
+    return torch.ops.ed.eigen(matrices)
+
+
+@torch.library.custom_op("ed::eigen", mutates_args=())
+def _eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    from ed.kernels.eigen_kernels import eigen as kernel
+
+    matrices, size = matrices.contiguous(), matrices.shape[-1]
+    made, wide = _empty(matrices), max(2, 1 << (size - 1).bit_length())
+    if matrices.numel() > 0:
+        sweeps = 4 + size // 2  # reaches float64 precision
+        warps = 4 if wide == LARGEST else 1
+        number = matrices.numel() // size**2
+        kernel[(number,)](matrices, *made, sweeps, SIZE=size, WIDE=wide, num_warps=warps)
+    return made
+
+
+@_eigen.register_fake
+def _empty(matrices):
+    return matrices.new_empty(matrices.shape[:-1]), matrices.new_empty(matrices.shape)
