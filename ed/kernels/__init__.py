@@ -1,1 +1,1 @@
-"""Custom operators with Triton kernels, for steps that are memory-bound in plain torch."""
+"""Custom operators with Triton kernels, where torch is bound by memory or kernel launches."""

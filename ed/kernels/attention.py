@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from ed.kernels.device import on_device_of_input
+
 TOKENS, HEAD_SIZES = 257, (32, 64)  # maximum number of tokens, supported head sizes
 LAUNCH = {  # tokens per tile, and launch settings
     "forward": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
@@ -39,6 +41,7 @@ def _constants(qkv: Tensor, heads: int, direction: str) -> dict[str, int]:
 
 
 @torch.library.custom_op("ed::attention", mutates_args=())
+@on_device_of_input
 def _attention(qkv: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Returns outputs (B, N, H D), and base-2 logarithms of softmax sums (B, H, N) in float32."""
     from ed.kernels.attention_kernels import attention as kernel
@@ -59,6 +62,7 @@ def _outputs(qkv, bias, heads):
 
 
 @torch.library.custom_op("ed::attention_gradient", mutates_args=())
+@on_device_of_input
 def _attention_gradient(
     gradient: Tensor, qkv: Tensor, out: Tensor, logs: Tensor, heads: int
 ) -> tuple[Tensor, Tensor]:

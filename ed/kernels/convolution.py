@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ed.kernels.device import on_device_of_input
+
 CHANNELS = (16, 32)  # supported numbers of output channels
 WIDTHS = 8  # image widths must be a multiple of this, so that groups of pixels fill a row
 LAUNCH = {  # by number of input channels; the best of five or six settings on an H200
@@ -86,6 +88,7 @@ def _empty(like: Tensor, channels: int, height: int, width: int) -> Tensor:
 
 
 @torch.library.custom_op("ed::convolve", mutates_args=())
+@on_device_of_input
 def _convolve(
     x: Tensor,
     weight: Tensor,
@@ -137,6 +140,7 @@ def _(x, weight, bias, mask, residual, relu, transposed):
 
 
 @torch.library.custom_op("ed::weight_gradient", mutates_args=())
+@on_device_of_input
 def _weight_gradient(x: Tensor, gradient: Tensor, relu: bool) -> tuple[Tensor, Tensor]:
     """Returns gradients of weight (CO, CI, 3, 3) and bias for a convolution of x or relu(x)."""
     from ed.kernels.convolution_kernels import weight_gradient as kernel
@@ -231,6 +235,7 @@ _weight_gradient.register_autograd(_weight_gradient_gradient, setup_context=_kee
 
 
 @torch.library.custom_op("ed::pool", mutates_args=())
+@on_device_of_input
 def _pool(x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the maxima, and the index of each among its window's nine pixels."""
     from ed.kernels.convolution_kernels import pool as kernel
@@ -251,6 +256,7 @@ def _pooled(x):
 
 
 @torch.library.custom_op("ed::pool_gradient", mutates_args=())
+@on_device_of_input
 def _pool_gradient(gradient: Tensor, taps: Tensor, height: int, width: int) -> Tensor:
     from ed.kernels.convolution_kernels import pool_gradient as kernel
 

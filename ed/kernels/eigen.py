@@ -8,6 +8,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from ed.kernels.device import on_device_of_input
+
 LARGEST = 16  # rows
 HAS_TRITON = find_spec("triton") is not None
 
@@ -22,6 +24,7 @@ def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("ed::eigen", mutates_args=())
+@on_device_of_input
 def _eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
     from ed.kernels.eigen_kernels import eigen as kernel
 

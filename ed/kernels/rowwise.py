@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ed.kernels.device import on_device_of_input
+
 WIDTHS = (192, 384)  # smallest and largest supported widths
 LAUNCH = {  # the best settings from a sweep at width 192 on an H200
     "add_norm": {"ROWS": 2, "num_warps": 1},
@@ -47,6 +49,7 @@ def _wide(columns: int) -> int:
 
 
 @torch.library.custom_op("ed::add_norm", mutates_args=())
+@on_device_of_input
 def _add_norm(
     x: Tensor, y: Tensor, offset: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -69,6 +72,7 @@ def _sum_and_norm(x, y, offset, weight, bias, eps):
 
 
 @torch.library.custom_op("ed::add_norm_gradient", mutates_args=())
+@on_device_of_input
 def _add_norm_gradient(
     to_total: Tensor, to_normed: Tensor, total: Tensor, weight: Tensor, means: Tensor,
     scales: Tensor, programs: int,
@@ -118,6 +122,7 @@ _add_norm.register_autograd(_backward_of_add_norm, setup_context=_keep_add_norm)
 
 
 @torch.library.custom_op("ed::gelu", mutates_args=())
+@on_device_of_input
 def _gelu(x: Tensor, offset: Tensor) -> Tensor:
     from ed.kernels.rowwise_kernels import gelu as kernel
 
@@ -133,6 +138,7 @@ def _(x, offset):
 
 
 @torch.library.custom_op("ed::gelu_gradient", mutates_args=())
+@on_device_of_input
 def _gelu_gradient(gradient: Tensor, x: Tensor, programs: int) -> tuple[Tensor, Tensor]:
     """Returns the gradient of x, and partial sums (programs, C) for its bias."""
     from ed.kernels.rowwise_kernels import gelu_gradient as kernel

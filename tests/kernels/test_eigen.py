@@ -18,7 +18,7 @@ needs_kernels = pytest.mark.skipif(
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernel itself")
 def test_interpreted(interpreted):
-    assert "15 passed" in interpreted(__file__)
+    assert "12 passed" in interpreted(__file__)
 
 
 def decompose(matrices):
@@ -32,7 +32,7 @@ def decompose(matrices):
 
 @needs_kernels
 @pytest.mark.parametrize("rank", [12, 2])
-@pytest.mark.parametrize("size", [2, 3, 4, 8, 15, 16])
+@pytest.mark.parametrize("size", [2, 3, 4, 15])
 def test_decompositions_equal_those_of_lapack(size, rank):
     """With rank 2, most eigenvalues are equal."""
     generator = torch.Generator().manual_seed(0)
@@ -60,6 +60,12 @@ def test_nan_stays_in_its_matrix():
     matrices[0, 1, 2] = matrices[0, 2, 1] = torch.nan
     values, _ = eigen(matrices.cuda() if CUDA else matrices)
     assert values.isnan().any(-1).tolist() == [True, False]
+
+
+@needs_kernels
+def test_operator_is_registered_correctly():
+    matrices = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)
+    torch.library.opcheck(torch.ops.ed.eigen, (matrices.cuda() if CUDA else matrices,))
 
 
 def test_other_devices_use_torch():
