@@ -63,6 +63,7 @@ docs: .venv/ready
 benchmark: .venv/ready
 	@echo "benchmark: time training and measuring; 2 minutes on a CPU"
 	$(BIN)/python scripts/benchmark.py
+	$(BIN)/python scripts/benchmark.py --estimator
 
 report: .venv/ready
 	@echo "report: write report/index.html; 10 seconds"

@@ -1,9 +1,9 @@
 """Times training steps: python scripts/benchmark.py [--out FILE]
 
 For each network, this times an ordinary eager loop, the step of every regularizer, and the plain
-step, both at batch size B and with as many inputs as the ED step. It then compares the estimator
-with its forward passes alone, and with the adaptive one. With --table, it compares each method's
-overhead over the plain step with the paper's. On a CPU, it uses smaller sizes.
+step, both at batch size B and with as many inputs as the ED step. With --table, it compares each
+method's overhead over the plain step with the paper's. With --estimator, it compares the adaptive
+estimator with the paper's protocol. On a CPU, it uses smaller sizes.
 """
 
 import argparse
@@ -27,15 +27,13 @@ from benchmark_cases import (
     Synthetic,
     penalty,
 )
+from benchmark_estimator import compare, estimator_text, networks, throughput
 from benchmark_overhead import Overhead, overhead_text, time_methods
 from benchmark_tables import NETWORK, time_tables
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import ed
 from ed.analysis.steps import STEPS as STEPS_FILE
-from ed.core.estimator import points_per_chunk
-from ed.core.field import Field
 from ed.engine.errors import or_explain
 from ed.engine.main import wants_channels_last
 from ed.engine.optimizer import AdamW
@@ -44,7 +42,8 @@ from ed.engine.step import TrainStep
 from ed.regularizers.base import Regularizer
 from ed.runtime.files import APP, write_atomic
 
-OVERHEAD = APP / "experiments" / "results" / "speed" / "overhead.md"
+SPEED = APP / "experiments" / "results" / "speed"
+OVERHEAD, ESTIMATOR = SPEED / "overhead.md", SPEED / "estimator.md"
 BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks (reports the median), steps per block
 BLOCK_SECONDS = 0.5  # fewer steps per block if they would take longer
 
@@ -187,75 +186,6 @@ HEADER = (
 )
 
 
-@torch.no_grad()
-def bench_estimator(case: Case) -> list[str]:
-    """Times the paper's protocol against its forward passes alone, in equal chunks."""
-    clear()
-    model, images = case.build().to(DEVICE).eval(), case.inputs(512)
-    pairs, budget = (400, 8.0) if CUDA else (10, 0.5)
-    points = pairs * 200
-
-    def forward(x: Tensor) -> Tensor:
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=CUDA):
-            return model(x)
-
-    # as in the estimator: chunks of whole paths within the memory budget
-    chunk = min(points_per_chunk(Field.of(forward, images), budget) // 200 * 200, points)
-    batch = images.repeat(chunk // len(images) + 1, 1, 1, 1)[:chunk]
-
-    def bare() -> None:
-        for start in range(0, points, chunk):
-            forward(batch[: points - start])
-
-    def estimate() -> None:
-        ed.estimate(forward, images, pairs=pairs, memory_gib=budget)
-
-    times = {}
-    for name, function in (("bare", bare), ("estimate", estimate)):
-        if CUDA:
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        function()
-        start = time.perf_counter()
-        function()
-        if CUDA:
-            torch.cuda.synchronize()
-        times[name] = time.perf_counter() - start
-    used = (torch.cuda.max_memory_allocated() - before) / 2**30 if CUDA else float("nan")
-    line = (
-        f"Estimator on {case.name}: {pairs} paths x 200 nodes, K = 40 in {times['estimate']:.2f} "
-        f"s, bare forward passes in {times['bare']:.2f} s: "
-        f"{100 * times['bare'] / times['estimate']:.0f} % of their throughput"
-        + (f"; {used:.2f} of {budget:.0f} GiB used." if CUDA else ".")
-    )
-    print(line, flush=True)
-    return [line]
-
-
-@torch.no_grad()
-def bench_adaptive(case: Case) -> list[str]:
-    """Compares the adaptive estimator with the paper's protocol, both in float32."""
-    clear()
-    task, model = Synthetic(case, 512 if CUDA else 32), case.build().to(DEVICE).eval()
-    whole = task.field(model, task.batch)
-    field = replace(whole, forward=lambda *given: whole.forward(*given)[:, : case.classes])
-    results, seconds, passes = [], [], []
-    for resolution in (200, "auto"):
-        start = time.perf_counter()
-        found = ed.estimate(field, pairs=400 if CUDA else 2, resolution=resolution)
-        results.append(str(found))  # waits for the GPU
-        seconds.append(time.perf_counter() - start)
-        passes.append(found.passes)
-    share = 100 * passes[1] / passes[0]
-    line = (
-        f"Adaptive estimator on {case.name}: {results[1]} instead of {results[0]}, with "
-        f"{passes[1]:,} forward passes instead of {passes[0]:,} ({share:.0f} %), in "
-        f"{seconds[1]:.2f} s instead of {seconds[0]:.2f} s."
-    )
-    print(line, flush=True)
-    return [line]
-
-
 def bench_fit(case: Case) -> list[str]:
     """Measures how much of an ED step softmax, PCA and fit take."""
     clear()
@@ -317,11 +247,24 @@ def bench_steps(cases: dict[str, Case], out: Path | None) -> None:
         header = "| " + " | ".join(HEADER) + " |\n|" + " --- |" * len(HEADER)
         print(f"\n## {case.name}\n{header}")
         text.append(f"## {case.name}\n\n{header}\n" + "\n".join(bench_case(case, peak)))
-        if name == "vit_tiny":
-            text += bench_estimator(case) + ([] if CUDA else bench_fit(case))
-        text += bench_adaptive(case)
+        if name == "vit_tiny" and not CUDA:
+            text += bench_fit(case)
         if out:
             write_atomic(out, "\n\n".join(text) + "\n")
+
+
+def bench_estimators(cases: dict[str, Case], pairs: int, out: Path | None) -> None:
+    """Prints the comparison of the estimators and, if `out` is given, saves it."""
+    rows = []
+    for name, build in networks(cases).items():
+        clear()
+        rows.append(compare(name, build(), pairs))
+        print(*rows[-1].cells(), sep=" | ", flush=True)
+    clear()
+    text = estimator_text(rows, throughput(cases["vit_tiny"]), machine())
+    if out:
+        write_atomic(out, text)
+    print("", text, sep="\n")
 
 
 def _short(path: Path) -> str:
@@ -337,6 +280,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help=f"make the overhead table; {where}")
     timed = f"time the cells of these tables; on a GPU, --out defaults to {_short(STEPS_FILE)}"
     parser.add_argument("--tables", nargs="+", metavar="TABLE", help=timed)
+    shown = f"compare the estimators of ED; on a GPU, --out defaults to {_short(ESTIMATOR)}"
+    parser.add_argument("--estimator", action="store_true", help=shown)
     parser.add_argument("--out", type=Path, help="file for the tables: Markdown, CSV for --tables")
     options = parser.parse_args()
     chosen = {name: cases[name] for name in options.cases}
@@ -347,6 +292,11 @@ def main() -> None:
     if options.tables:
         out = options.out or (STEPS_FILE if CUDA else None)
         time_tables(options.tables, chosen[NETWORK], step_seconds, commit() or "unknown", out)
+    elif options.estimator:
+        if chosen.keys() != cases.keys():
+            parser.error("--estimator uses a fixed set of networks; drop --cases")
+        pairs = 400 if CUDA and not options.quick else 2
+        bench_estimators(cases, pairs, options.out or (ESTIMATOR if CUDA else None))
     elif options.table:
         whole = CUDA and chosen == cases
         bench_overhead(chosen, options.out or (OVERHEAD if whole else None))

@@ -78,7 +78,7 @@ class Synthetic(Task):
 class Bert(nn.Module):
     """BERT with random weights, from embeddings (N, L, D) to class logits."""
 
-    def __init__(self, *, layers: int, width: int):
+    def __init__(self, *, layers: int, width: int, heads: int | None = None):
         super().__init__()
         from transformers import BertConfig, BertForSequenceClassification
 
@@ -86,7 +86,7 @@ class Bert(nn.Module):
             BertConfig(
                 hidden_size=width,
                 num_hidden_layers=layers,
-                num_attention_heads=width // 64,
+                num_attention_heads=heads or width // 64,
                 intermediate_size=4 * width,
                 hidden_dropout_prob=0.0,
                 attention_probs_dropout_prob=0.0,

@@ -1,4 +1,4 @@
-"""scripts/benchmark.py: step times and the overhead table."""
+"""scripts/benchmark.py: step times, the overhead table and the estimators."""
 
 import importlib
 from pathlib import Path
@@ -32,7 +32,6 @@ def test_the_benchmark_runs_and_times_every_method(tmp_path):
         "ordinary eager loop", "plain", "ED", "ED with PCA 3", "mixup", "sam", "asam", "jacobian"
     }  # fmt: skip
     assert all(float(milliseconds) > 0 for milliseconds in spent.values())
-    assert "forward passes instead of 400" in (tmp_path / "benchmark.md").read_text()
 
 
 def test_the_overhead_table_uses_the_measured_times(tmp_path):
@@ -46,6 +45,22 @@ def test_the_overhead_table_uses_the_measured_times(tmp_path):
     text = (tmp_path / "overhead.md").read_text()
     assert f"torch {torch.__version__}" in text  # part of the machine's description
     assert "Not run" not in text
+
+
+def test_the_estimators_are_compared(tmp_path):
+    out = tmp_path / "estimator.md"
+    done = run_command(["scripts/benchmark.py", "--quick", "--estimator", "--out", str(out)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    header, *rows = table_cells(out.read_text())
+    passes = header.index("passes, fixed")
+    assert [row[passes] for row in rows] == ["400"] * 5
+    assert all(int(row[passes + 1]) < 400 for row in rows)
+
+
+def test_the_networks_of_the_estimators_are_fixed():
+    done = run_command(["scripts/benchmark.py", "--estimator", "--cases", "vit_tiny"])
+    assert done.returncode == 2
+    assert "drop --cases" in done.stderr
 
 
 @pytest.fixture
