@@ -42,8 +42,7 @@ from ed.engine.step import TrainStep
 from ed.regularizers.base import Regularizer
 from ed.runtime.files import APP, write_atomic
 
-SPEED = APP / "experiments" / "results" / "speed"
-OVERHEAD, ESTIMATOR = SPEED / "overhead.md", SPEED / "estimator.md"
+OVERHEAD = APP / "experiments" / "results" / "speed" / "overhead.md"
 BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks (reports the median), steps per block
 BLOCK_SECONDS = 0.5  # fewer steps per block if they would take longer
 
@@ -280,8 +279,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help=f"make the overhead table; {where}")
     timed = f"time the cells of these tables; on a GPU, --out defaults to {_short(STEPS_FILE)}"
     parser.add_argument("--tables", nargs="+", metavar="TABLE", help=timed)
-    shown = f"compare the estimators of ED; on a GPU, --out defaults to {_short(ESTIMATOR)}"
-    parser.add_argument("--estimator", action="store_true", help=shown)
+    parser.add_argument("--estimator", action="store_true", help="compare the estimators of ED")
     parser.add_argument("--out", type=Path, help="file for the tables: Markdown, CSV for --tables")
     options = parser.parse_args()
     chosen = {name: cases[name] for name in options.cases}
@@ -296,7 +294,7 @@ def main() -> None:
         if chosen.keys() != cases.keys():
             parser.error("--estimator uses a fixed set of networks; drop --cases")
         pairs = 400 if CUDA and not options.quick else 2
-        bench_estimators(cases, pairs, options.out or (ESTIMATOR if CUDA else None))
+        bench_estimators(cases, pairs, options.out)
     elif options.table:
         whole = CUDA and chosen == cases
         bench_overhead(chosen, options.out or (OVERHEAD if whole else None))

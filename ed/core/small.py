@@ -6,14 +6,14 @@ Batched library calls for matrices of 4 x 4 cost more in kernel launches than in
 import torch
 from torch import Tensor
 
-LARGEST = 16  # rows and columns
+LARGEST = 16  # rows and columns of the first factor
 MOST_UNKNOWNS = 8  # of a system; beyond this, the unrolled operations take long to compile
-LEAST_DAMPING = 1e-10  # below, rounding error can make normal equations indefinite
+LEAST_DAMPING = 1e-10  # below, rounding in float64 can make normal equations indefinite
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix product of (..., n, k) and (..., k, m), elementwise if a is small."""
-    return product(a, b) if _is_small(a) else a @ b
+    """Matrix product of (..., n, k) and (..., k, m); elementwise if compiled and a is small."""
+    return product(a, b) if _unrolled(a) else a @ b
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -22,10 +22,11 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 def solves(design: Tensor, damping: float) -> bool:
     """Whether to call `solve_positive` for the normal equations of a design matrix (..., n, k)."""
-    return _is_small(design) and design.shape[-1] <= MOST_UNKNOWNS and damping >= LEAST_DAMPING
+    positive = damping >= LEAST_DAMPING and design.dtype == torch.float64
+    return _unrolled(design) and design.shape[-1] <= MOST_UNKNOWNS and positive
 
 
-def _is_small(matrix: Tensor) -> bool:
+def _unrolled(matrix: Tensor) -> bool:
     return torch.compiler.is_compiling() and max(matrix.shape[-2:]) <= LARGEST
 
 

@@ -144,6 +144,9 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
     system, fast = cfg.system, device.type == "cuda" and task.static_shapes
     if wants_channels_last(model, device, system.channels_last):
         model.to(memory_format=torch.channels_last)
+    compile_model = fast if system.compile == "auto" else system.compile
+    if compile_model:  # after eight versions of a function, torch stops compiling it
+        torch.compiler.reset()  # drops those of earlier runs in this process
     return TrainStep(
         task,
         model,
@@ -153,7 +156,7 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
         seed=cfg.seed,
         accumulate=cfg.accumulate,
         bf16=uses_bf16(cfg, device),
-        compile_model=fast if system.compile == "auto" else system.compile,
+        compile_model=compile_model,
         kernels=fast if system.kernels == "auto" else system.kernels,
         capture=fast if system.cuda_graph == "auto" else system.cuda_graph,
         recompute=system.activation_checkpointing,

@@ -1,8 +1,10 @@
-"""Eigendecomposition of many small symmetric matrices, in one launch and without host syncs.
+"""Eigendecomposition of many small Gram matrices, in one launch and without host syncs.
 
 On CUDA, `torch.linalg.eigh` syncs with the host and cannot be captured in a graph.
 """
 
+import os
+import shutil
 from importlib.util import find_spec
 
 import torch
@@ -11,11 +13,16 @@ from torch import Tensor
 from ed.kernels.device import on_device_of_input
 
 LARGEST = 16  # rows
-HAS_TRITON = find_spec("triton") is not None
+# torch 2.7 was the first release with `tl.gather`; launching any kernel needs a C compiler
+USABLE = (
+    find_spec("triton") is not None
+    and torch.__version__ >= (2, 7)
+    and any(map(shutil.which, (os.environ.get("CC", "gcc"), "clang")))
+)
 
 
 def applies(matrices: Tensor) -> bool:
-    return HAS_TRITON and matrices.is_cuda and matrices.shape[-1] <= LARGEST
+    return USABLE and matrices.is_cuda and matrices.shape[-1] <= LARGEST
 
 
 def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,10 +38,9 @@ def _eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
     matrices, size = matrices.contiguous(), matrices.shape[-1]
     made, wide = _empty(matrices), max(2, 1 << (size - 1).bit_length())
     if matrices.numel() > 0:
-        sweeps = 4 + size // 2  # reaches float64 precision
-        warps = 4 if wide == LARGEST else 1
-        number = matrices.numel() // size**2
-        kernel[(number,)](matrices, *made, sweeps, SIZE=size, WIDE=wide, num_warps=warps)
+        sweeps, number = 4 + size // 2, matrices.numel() // size**2
+        how = {"num_warps": 4 if wide == LARGEST else 1, "EPS": torch.finfo(matrices.dtype).eps}
+        kernel[(number,)](matrices, *made, sweeps, SIZE=size, WIDE=wide, **how)
     return made
 
 

@@ -5,8 +5,11 @@ import triton.language as tl
 
 
 @triton.jit
-def eigen(matrices, eigenvalues, vectors, sweeps, SIZE: tl.constexpr, WIDE: tl.constexpr):
-    """Diagonalises one symmetric matrix (SIZE, SIZE) per program by parallel Jacobi rotations.
+def eigen(
+    matrices, eigenvalues, vectors, sweeps,
+    EPS: tl.constexpr, SIZE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Diagonalises one Gram matrix (SIZE, SIZE) per program by parallel Jacobi rotations.
 
     Each round zeroes the entries (p, q) of disjoint index pairs, as in a round-robin tournament, so
     a sweep of rounds covers every pair once. An odd size has one idle index per round. WIDE is the
@@ -17,6 +20,8 @@ def eigen(matrices, eigenvalues, vectors, sweeps, SIZE: tl.constexpr, WIDE: tl.c
     place = tl.program_id(0).to(tl.int64) * SIZE * SIZE + row * SIZE + column
     inside = (row < SIZE) & (column < SIZE)
     matrix = tl.load(matrices + place, mask=inside, other=0.0)
+    trace = tl.sum(tl.sum(tl.where(row == column, matrix, 0.0), 0), 0)
+    matrix = matrix / tl.where(trace == 0, 1.0, trace)  # so that squares cannot overflow
     turned = tl.where(row == column, 1.0, 0.0).to(matrix.dtype)  # product of all rotations
     index = tl.arange(0, WIDE)
     for step in range(sweeps * OPPONENTS):
@@ -31,6 +36,8 @@ def eigen(matrices, eigenvalues, vectors, sweeps, SIZE: tl.constexpr, WIDE: tl.c
         # both indices of a pair read the same entry, so rounding cannot make their angles differ
         upper = tl.where((row < column) & (row == partner[None, :]), matrix, 0.0)
         entry = 2 * (tl.sum(upper, 0) + tl.sum(upper, 1))
+        # rotating entries at rounding level in the null space would undo earlier rounds
+        entry = tl.where(tl.abs(entry) <= EPS / 4, 0.0, entry)
         diagonal = tl.sum(tl.where(row == column, matrix, 0.0), 0)
         difference = tl.gather(diagonal, partner, 0) - diagonal
         positive = (difference > 0) | ((difference == 0) & (index < partner))
@@ -44,5 +51,6 @@ def eigen(matrices, eigenvalues, vectors, sweeps, SIZE: tl.constexpr, WIDE: tl.c
         matrix = matrix * cosine[None, :] - tl.gather(matrix, across, 1) * sine[None, :]
         matrix = matrix * cosine[:, None] - tl.gather(matrix, down, 0) * sine[:, None]
     diagonal = tl.sum(tl.where(row == column, matrix, 0.0), 0)
+    diagonal *= trace
     tl.store(eigenvalues + tl.program_id(0) * SIZE + index, diagonal, mask=index < SIZE)
     tl.store(vectors + place, turned, mask=inside)

@@ -26,18 +26,25 @@ def test_solutions_equal_those_of_torch(size):
 @torch._dynamo.config.patch(error_on_recompile=True)
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"resolution": 3, "degree": 2}, {"components": 3}, {"basis": "legendre"}],
+    [
+        {}, {"resolution": 3, "degree": 2}, {"components": 3}, {"basis": "legendre"},
+        {"resolution": 15, "degree": 7}, {"resolution": 12, "degree": 10}, {"damping": 0.0},
+        {"components": 3, "detach_pca": True}, {"anchored": False},
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_compiled_penalty_equals_the_eager_one(settings, monkeypatch):
-    """Other paths in later steps must not compile it again."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    torch._dynamo.reset()
+    """It has no graph breaks, and other paths in later steps do not compile it again."""
+    how = {"backend": "aot_eager", "fullgraph": True}
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, **how))
+    torch.compiler.reset()
+    torch.manual_seed(0)
     model, regularizer = torch.nn.Linear(12, 10), EDRegularizer(**settings)
     eager = regularizer.mean_degree
     regularizer.compile(torch.nn.Identity())
     for _ in range(2):
         x, labels = torch.randn(16, 12), torch.randint(10, (16,))
+        labels = labels if regularizer.anchored else None
         paths = Paths.draw(ed.Field.of(model, x), regularizer.representation, 8, labels=labels)
         outputs = paths.field.apart()
         found, expected = (f(paths, outputs) for f in (regularizer.mean_degree, eager))

@@ -18,7 +18,7 @@ from ed.engine.optimizer import SGD, AdamW
 from ed.engine.run import resolved
 from ed.engine.step import TrainStep
 from ed.models.spaces import split
-from ed.regularizers.base import StepState
+from ed.regularizers.base import Regularizer, StepState
 from ed.runtime.runs import digest
 from ed.runtime.streams import stream_seed
 from ed.tasks.cifar10 import Cifar10
@@ -377,3 +377,13 @@ def test_model_without_biases_has_one_parameter_group():
     recipe = AdamW(lr=0.1, weight_decay=0.1, decay="matrices")
     optimizer = recipe.build(model.named_parameters(), torch.device("cpu"))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1]
+
+
+def test_compiled_runs_of_one_process_do_not_share_compiled_code(tmp_path, monkeypatch):
+    """After eight versions of a function, torch would stop compiling it, e.g. in a sweep."""
+    calls = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append("reset"))
+    monkeypatch.setattr(Regularizer, "compile", lambda self, model: calls.append("compile"))
+    for seed in range(2):
+        small_run(tmp_path / str(seed), f"seed={seed}", "system.compile=true")
+    assert calls == ["reset", "compile"] * 2
