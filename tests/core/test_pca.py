@@ -41,7 +41,8 @@ def test_normalised_degree_of_small_components_does_not_depend_on_the_precision(
     representation = ed.Representation(200, 40, components=10, weighting="normalised")
     nodes = representation.nodes(20, dtype=torch.float64)
     with torch.no_grad():
-        outputs = network(normal(20, 1, 50) + 2 * nodes[..., None] * normal(20, 1, 50, seed=1))
+        # long enough that all components are far above the rounding error of float32 outputs
+        outputs = network(normal(20, 1, 50) + 4 * nodes[..., None] * normal(20, 1, 50, seed=1))
 
     def degree(dtype):
         coefficients = representation.coefficients(outputs.to(dtype), nodes.to(dtype))
