@@ -27,7 +27,7 @@ PARTS = {
     ),
     "Failure case": ("mnist_cifar",),
     "Polynomial networks": ("pnn",),
-    "Beyond the paper": ("crop", "crop_300", "baseline_gap", "ed_fast"),
+    "Beyond the paper": ("crop", "crop_300", "baseline_gap", "ed_fast", "kernels"),
 }
 REST, PROBES = "More experiments", "Probes: short side questions"
 
