@@ -8,6 +8,9 @@ import torch
 # one thread regardless of core count; set OMP_NUM_THREADS to test with more
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 ONEDNN = torch.backends.mkldnn.enabled
+# tests fork commands, which autograd forbids once it has a thread for a GPU; its first backward
+# starts one per device, and torch.compile registers a CUDA device even if there is none
+torch.zeros((), requires_grad=True).backward()
 # a one-minute subset that covers every package: `make test-smoke`
 SMOKE = ("core", "regularizers", "engine/test_step.py", "analysis/test_spec.py")
 SMOKE += ("runtime/test_runs.py", "package/test_layers.py", "package/test_leaves.py")
