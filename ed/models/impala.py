@@ -15,6 +15,8 @@ class Impala(nn.Module):
     actor and a critic head.
     """
 
+    custom_operators = True  # those of ed.kernels.convolution, on a GPU
+
     def __init__(
         self,
         *,

@@ -39,8 +39,13 @@ class Jacobian(Regularizer):
 
         A compiled graph supports only one backward pass, which the weight update needs.
         """
+        unsupported = None
         if batch_norms(model):
-            reason = "torch.func does not support the running statistics of batch norm"
+            unsupported = "the running statistics of batch norm"
+        elif any(getattr(part, "custom_operators", False) for part in model.modules()):
+            unsupported = "the kernels of this model"
+        if unsupported:
+            reason = f"torch.func does not support {unsupported}"
             logger.info("the training step is not compiled: %s", reason)
         else:
             self.pull_back = torch.compile(pull_back, **COMPILATION)

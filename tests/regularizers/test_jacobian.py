@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ed.core.field import Field
+from ed.models.impala import Impala
 from ed.regularizers.jacobian import Jacobian, aligned_attention, plain_attention, sphere
 from tests.helpers.toy import CLASSES, Toy, first_batch, state, two_layers, vit
 
@@ -132,9 +133,10 @@ def test_compiled_jacobian_finds_its_width_without_random_numbers(monkeypatch):
     assert torch.equal(*losses)
 
 
-def test_jacobian_of_batch_norm_is_not_compiled():
+@pytest.mark.parametrize("part", [nn.BatchNorm1d(2), Impala(image_size=[16, 16])])
+def test_jacobian_is_not_compiled_where_torch_func_fails(part):
     penalty = Jacobian(1.0, projections=1)
-    penalty.compile(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    penalty.compile(nn.Sequential(nn.Linear(2, 2), part))
     assert penalty.pull_back is None
 
 
