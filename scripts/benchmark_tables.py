@@ -33,7 +33,9 @@ def time_tables(names: Sequence[str], case: Case, timer: Timer, commit: str, out
     for home, own in settings.items():
         key = json.dumps(own, sort_keys=True)
         if key not in timed:
-            timed[key] = time_step(case, _build(own), timer)
+            regularizer = _build(own)
+            is_plain = type(regularizer) is Regularizer
+            timed[key] = plain if is_plain else time_step(case, regularizer, timer)
         found = timed[key]
         if isinstance(found, str):
             print(f"{'/'.join(home)}: not timed ({found})", flush=True)

@@ -92,7 +92,6 @@ def test_headers_have_the_right_number_of_runs():
         ("table1", "ViT-Tiny", "jacobian, 256", 58_500, "{hours:.2f} h for the Jacobian"),
         ("table1_100", "ViT-Tiny", "ED, 256 + 256", 19_500, "{seconds:.0f} s for ED"),
         ("ablations_100", "ViT-Tiny", "ED, 256 + 256", 19_500, "({seconds:.0f} s a run"),
-        ("ablations_100", "ViT-Tiny", "ED with PCA 3, 256 + 256", 19_500, "PCA {seconds:.0f} s"),
         ("basis", "ViT-Tiny", "ED, 256 + 256", 58_500, "{hours:.2f} h a run"),
         ("correlation_vit", "ViT-Tiny", "plain, 512", 19_400, " {seconds:.0f} and "),
         ("correlation_resnet18", "ResNet18", "plain, 256", 39_000, "({seconds:.0f}, "),

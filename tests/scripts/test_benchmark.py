@@ -115,6 +115,7 @@ def test_the_cells_of_tables_are_timed(tmp_path):
     found = read_steps(out)
     assert set(found) == {("other", "cell"), ("steps", "baseline"), ("steps", "ed")}
     assert all(float(step["x plain"]) > 0 for step in found.values())
+    assert float(found["steps", "baseline"]["x plain"]) == 1
 
 
 def test_only_tables_of_one_network_are_timed(tmp_path):
