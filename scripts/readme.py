@@ -20,11 +20,13 @@ MARKERS = "<!-- headline: python scripts/readme.py -->\n", "<!-- end of headline
 
 
 def as_markdown(rows: Sequence[Headline]) -> str:
-    lines = ["| Claim | Paper | Ours | Verdict |", "| --- | --- | --- | --- |"]
+    lines = ["| Claim | Paper | Ours | Verdict | GPU h |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         if row.verdict is not Verdict.NOT_RUNNABLE:
             link = f"[{row.claim}](experiments/results/{row.table}/README.md)"
-            lines.append(f"| {link} | {row.paper} | {row.ours} | {row.verdict.value} |")
+            hours = "-" if row.gpu_hours is None else f"{row.gpu_hours:.2g}"
+            cells = (link, row.paper, row.ours, row.verdict.value, hours)
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
