@@ -7,6 +7,8 @@ import torch
 
 # one thread regardless of core count; set OMP_NUM_THREADS to test with more
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+# torch prefers this variable, and some tests set OMP_NUM_THREADS for a command
+os.environ.pop("MKL_NUM_THREADS", None)
 ONEDNN = torch.backends.mkldnn.enabled
 # tests fork commands, which autograd forbids once it has a thread for a GPU; its first backward
 # starts one per device, and torch.compile registers a CUDA device even if there is none
