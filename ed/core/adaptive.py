@@ -291,7 +291,7 @@ class _Walk:
         Returns the values at these points, ED (P,) and the coefficients.
         """
         settings = self._settings(intervals)
-        nodes = settings.nodes(1, device="cpu", dtype=torch.float64)
+        nodes = _chebyshev_nodes(settings)
         resample = chebyshev(2 * nodes - 1, intervals) @ interpolation(intervals)
         values = applied(resample.to(held.device), held).to(self.dtype)
         coefficients = settings.coefficients(values, nodes.to(held.device, self.dtype))
@@ -308,10 +308,16 @@ class _Walk:
         self.spectra[paths] = over_positions(coefficients.abs().mean(-2), 2).cpu()
         settings, nodes = self._settings(intervals), points_of_second_kind(intervals)
         if settings.components is not None:  # principal directions depend on the nodes
-            held, nodes = principal_scores(values, settings.components), settings.nodes(1)
+            held, nodes = principal_scores(values, settings.components), _chebyshev_nodes(settings)
         for row, path in enumerate(paths.tolist()):
             if path < PATHS_SHOWN:
                 self.curves[path] = highest_curve(nodes, held[row], coefficients[row])
+
+
+def _chebyshev_nodes(settings: Representation) -> Tensor:
+    """Returns the nodes of the fixed protocol; leaves the state of torch's generator unchanged."""
+    unused = torch.Generator("cpu")
+    return settings.nodes(1, generator=unused, device="cpu", dtype=torch.float64)
 
 
 def _interleaved(held: Tensor, between: Tensor) -> Tensor:

@@ -92,7 +92,13 @@ class Representation:
         uniform = torch.rand(
             paths, self.resolution, device=device, dtype=dtype, **_drawn_from(generator)
         )
-        return self.sampler(uniform, anchored)
+        nodes = self.sampler(uniform, anchored)
+        if nodes.shape[-1] != self.resolution:
+            raise ValueError(
+                f"sampler={type(self.sampler).__name__}: returned {nodes.shape[-1]} nodes per path "
+                f"instead of resolution={self.resolution}"
+            )
+        return nodes
 
     def coefficients(self, values: Tensor, nodes: Tensor) -> Tensor:
         """Fits values (..., r, C) at nodes (..., r) or (r,): (..., C or m, K + 1)."""

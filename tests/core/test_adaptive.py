@@ -143,6 +143,14 @@ def test_rough_paths_get_more_points_than_smooth_ones():
     torch.testing.assert_close(result.values, fixed.values, rtol=0.02, atol=0)
 
 
+@pytest.mark.parametrize("components", [None, 2])
+def test_torchs_random_state_does_not_change(components):
+    before = torch.get_rng_state()
+    how = {"softmax": False, "pairs": 5, "components": components, "resolution": "auto"}
+    ed.estimate(polynomial_map(1), uniform(20, 3), **how)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_paths_are_added_until_the_target_error_is_reached():
     x, how = uniform(300, 3), {"softmax": False, "resolution": "auto", "pairs": 1000}
     model = polynomial_map(2)

@@ -258,6 +258,15 @@ def test_impossible_representations_are_rejected(settings, message):
         ed.Representation(**settings)
 
 
+def test_samplers_must_return_one_node_per_position():
+    class Half:
+        def __call__(self, uniform, anchored=False):
+            return uniform[..., ::2]
+
+    with pytest.raises(ValueError, match=r"sampler=Half: returned 2 nodes .* resolution=4"):
+        ed.Representation(sampler=Half()).nodes(3)
+
+
 def test_a_representation_applies_its_settings():
     nodes, values = ed.RandomizedCosine()(uniform(5, 4)), uniform(5, 4, 6).requires_grad_()
     settings = {"components": 2, "detach_pca": True, "damping": 0.1, "basis": "legendre"}
