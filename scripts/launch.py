@@ -28,7 +28,7 @@ from ed.analysis.collect import DAMAGED, Row, collect_run, seed_differences
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.analysis.tables import load_table
 from ed.engine.errors import INTERRUPTED, composition, explain
-from ed.runtime.files import HOME, lock, refuse_control
+from ed.runtime.files import HOME, lock, open_in_run, read_bytes, refuse_control
 from ed.runtime.runs import (
     BROKEN,
     CLAIM,
@@ -298,7 +298,7 @@ def claimed(run: Run, *, rerun_failed: bool) -> IO | None:
     The claim is a lock on an open file. The run inherits the lock, so it survives if the launcher
     is killed. The launcher also holds it until it has recorded how the run ended.
     """
-    claim = open(run.folder / CLAIM, "w")  # noqa: SIM115, kept open until the run ends
+    claim = open_in_run(run.folder / CLAIM, "a")  # kept open until the run ends
     failed = run.folder / FAILED
     if not lock(claim) or is_done(run.folder) or (failed.exists() and not rerun_failed):
         claim.close()
@@ -310,7 +310,7 @@ def claimed(run: Run, *, rerun_failed: bool) -> IO | None:
 def start(run: Run, gpu: str | None, claim: IO) -> subprocess.Popen:
     environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     print(f"start   {run.table}/{run.cell}/seed{run.seed}", flush=True)
-    with open(run.folder / OUTPUT, "ab") as log:
+    with open_in_run(run.folder / OUTPUT, "ab") as log:
         return subprocess.Popen(
             command(run),
             cwd=ROOT,
@@ -331,7 +331,8 @@ def finish(run: Run, code: int) -> None:
 
 
 def last_line(path: Path) -> str:
-    lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+    text = read_bytes(path).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines()]
     return next((line for line in reversed(lines) if line), "no output")
 
 

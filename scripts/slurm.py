@@ -158,7 +158,7 @@ def queued_among(folders: Iterable[Path]) -> tuple[set[Path], dict[Path, str]]:
         path = folder / SLURM
         try:
             tasks |= {folder: _task(path)} if path.exists() else {}
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             damaged[folder] = (
                 f"{error}; check that squeue does not list the run, then remove the file"
             )

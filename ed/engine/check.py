@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ed.core.validate import choice, count, optional
+from ed.core.validate import choice, count, not_negative, optional
 from ed.regularizers.base import Regularizer
 from ed.runtime.processes import world_size
 from ed.tasks.base import Task
@@ -25,6 +25,9 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
         choice(f"system.{switch}", cfg.system[switch], ("auto", True, False))
     count("system.log_every", cfg.system.log_every)
     optional(count, "system.threads", cfg.system.threads)
+    optional(count, "system.workers", cfg.system.workers, least=0)
+    not_negative("system.save_seconds", cfg.system.save_seconds)
+    optional(not_negative, "system.max_minutes", cfg.system.max_minutes)
     every = optional(count, "system.measure_every", cfg.system.measure_every)
     if cfg.system.activation_checkpointing and regularizer.no_checkpointing:
         raise ValueError(

@@ -15,7 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from ed.models.weights import read_state
-from ed.runtime.files import BLANK, STAMP, check_seal, seal, stamp, write_atomic
+from ed.runtime.files import (
+    BLANK,
+    STAMP,
+    check_seal,
+    create,
+    read_bytes,
+    seal,
+    stamp,
+    write_atomic,
+)
 from ed.runtime.runs import (
     CHECKPOINTS,
     LAST,
@@ -42,7 +51,7 @@ def save_checkpoint(folder: Path, state: dict) -> None:
     content = buffer.getbuffer()
     digest = seal(content)
     try:
-        with open(temporary, "wb") as file:
+        with create(temporary) as file:
             file.write(content)
             file.write(digest)
             file.flush()
@@ -124,7 +133,7 @@ def warn_if_damaged(folder: Path, warn) -> None:
     if not path.exists():
         return
     try:
-        check_seal(path.read_bytes())
+        check_seal(read_bytes(path))
     except ValueError as error:
         warn(f"{path} is damaged ({error}): the run's results are not affected, but do not use it")
 
@@ -161,7 +170,7 @@ def _check_plain(buffer: io.BytesIO) -> None:
 
 
 def _read(path: Path) -> dict:
-    content = path.read_bytes()
+    content = read_bytes(path)
     check_seal(content)
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(state, dict):

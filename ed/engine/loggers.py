@@ -6,7 +6,7 @@ import io
 import uuid
 from pathlib import Path
 
-from ed.runtime.files import read_rows, write_atomic
+from ed.runtime.files import read_bytes, read_rows, write_atomic
 from ed.runtime.runs import METRICS, WANDB_ID
 
 
@@ -26,7 +26,7 @@ class Wandb:
                 dir=str(folder),
                 name="/".join(folder.parts[-3:]),
                 config=config,
-                id=identifier.read_text(),
+                id=read_bytes(identifier).decode(),
                 resume="allow",
             )
         except Exception as error:  # wandb raises its own types, e.g. without a key or network

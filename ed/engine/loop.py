@@ -69,7 +69,7 @@ def train(
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
     if run.writes and task.total_steps:  # published models have zero steps and their own file
         save_weights(run.path, model)
-    run.finish(summary)
+    run.finish(summary, session.taken)
     return summary
 
 
@@ -142,6 +142,7 @@ class _Session:
     ):
         self.task, self.model, self.step, self.run = task, model, step, run
         self.measures = measures
+        self.taken: set[str] = set()  # metrics that `measure` has returned
         self.saved_metrics: str | None = None
         self.earlier_seconds, self.began = 0.0, time.monotonic()
 
@@ -169,6 +170,8 @@ class _Session:
             return f"it has no {', '.join(lacking)}"
         if wrong := [key for key, kind in STATE.items() if not isinstance(state[key], kind)]:
             return f"it has an invalid {', '.join(wrong)}"
+        if not 0 <= state["step"] <= self.task.total_steps:
+            return f"its step {state['step']} is not within 0 and {self.task.total_steps}"
         return other_config(state, runs.identity(resolved(self.run.cfg)))
 
     def _load(self, state: dict) -> None:
@@ -245,6 +248,7 @@ class _Session:
                 found = members[0].together(members, self.model, self.task)
             for name, numbers in zip(group, found, strict=True):
                 values |= {f"measure/{name}{suffix}": value for suffix, value in numbers.items()}
+        self.taken = set(values)
         for name in [name for name, value in values.items() if not math.isfinite(value)]:
             logger.warning("%s is %s: left out", name, values.pop(name))  # e.g. radius too large
         return values

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ed.engine.checkpoint import check_exists
 from ed.runtime.console import interactive, number, plain_level, print_line
-from ed.runtime.files import read_rows, write_atomic
+from ed.runtime.files import open_in_run, read_rows, write_atomic
 from ed.runtime.runs import DIVERGED, METRICS
 
 MOST_SHOWN = 12  # maximum number of values per printed line
@@ -185,6 +185,9 @@ class TerminalHandler(logging.StreamHandler):
 
 class LogFile(logging.FileHandler):
     """Writes train.log; write errors do not stop the run."""
+
+    def _open(self):
+        return open_in_run(Path(self.baseFilename), self.mode)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignores errors: a full disk is reported when metrics or checkpoints are written."""

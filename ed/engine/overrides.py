@@ -50,8 +50,10 @@ class Overrides:
         given = [word for word in words if "=" in word and not word.startswith("-")]
         parsed = OverridesParser.create().parse_overrides(given)
         for found in parsed:
-            if found.key_or_group == "hydra.searchpath":
-                self.folders += [Path(place.removeprefix("file://")) for place in found.value()]
+            places = found.value() if found.key_or_group == "hydra.searchpath" else None
+            if isinstance(places, list):  # Hydra rejects other values
+                places = [place for place in places if isinstance(place, str)]
+                self.folders += [Path(place.removeprefix("file://")) for place in places]
         parsed = [found for found in parsed if not found.is_hydra_override()]
         groups = [found for found in parsed if self.choices(found.key_or_group)]
         self.settings = [

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.trust import read_config
 from ed.runtime import runs
-from ed.runtime.files import lock, sweep, write_atomic
+from ed.runtime.files import lock, open_in_run, sweep, write_atomic
 from ed.runtime.runs import RunError
 
 MOST_NAMED = 20  # changed files listed in meta.json
@@ -37,7 +38,7 @@ class RunFolder:
             return
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / runs.LOCK, "w")  # noqa: SIM115, see close()
+            self._lock = open_in_run(path / runs.LOCK, "a")
             self._folder = os.open(path, os.O_RDONLY)
             self._close_folder = weakref.finalize(self, os.close, self._folder)
             alone = lock(self._lock) and self._lock_folder()
@@ -83,15 +84,20 @@ class RunFolder:
                 "Use the stored values, use another system.run_dir, or move that folder"
             )
 
-    def finish(self, summary: dict) -> None:
-        """Writes the summary to DONE and the measures to config.yaml."""
+    def finish(self, summary: dict, taken: Collection[str] = ()) -> None:
+        """Writes the summary to DONE and the measures to config.yaml.
+
+        Args:
+            taken: the metrics measured in this session; DONE keeps its values of the others.
+        """
         if not self.writes:
             return
         stored, before = read_config(self.path / runs.CONFIG), runs.read_done(self.path)
         measures = OmegaConf.to_container(self.cfg.measures, resolve=True)
-        if before is not None:  # keep earlier measures, even if metrics.jsonl was lost
-            kept = {key: v for key, v in before["last"].items() if key.startswith("measure/")}
-            summary["last"] = kept | summary["last"]
+        if before is not None:  # not from metrics.jsonl, which may be lost or changed
+            new = {k: v for k, v in summary["last"].items() if not _is_measure(k) or k in taken}
+            old = {k: v for k, v in before["last"].items() if _is_measure(k) and k not in taken}
+            summary["last"] = old | new
             measures = {**(stored.get("measures") or {}), **measures}
         runs.write_done(self.path, summary)
         stored.measures = measures
@@ -116,6 +122,10 @@ class RunFolder:
             **details,
         }
         runs.write_sessions(self.path, [*_earlier_sessions(self.path), session])
+
+
+def _is_measure(metric: str) -> bool:
+    return metric.startswith("measure/")
 
 
 def _earlier_sessions(folder: Path) -> list[dict]:

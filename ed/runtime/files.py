@@ -1,12 +1,15 @@
 """Atomic writes, and readers that detect damaged files."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 import time
 from pathlib import Path
+from typing import IO
 
 import yaml
 
@@ -26,7 +29,7 @@ LOCK_TRIES, LOCK_PAUSE = 4, 0.05  # the pause is in seconds
 def write_atomic(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with create(temporary) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -36,6 +39,48 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def create(path: Path) -> IO[bytes]:
+    """Creates a file and opens it for writing; replaces a file or link of this name."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb")
+
+
+def open_in_run(path: Path, mode: str) -> IO:
+    """Opens a file in a run folder to write; raises ValueError if it is a link or a pipe.
+
+    A link in a foreign folder could lead to any file of the user.
+    """
+    foreign = ValueError(f"{path} is a link or a pipe, not a file of a run; remove it")
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK  # the latter, because opening a pipe may block
+
+    def opener(name: str, given: int) -> int:
+        return os.open(name, given | flags, 0o666)
+
+    try:
+        file = open(path, mode, opener=opener)  # noqa: SIM115, closed by the caller
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise foreign from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise foreign
+    return file
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads a file; raises ValueError for a pipe or device, which may never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a link to itself; remove it") from None
+        raise
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # reading a folder raises OSError
+        raise ValueError(f"{path} is a pipe or a device, not a file; remove it")
+    return path.read_bytes()
 
 
 def refuse_control(text: str, given: str) -> None:
@@ -75,8 +120,9 @@ def write_json(path: Path, value) -> None:
 
 def read_json(path: Path, kind: type = dict):
     """Reads a JSON file; raises ValueError if it is invalid or its value is not a `kind`."""
+    content = read_bytes(path)
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error})") from None
     if not isinstance(value, kind):
@@ -87,7 +133,7 @@ def read_json(path: Path, kind: type = dict):
 def read_rows(path: Path) -> list[dict]:
     """Reads one JSON value per line; skips an incomplete last line, left by a kill."""
     try:
-        *lines, cut = path.read_text().split("\n") if path.exists() else [""]
+        *lines, cut = read_bytes(path).decode().split("\n") if path.exists() else [""]
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file: restore it") from None
     rows = []
@@ -108,7 +154,7 @@ def yaml_text(path: Path) -> str:
     YAML_NODES values after expanding aliases (a "billion laughs" attack).
     """
     try:
-        text = path.read_bytes().decode()
+        text = read_bytes(path).decode()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not YAML: it is not UTF-8 text; restore it") from None
     try:

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from types import NoneType
 
 import yaml
 
-from ed.runtime.files import read_json, read_rows, write_atomic, write_json, yaml_text
+from ed.runtime.files import read_bytes, read_json, read_rows, write_atomic, write_json, yaml_text
 
 CONFIG, METRICS, META = "config.yaml", "metrics.jsonl", "meta.json"
 DONE, FAILED = "DONE", "FAILED"
@@ -41,6 +42,7 @@ CLAIM = ".launch"  # locked by the launcher while its process runs
 # written only by the process that holds the lock; the launcher writes FAILED and SLURM
 OWN = (CONFIG, METRICS, META, DONE, WANDB_ID, WEIGHTS)
 
+LARGEST = 1e150  # of a metric; a run in float32 stays below 1e39
 DIVERGED = "diverged: "  # prefix of the error if a value becomes NaN or infinite
 ENVIRONMENT = ("system", "logger")  # groups that never affect results
 # groups that do not identify a run: measures do not change the model, and regularizers include the
@@ -198,7 +200,7 @@ def is_busy(folder: Path) -> bool:
 
 def _is_locked(path: Path) -> bool:
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe may block
         try:  # shared, because NFS needs write access for exclusive locks
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         finally:
@@ -231,9 +233,18 @@ def read_config(folder: Path) -> dict:
         config = yaml.safe_load(yaml_text(path)) or {}
     except yaml.YAMLError:
         config = None
-    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
+    if not isinstance(config, dict) or not is_plain(config):
         raise ValueError(f"{path} is not the config of a run; restore or remove it")
     return config
+
+
+def is_plain(value) -> bool:
+    """Returns whether a value has only mappings with text keys, lists, text, numbers and null."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return isinstance(value, (str, int, float, NoneType))
 
 
 def read_done(folder: Path) -> dict | None:
@@ -266,8 +277,10 @@ def _is_summary(value: dict) -> bool:
 
 
 def _is_number(value) -> bool:
-    """Returns whether a value is a float, or an integer that can be converted to one."""
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+    """Returns whether a value is a number whose square is a float, as spreads need it."""
+    if isinstance(value, float):
+        return not LARGEST < abs(value) < math.inf
+    return isinstance(value, int) and abs(value) < 2**63
 
 
 def write_done(folder: Path, summary: dict) -> None:
@@ -300,7 +313,9 @@ def write_sessions(folder: Path, sessions: list[dict]) -> None:
 def read_failure(folder: Path) -> str:
     """Returns in one line why the run failed, as recorded by the launcher; "" if it did not."""
     path = folder / FAILED
-    return " ".join(path.read_text(errors="replace").split()) if path.exists() else ""
+    text = read_bytes(path).decode(errors="replace") if path.exists() else ""
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(printable.split())
 
 
 def write_failure(folder: Path, reason: str) -> None:

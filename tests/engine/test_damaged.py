@@ -255,6 +255,13 @@ def test_infinite_and_huge_numbers_are_rejected(setting):
         check_settings(cfg)
 
 
+@pytest.mark.parametrize("key", ["save_seconds", "max_minutes", "workers"])
+def test_negative_system_settings_are_rejected(key, tmp_path):
+    with pytest.raises(ValueError, match=f"system.{key}=-1"):
+        small_run(tmp_path / "run", f"system.{key}=-1", base=SMALL_GROKKING)
+    assert not (tmp_path / "run").exists()
+
+
 def test_measures_are_checked_again_after_loading_data(tmp_path, monkeypatch):
     from ed.measures.norm import ParameterNorm
 

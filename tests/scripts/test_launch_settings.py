@@ -156,6 +156,13 @@ def test_a_table_may_use_your_own_configs(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("value", ["1e3", "null", "[1,2]", "text"])
+def test_invalid_search_paths_are_reported_in_one_line(value, tmp_path, capsys):
+    own = write_table(tmp_path, fixed=[f"hydra.searchpath={value}", *SPEC["fixed"]])
+    assert launch.main([own, "--runs", str(tmp_path), "--seeds", "0"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_reduced_runs_have_a_separate_folder_with_their_deviations(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
     arguments = one_run(tmp_path)
