@@ -13,9 +13,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ed.engine.compose import CONFIGS, PARTS
+from ed.engine.compose import CONFIGS, GROUPS, PARTS
 from ed.runtime.files import yaml_text
-from ed.runtime.runs import CONFIG
+from ed.runtime.runs import CONFIG, is_plain
 
 SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # Hydra keys that ed does not use
 REMEDY = "if you trust the author of this folder, add --trust (train.py: system.trust=true)"
@@ -44,9 +44,9 @@ def read_config(path: Path) -> DictConfig:
         cfg = OmegaConf.create(text)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, AssertionError) as error:
         raise _damaged(path, " ".join(str(error).split()) or "it is not a mapping") from None
-    if not isinstance(cfg, DictConfig) or not all(isinstance(key, str) for key in cfg):
+    raw = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else None
+    if raw is None or not is_plain(raw):
         raise _damaged(path, "it is not a mapping of settings")
-    raw = OmegaConf.to_container(cfg, resolve=False)
     groups = {key: raw[key] for key in PARTS if key in raw}
     for key, group in (groups | {"measures": raw.get("measures") or {}}).items():
         if not isinstance(group, dict):
@@ -62,10 +62,22 @@ def _damaged(path: Path, reason: str) -> ValueError:
 
 
 @functools.cache
-def shipped_targets() -> frozenset[str]:
-    """Returns every `_target_` in configs/."""
-    configs = (yaml.safe_load(path.read_bytes()) for path in CONFIGS.glob("**/*.yaml"))
+def shipped_targets(group: str) -> frozenset[str]:
+    """Returns every `_target_` in configs/ that builds a choice of this group."""
+    configs = (yaml.safe_load(path.read_bytes()) for path in (CONFIGS / group).glob("*.yaml"))
     return frozenset(name for config in configs for name in targets(config))
+
+
+def _group_at(key: str) -> str | None:
+    """Returns the group whose choices may stand at a key, or None if it has no `_target_`."""
+    match key.split("."):
+        case [group, "_target_"] if group in GROUPS:
+            return group
+        case ["measures", _, "_target_"]:
+            return "measures"
+        case ["regularizer", "sampler", "_target_"]:
+            return "sampler"
+    return None
 
 
 def targets(config) -> list[str]:
@@ -81,15 +93,18 @@ def check_targets(cfg: DictConfig, path: Path, *, own: Iterable[str] = ()) -> No
     Args:
         own: additional trusted targets, from the user's command.
     """
-    allowed = shipped_targets() | set(own)
+    own = set(own)
     for key, value in _walk(OmegaConf.to_container(cfg, resolve=False)):
         name = key.split(".")[-1]
         if name in SPECIAL:
             raise UntrustedConfig(f"{path}: {key} is not an ed setting; {REMEDY}")
-        if name == "_target_" and (not isinstance(value, str) or value not in allowed):
+        if name != "_target_" or (isinstance(value, str) and value in own):
+            continue
+        group = _group_at(key)
+        if group is None or not isinstance(value, str) or value not in shipped_targets(group):
+            fault = f"is not in configs/{group}" if group else "is out of place"
             raise UntrustedConfig(
-                f"{path}: {key}={value!r} is not part of ed, and building it could run foreign "
-                f"code; {REMEDY}"
+                f"{path}: {key}={value!r} {fault}, and building it could run foreign code; {REMEDY}"
             )
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 import scripts.measure as measure
 import scripts.play as play
 from ed.analysis.curves import read_curves
-from ed.engine.compose import CONFIGS
+from ed.engine.compose import CONFIGS, GROUPS
 from ed.engine.errors import explain
 from ed.engine.main import load_run
 from ed.engine.trust import (
@@ -102,6 +102,23 @@ def test_code_in_model_folders_is_never_offered(loader, model_type, tmp_path, mo
     assert not asked
 
 
+@pytest.mark.parametrize(
+    ("key", "target"),
+    [
+        ("model.image_size", "ed.engine.loggers.Wandb"),
+        ("model.image_size", "ed.models.vit.ViT"),
+        ("model", "ed.engine.loggers.Wandb"),
+        ("model", "ed.tasks.grokking.ModularArithmetic"),
+        ("task", "ed.measures.norm.ParameterNorm"),
+        ("own", "ed.models.vit.ViT"),
+    ],
+)
+def test_parts_of_ed_are_built_only_in_their_place(key, target, copy):
+    plant(copy, key, {"_target_": target})
+    with pytest.raises(UntrustedConfig, match=re.escape(f"{key}._target_={target!r}")):
+        load_run(copy, "cpu")
+
+
 def test_trust_allows_any_target(copy, tmp_path):
     marker = tmp_path / "marker"
     plant(copy, "task", hostile_leaves(tmp_path, marker)["numpy"])
@@ -128,7 +145,9 @@ def test_measures_that_are_not_requested_are_not_built(copy, tmp_path):
 
 
 def test_shipped_configs_and_committed_runs_are_trusted():
-    assert all(target.startswith("ed.") for target in shipped_targets())
+    for group in GROUPS:
+        assert shipped_targets(group)
+        assert all(target.startswith("ed.") for target in shipped_targets(group))
     paths = sorted((CONFIGS.parent / "experiments").rglob("curves.parquet"))
     assert paths
     for path in paths:
