@@ -22,7 +22,7 @@ demo: .venv/ready
 	$(BIN)/python scripts/demo.py
 
 test: lint
-	@echo "test: lint, format and all tests; 8 minutes on two cores (test-smoke: 90 seconds)"
+	@echo "test: lint, format and all tests; 8 to 12 minutes on two cores (test-smoke: 2)"
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-smoke: .venv/ready
