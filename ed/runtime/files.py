@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import html
 import json
 import os
 import stat
@@ -91,13 +92,15 @@ def refuse_control(text: str, given: str) -> None:
 
 
 def csv_text(text: str) -> str:
-    """Prepends an apostrophe to text that a spreadsheet would run as a formula."""
+    """Escapes HTML and, with an apostrophe, text that a spreadsheet would run as a formula."""
+    text = html.escape(text, quote=False)
     return f"'{text}" if _like_formula(text) else text
 
 
 def from_csv_text(text: str) -> str:
     """Inverts `csv_text`."""
-    return text[1:] if text[:1] == "'" and _like_formula(text[1:]) else text
+    text = text[1:] if text[:1] == "'" and _like_formula(text[1:]) else text
+    return html.unescape(text)
 
 
 def _like_formula(text: str) -> bool:

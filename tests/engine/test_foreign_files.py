@@ -1,14 +1,13 @@
 """Links, pipes and odd values in a run folder change no other file, and reading them ends."""
 
 import os
-import shutil
+from pathlib import Path
 
 import pytest
 
 from ed.analysis.spec import expand
 from ed.engine.checkpoint import load_checkpoint, save_checkpoint
 from ed.engine.errors import explain
-from ed.engine.loop import Interrupted
 from ed.engine.main import load_run
 from ed.runtime import runs
 from ed.runtime.files import open_in_run, read_bytes, write_atomic
@@ -17,18 +16,6 @@ from tests.helpers.small import SMALL_GROKKING, small_run
 from tests.helpers.tables import fabricate, write_table
 
 MINE = "my own file\n"
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    small_run(folder, base=SMALL_GROKKING)
-    return folder
-
-
-@pytest.fixture
-def run(finished, tmp_path):
-    return shutil.copytree(finished, tmp_path / "run")
 
 
 @pytest.fixture
@@ -168,22 +155,9 @@ def test_a_measure_of_a_finished_run_comes_from_its_summary(tmp_path):
     assert runs.read_done(tmp_path) == summary
 
 
-def test_a_run_stopped_early_still_resumes_after_a_link_is_removed(run, mine):
-    (run / "DONE").unlink()
-    (run / "last.pt").unlink()
-    (run / "previous.pt").unlink(missing_ok=True)
-    with pytest.raises(Interrupted):
-        small_run(run, "system.max_minutes=0", base=SMALL_GROKKING)
-    replace(run / ".lock", lambda path: path.symlink_to(mine))
-    with pytest.raises(ValueError, match="remove it"):
-        small_run(run, base=SMALL_GROKKING)
-    (run / ".lock").unlink()
-    assert small_run(run, base=SMALL_GROKKING)["steps"] == 10
-
-
 def test_devices_and_loops_are_not_read(tmp_path):
     with pytest.raises(ValueError, match="/dev/zero is a pipe or a device"):
-        read_bytes(type(tmp_path)("/dev/zero"))
+        read_bytes(Path("/dev/zero"))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(ValueError, match="is a link to itself"):
         read_bytes(tmp_path / "loop")
