@@ -1,11 +1,12 @@
-"""Plots accuracy against step time, one point per cell that has both.
+"""Plots accuracy against step time, one point per cell with a step time.
 
 Dots are means with their standard deviation, small dots are seeds. The dashed line is the
-accuracy of the baseline. Triangles mark cells far below the others.
+accuracy of the baseline. On the lower axis, triangles mark cells far below the others, and rings
+cells without a finished run.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,6 +25,7 @@ from ed.figures.style import FAINT, INK, WIDTH, method_colour, settings
 CHEAP = 1.25  # the cost that a cheap method may have, times the plain step
 LIMIT = {"color": FAINT, "linewidth": 0.7, "linestyle": ":"}
 BELOW = {"marker": "v", "markersize": 6, "linestyle": "none"}
+PENDING = {"marker": "o", "markersize": 5.5, "linestyle": "none", "markerfacecolor": "white"}
 TICKS = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
 DOT = 4  # points: half the room that a dot takes
 
@@ -35,8 +37,8 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     """
     if table.cost is None:
         raise SpecError(f"{table.path}: cost: this key is missing, and {table.figure} needs it")
-    known = gains(table, rows)
-    found = [one for one in known if one.step is not None and one.values]
+    known = [one for one in gains(table, rows) if one.step is not None]
+    found = [one for one in known if one.values]
     if not found:
         return None
     figure = Figure(figsize=(WIDTH, 4.2))
@@ -46,15 +48,19 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     for one in found:
         if one not in below:
             _draw_point(axis, one)
-    baseline = next((o for o in known if o.cell.name == table.cost.baseline and o.values), None)
+    baseline = next((one for one in found if one.cell.name == table.cost.baseline), None)
     if baseline is not None:
         axis.axhline(baseline.ours.mean, zorder=0, **REFERENCE)
-    _finish(axis, table, found)
-    for one in below:
-        axis.plot(one.ratio, axis.get_ylim()[0], color=_colour(one), clip_on=False, **BELOW)
-    _legend(figure, found, reference=baseline is not None, below=bool(below))
+    _finish(axis, table, known)
+    on_axis = {one.cell.name: PENDING for one in known if not one.values}
+    on_axis |= {one.cell.name: BELOW for one in below}
+    for one in known:
+        look = on_axis.get(one.cell.name)
+        if look is not None:
+            axis.plot(one.ratio, axis.get_ylim()[0], color=_colour(one), clip_on=False, **look)
+    _legend(figure, found, reference=baseline is not None, on_axis=on_axis.values())
     figure.draw_without_rendering()  # fixes the layout, on which the places of labels depend
-    _label(axis, table, found, below)
+    _label(axis, table, known, on_axis)
     return figure
 
 
@@ -77,9 +83,9 @@ def _draw_point(axis: Axes, one: Gain) -> None:
     axis.plot(one.ratio, ours.mean, color=colour, **OURS)
 
 
-def _finish(axis: Axes, table: Table, found: Sequence[Gain]) -> None:
+def _finish(axis: Axes, table: Table, known: Sequence[Gain]) -> None:
     """Sets limits, ticks and titles; the margins leave room for labels."""
-    ratios = [1, CHEAP, *(one.ratio for one in found)]
+    ratios = [1, CHEAP, *(one.ratio for one in known)]
     margin = math.pow(max(ratios) / min(ratios), 0.12)
     low, high = min(ratios) / margin, max(ratios) * margin
     axis.set_xscale("log")
@@ -99,17 +105,16 @@ def _finish(axis: Axes, table: Table, found: Sequence[Gain]) -> None:
     axis.set_axisbelow(True)
 
 
-def _label(axis: Axes, table: Table, found: Sequence[Gain], below: Sequence[Gain]) -> None:
+def _label(axis: Axes, table: Table, known: Sequence[Gain], on_axis: Collection[str]) -> None:
     """Writes the name of each cell; cells below the axis get their number."""
-    points, texts = [], []
-    for one in found:
-        number = mean_and_std(one.ours.mean, one.ours.std, table.digits)
-        texts.append(f"{one.cell.label}: {number}" if one in below else one.cell.label)
-        points.append((one.ratio, axis.get_ylim()[0] if one in below else one.ours.mean))
-    taken = [
-        _room(axis, point, () if one in below else (*one.values, *_ends(one)))
-        for one, point in zip(found, points, strict=True)
-    ]
+    points, texts, taken = [], [], []
+    for one in known:
+        low = one.cell.name in on_axis
+        point = (one.ratio, axis.get_ylim()[0] if low else one.ours.mean)
+        points.append(point)
+        taken.append(_room(axis, point, () if low else (*one.values, *_ends(one))))
+        number = mean_and_std(one.ours.mean, one.ours.std, table.digits) if one.values else ""
+        texts.append(f"{one.cell.label}: {number}" if low and number else one.cell.label)
     lines = [line.get_window_extent().padded(4) for line in axis.lines if line.get_zorder() == 0]
     place_labels(axis, points, texts, taken=taken, avoided=lines)
 
@@ -122,10 +127,13 @@ def _room(axis: Axes, point: tuple[float, float], values: Sequence[float]) -> Bb
     return Bbox.from_extents(x - room, low - room, x + room, high + room)
 
 
-def _legend(figure: Figure, found: Sequence[Gain], *, reference: bool, below: bool) -> None:
+def _legend(
+    figure: Figure, found: Sequence[Gain], *, reference: bool, on_axis: Collection[dict]
+) -> None:
     several = any(len(one.values) > 1 for one in found)
     looks = {"mean ± std": OURS, "one seed": SINGLE} if several else {}
-    looks |= {"off the scale": BELOW} if below else {}
+    looks |= {"off the scale": BELOW} if BELOW in on_axis else {}
+    looks |= {"pending": PENDING} if PENDING in on_axis else {}
     looks |= {"baseline": REFERENCE} if reference else {}
     handles = [Line2D([], [], label=n, **({"color": INK} | look)) for n, look in looks.items()]
     if handles:

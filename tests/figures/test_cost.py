@@ -9,7 +9,7 @@ from matplotlib.text import Text
 from ed.analysis.collect import Row
 from ed.analysis.spec import SpecError
 from ed.analysis.steps import COLUMNS
-from ed.figures.cost import BELOW, CHEAP, draw
+from ed.figures.cost import BELOW, CHEAP, PENDING, draw
 from ed.figures.ranking import OURS, SINGLE
 from ed.figures.style import BASELINE, ED, METHODS, STYLE
 from tests.helpers.tables import write_table
@@ -80,9 +80,35 @@ def test_no_step_times_or_no_runs_give_no_figure(table):
     assert draw(table, runs()) is None
 
 
-def test_cells_without_a_step_or_a_run_are_left_out(measured):
+def test_cells_without_a_run_are_rings_on_the_axis(measured):
     assert draw(measured, []) is None
-    assert len(marks(draw(measured, runs("ed")).axes[0], OURS)) == 1
+    figure = draw(measured, runs("ed"))
+    axis = figure.axes[0]
+    assert [x for _, x, _ in marks(axis, OURS)] == [STEPS["ed"]]
+    assert sorted(x for _, x, _ in marks(axis, PENDING)) == sorted(
+        step for name, step in STEPS.items() if name != "ed"
+    )
+    assert {y for _, _, y in marks(axis, PENDING)} == {axis.get_ylim()[0]}
+    assert {f"{name}, a label of some length" for name in STEPS} <= {
+        text.get_text() for text in axis.texts
+    }
+    assert "pending" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_cells_without_a_step_are_left_out(measured):
+    path = measured.path.parent / "results" / "speed" / "steps.csv"
+    path.write_text("".join(line for line in path.open() if ",sam," not in line))
+    axis = draw(measured, runs()).axes[0]
+    assert {x for _, x, _ in marks(axis, OURS)} == {x for n, x in STEPS.items() if n != "sam"}
+
+
+def test_labels_of_points_in_one_place_stay_beside_them(measured):
+    path = measured.path.parent / "results" / "speed" / "steps.csv"
+    path.write_text(path.read_text().replace(f",{STEPS['every']},", f",{STEPS['fast']},"))
+    axis = draw(measured, runs(seeds=(1,), finals=FINALS | {"every": FINALS["fast"]})).axes[0]
+    found = [text for text in axis.texts if text.get_text().startswith(("every", "fast"))]
+    assert len(found) == 2
+    assert all(text.arrow_patch is None for text in found)  # no line to a distant label
 
 
 def test_a_table_without_cost_raises(tmp_path):
