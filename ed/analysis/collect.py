@@ -18,6 +18,7 @@ from ed.runtime.runs import Record, Status
 
 UNKNOWN_CODE = "code state unknown"
 DAMAGED = "damaged"  # the status of a run whose folder cannot be read
+NEEDS = {"task.crop_area": ("task.crop", "resized")}  # settings unused unless another has a value
 
 
 class CollectError(ValueError):
@@ -207,12 +208,17 @@ def other_run(run: Run, table: Table, record: Record) -> str | None:
     for key, text in (wanted | unnamed).items():
         if key in (*PLACES, "debug", "measures") or key.startswith("hydra."):
             continue  # data may have moved; debug and measures each set several keys
-        if table.is_incidental(key):
+        if table.is_incidental(key) or _is_unused(key, wanted):
             continue
         found = _instead_of(key, text, record.config, choices)
         if found is not None:
             return f"{found}, but the table has {text}: it is another run"
     return None
+
+
+def _is_unused(key: str, wanted: dict[str, str]) -> bool:
+    other, value = NEEDS.get(key, (key, None))
+    return value is not None and wanted.get(other, value) != value
 
 
 def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> str | None:

@@ -27,7 +27,14 @@ PARTS = {
     ),
     "Failure case": ("mnist_cifar",),
     "Polynomial networks": ("pnn",),
-    "Beyond the paper": ("crop", "crop_300", "baseline_gap", "ed_fast", "kernels"),
+    "Beyond the paper": (
+        "crop",
+        "crop_300",
+        "baseline_gap",
+        "ed_fast",
+        "ed_fast_300",
+        "kernels",
+    ),
 }
 REST, PROBES = "More experiments", "Probes: short side questions"
 

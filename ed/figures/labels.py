@@ -16,6 +16,9 @@ OUTSIDE, COVERING, CROSSING, SOFT = 5000, 1000, 200, 3  # costs of a place, in h
 NEAR = 1.5  # lines of text up to which a label needs no line to its dot
 SWEEPS = 4  # each chooses every place again, given the others
 
+Point = tuple[float, float]
+Segment = tuple[Point, Point]
+
 
 @dataclass(frozen=True)
 class Place:
@@ -26,7 +29,12 @@ class Place:
     height: float
 
     @property
-    def anchor(self) -> tuple[float, float]:
+    def apart(self) -> bool:
+        """Whether the label needs a line to its dot."""
+        return abs(self.height) > NEAR
+
+    @property
+    def anchor(self) -> Point:
         """The point of the label that is nearest to its dot."""
         x = self.box.x0 + SIDES[self.side] * self.box.width
         if self.side != "center":
@@ -36,7 +44,7 @@ class Place:
 
 def place_labels(
     axis: Axes,
-    points: Sequence[tuple[float, float]],
+    points: Sequence[Point],
     texts: Sequence[str],
     *,
     taken: Sequence[Bbox],
@@ -57,13 +65,19 @@ def place_labels(
     inside = axis.get_window_extent().padded(-5)  # keeps labels off the axes
     chosen = [own[0] for own in choices]
     for _, index in itertools.product(range(SWEEPS), range(len(texts))):
-        others = [place.box for i, place in enumerate(chosen) if i != index]
-        around = [box for i, box in enumerate(taken) if i != index] + others
+        others = [i for i in range(len(texts)) if i != index]
+        around = [taken[i] for i in others] + [chosen[i].box for i in others]
+        leaders = [(dots[i], chosen[i].anchor) for i in others if chosen[i].apart]
 
-        def cost(place: Place, dot=dots[index], own=taken[index], around=around) -> float:
+        def cost(
+            place: Place, dot=dots[index], own=taken[index], around=around, leaders=leaders
+        ) -> float:
             found = OUTSIDE * (not _contains(inside, place.box)) + 2 * abs(place.height)
             found += COVERING * _overlaps(place.box, [own, *around])
             found += CROSSING * _crossed(dot, place.anchor, around)
+            for leader in leaders:
+                crossing = place.apart and _cross((dot, place.anchor), leader)
+                found += CROSSING * (crossing + _crossed(*leader, [place.box]))
             return found + SOFT * _overlaps(place.box, avoided) + (place.side == "center")
 
         chosen[index] = min(choices[index], key=cost)
@@ -79,7 +93,7 @@ def _size(axis: Axes, text: str, size: float) -> tuple[float, float]:
     return box.width, box.height
 
 
-def _choices(axis: Axes, dot: tuple[float, float], size: tuple[float, float]) -> Iterator[Place]:
+def _choices(axis: Axes, dot: Point, size: tuple[float, float]) -> Iterator[Place]:
     gap = {"left": GAP, "right": -GAP, "center": 0}
     for height, side in itertools.product(HEIGHTS, SIDES):
         left = dot[0] + gap[side] * axis.figure.dpi / 72 - SIDES[side] * size[0]
@@ -87,7 +101,7 @@ def _choices(axis: Axes, dot: tuple[float, float], size: tuple[float, float]) ->
         yield Place(Bbox.from_bounds(left, low, *size), side, height)
 
 
-def _write(axis: Axes, point: tuple[float, float], text: str, place: Place, size: float) -> None:
+def _write(axis: Axes, point: Point, text: str, place: Place, size: float) -> None:
     x, y = axis.transData.transform(point)
     middle = (place.box.y0 + place.box.y1) / 2
     offset = [72 / axis.figure.dpi * apart for apart in (place.anchor[0] - x, middle - y)]
@@ -101,7 +115,7 @@ def _write(axis: Axes, point: tuple[float, float], text: str, place: Place, size
         ha=place.side,
         va="center",
         fontsize=size,
-        arrowprops=leader | {"relpos": beside} if abs(place.height) > NEAR else None,
+        arrowprops=leader | {"relpos": beside} if place.apart else None,
         bbox={"pad": 0, "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
     )
     written.set_in_layout(False)  # the layout is final
@@ -116,9 +130,20 @@ def _contains(outer: Bbox, box: Bbox) -> bool:
     return bool(across and outer.y0 <= box.y0 and box.y1 <= outer.y1)
 
 
-def _crossed(start: tuple[float, float], end: tuple[float, float], boxes: Sequence[Bbox]) -> int:
+def _crossed(start: Point, end: Point, boxes: Sequence[Bbox]) -> int:
     """Returns how many boxes the line between two points enters, checked at 9 points of it."""
     boxes = [box for box in boxes if not box.contains(*start)]  # no place could avoid these
     parts = [part / 10 for part in range(1, 10)]
     line = [[a + part * (b - a) for a, b in zip(start, end, strict=True)] for part in parts]
     return sum(any(box.contains(*point) for point in line) for box in boxes)
+
+
+def _cross(one: Segment, other: Segment) -> bool:
+    """Whether two segments have a point in common that is not an end of either."""
+    (a, b), (c, d) = one, other
+    return _turn(a, b, c) * _turn(a, b, d) < 0 and _turn(c, d, a) * _turn(c, d, b) < 0
+
+
+def _turn(a: Point, b: Point, c: Point) -> float:
+    """Returns a positive number if a, b, c turn left, a negative one if they turn right."""
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

@@ -13,11 +13,12 @@ from ed.analysis.collect import (
     collect,
     collect_run,
     seed_differences,
+    target_of,
 )
 from ed.analysis.merging import merge
 from ed.analysis.spec import expand
 from ed.runtime.runs import METRICS, Status, read_metrics
-from tests.helpers.tables import fabricate
+from tests.helpers.tables import fabricate, write_table
 
 
 def test_rows_have_the_status_of_their_runs(table, tmp_path):
@@ -174,6 +175,29 @@ def test_a_changed_default_is_a_different_run(table, tmp_path):
     path.write_text(yaml.safe_dump(config))
     with pytest.raises(CollectError, match=r"regularizer\.pairs=64.* null: "):
         collect_run(run, table)
+
+
+@pytest.mark.parametrize("area", [None, [0.08, 1.0]])
+def test_the_area_of_a_crop_counts_only_for_resized_crops(tmp_path, area):
+    """Runs with padding may have another area, or none if they are older than the setting."""
+    for crop in ("pad", "resized"):
+        fixed = ["task=cifar10", f"task.crop={crop}", "task.crop_area=[0.5,1.0]"]
+        table = write_table(tmp_path, crop, fixed=fixed)
+        run = expand(table, cells=["ed"], root=tmp_path)[0]
+        run.folder.mkdir(parents=True)
+        config = {
+            "seed": 0,
+            "task": {"_target_": target_of("task", "cifar10"), "crop": crop},
+            "regularizer": {"_target_": target_of("regularizer", "ed"), "weight": 0.01},
+        }
+        if area is not None:
+            config["task"]["crop_area"] = area
+        (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        if crop == "pad":
+            collect_run(run, table)
+            continue
+        with pytest.raises(CollectError, match=r"task\.crop_area"):
+            collect_run(run, table)
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,8 @@ def test_the_axis_is_cut_above_cells_far_below_the_others():
 
 def test_cells_are_ranked_within_their_task():
     table = load_table("crop_300")
-    names = ("pad_baseline", "pad_ed", "half_baseline", "half_ed")
-    finals = {"pad_baseline": 84.0, "pad_ed": 89.0, "half_baseline": 87.0, "half_ed": 90.0}
+    names = ("pad_baseline", "pad_ed", "reflect_baseline", "reflect_ed")
+    finals = dict(zip(names, (84.0, 89.0, 87.0, 90.0), strict=True))
     rows = runs(*(("crop_300", name) for name in names), finals=finals)
     assert [e.cell.name for e in entries(table, rows)] == [names[1], names[0], names[3], names[2]]
     places = draw(table, rows).axes[0].get_yticks()

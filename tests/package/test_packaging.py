@@ -103,7 +103,7 @@ def test_the_wheel_contains_all_files_that_its_commands_need(wheel):
         points = archive.read(entry).decode()
     for name in (path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")):
         assert f"ed/_app/{name}" in names
-    probes = "experiments/probes/pca_5_epochs.yaml"
+    probes = "experiments/probes/ablations_5_epochs.yaml"
     for name in ("train.py", "scripts/table.py", "experiments/table1.yaml", probes):
         assert f"ed/_app/{name}" in names
     assert "ed/py.typed" in names
