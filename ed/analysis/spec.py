@@ -274,6 +274,8 @@ def _choose_cells(table: Table, names: Sequence[str] | None) -> list[Cell]:
             chosen |= {point.name: point for point in grid.points}
         elif name in points:
             chosen[name] = points[name]
+        elif own := {key: cell for key, cell in points.items() if key.startswith(f"{name}-")}:
+            chosen |= own  # a cell with a grid
         else:
             known = [*table.cells, *table.tuning, *points]
             raise SpecError(f"--cells {name}: not in table {table.name}; {nearest(name, known)}")

@@ -245,6 +245,19 @@ def test_the_readme_contains_the_command_that_generated_it(table):
         )
 
 
+def test_a_cell_with_a_grid_stands_for_all_its_points(tmp_path):
+    cells = {
+        "sam": {"overrides": [], "grid": {"optimizer.lr": [1, 2]}, "paper": None},
+        "asam": {"overrides": [], "grid": {"optimizer.lr": [3, 4]}, "paper": None},
+        "samples": {"overrides": ["optimizer.lr=5"], "paper": None},
+    }
+    table = write_table(tmp_path, cells=cells, tuning=None)
+    assert [run.cell for run in expand(table, cells=["sam"], seeds=[0])] == ["sam-1", "sam-2"]
+    assert [run.cell for run in expand(table, cells=["sam-2"], seeds=[0])] == ["sam-2"]
+    with pytest.raises(SpecError, match="--cells sa: "):
+        expand(table, cells=["sa"])
+
+
 def test_none_in_a_grid_becomes_null(tmp_path):
     cells = {"a": {"overrides": [], "grid": {"regularizer.components": [None, 3]}, "paper": None}}
     runs = expand(write_table(tmp_path, cells=cells, tuning=None), seeds=[0])
