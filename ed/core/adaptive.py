@@ -40,7 +40,14 @@ from ed.core.representation import Representation, over_positions
 from ed.core.result import Estimate, standard_error
 from ed.core.tally import PATHS_SHOWN, check_finite, highest_curve
 from ed.core.validate import optional, positive
-from ed.core.walk import measuring, outputs_on_paths, reporter, warn_if_misread
+from ed.core.walk import (
+    in_eval_mode,
+    measuring,
+    outputs_on_paths,
+    reporter,
+    warn_if_coarse,
+    warn_if_misread,
+)
 
 TOLERANCE = 0.02  # relative to mean ED
 # Largest accepted change in ED between two levels, as a multiple of the limit: at few points, a
@@ -109,11 +116,13 @@ def estimate_adaptively(
 
     tolerance = TOLERANCE if tolerance is None else tolerance
     _check(representation, tolerance, target_se)
+    source = in_eval_mode(source)
     first, second, _ = draw_pairs(source, pairs, seed)
     ends = torch.stack([first, second]).cpu()
     with measuring(source), reporter(progress, pairs) as report:
         top = ladder(representation)[-1] + 1
         footprint = Footprint.of(source)
+        warn_if_coarse(footprint, level=4)
         footprint.check(replace(representation, resolution=top), memory_gib, whole=True)
         chunk = footprint.points(memory_gib)
         block = min(BLOCK, max(1, chunk // top))

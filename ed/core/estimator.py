@@ -10,13 +10,22 @@ import torch
 from torch import Tensor
 
 from ed.core.field import Field, as_field, check_merge
+from ed.core.inputs import is_loader
 from ed.core.memory import Footprint, points_per_chunk
 from ed.core.nodes import ChebyshevNodes
 from ed.core.representation import Representation, distinct_pairs
 from ed.core.result import Comparison, Estimate
 from ed.core.tally import Tally
 from ed.core.validate import count
-from ed.core.walk import measuring, outputs_on_paths, pieces_on_paths, reporter, warn_if_misread
+from ed.core.walk import (
+    in_eval_mode,
+    measuring,
+    outputs_on_paths,
+    pieces_on_paths,
+    reporter,
+    warn_if_coarse,
+    warn_if_misread,
+)
 
 __all__ = [
     "Estimate", "compare", "estimate", "estimate_each", "outputs_on_paths", "points_per_chunk",
@@ -109,11 +118,8 @@ def compare(
         raise ValueError(
             "target_se: not supported here, as both models need the same paths; set pairs instead"
         )
-    if not isinstance(first, Field) and not isinstance(inputs, (Tensor, tuple, dict, type(None))):
-        examples = 2 * settings.get("pairs", 400)
-        inputs = Field.of(
-            first, inputs, examples=examples
-        ).x  # a shuffling loader must be read only once
+    if is_loader(inputs) and not isinstance(first, Field):  # it may shuffle, so read it only once
+        inputs = Field.of(first, inputs, examples=2 * settings.get("pairs", 400)).x
     results = [estimate(model, inputs, **settings) for model in (first, second)]
     if not torch.equal(results[0].ends, results[1].ends):
         raise ValueError("compare: the two fields must have the same number of examples")
@@ -138,7 +144,7 @@ def estimate_each(
     walk = (representation.resolution, representation.sampler)
     if any((reading.resolution, reading.sampler) != walk for reading, _ in readings):
         raise ValueError("readings: all must have the same resolution and sampler")
-    source = as_field(model, inputs, examples=2 * pairs)
+    source = in_eval_mode(as_field(model, inputs, examples=2 * pairs))
     first, second, generator = draw_pairs(source, pairs, seed)
     dtype = torch.promote_types(source.x.dtype, torch.float32)
     nodes = representation.nodes(pairs, generator=generator, device="cpu", dtype=dtype)
@@ -146,6 +152,7 @@ def estimate_each(
     tallies = [Tally(*reading, source.class_dim) for reading in readings]
     with measuring(source), reporter(progress, pairs) as report:
         footprint = Footprint.of(source)
+        warn_if_coarse(footprint, level=WARNING_LEVEL)
         points = footprint.points(memory_gib)
         for reading, _ in readings:
             footprint.check(reading, memory_gib)
@@ -164,7 +171,7 @@ def draw_pairs(source: Field, pairs: int, seed: int) -> tuple[Tensor, Tensor, to
     count("seed", seed, least=0)
     source.check_points()
     check_merge(source.context, wait=True)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     first, second = distinct_pairs(len(source.x), pairs, generator=generator)
     return first.to(source.x.device), second.to(source.x.device), generator
 

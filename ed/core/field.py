@@ -46,6 +46,8 @@ class Field:
         class_dim: class dimension of outputs with positions, (N, C, H, W) or (N, T, V). Softmax is
             taken at each position, and ED is averaged over all positions with equal weight, so
             exclude padding.
+        recompute: computes x again, for points that depend on the mode of `module`, such as
+            features after dropout; `estimate` calls it in eval mode.
     """
 
     forward: Callable[[Tensor, Context], Tensor]
@@ -55,6 +57,7 @@ class Field:
     module: nn.Module | None = None
     output: str | int | None = None
     class_dim: int | None = None
+    recompute: Callable[[], Tensor] | None = None
 
     @classmethod
     def of(
@@ -160,11 +163,20 @@ class Field:
                 f"inputs are {self.x.dtype}: use floats, or ed.Field.from_text for token ids"
             )
         for name, value in self.context.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(f"context {name!r} is a {type(value).__name__}: pass a tensor")
             if len(value) != len(self.x):
                 raise ValueError(
                     f"context {name!r} has {len(value)} rows for {len(self.x)} points: pass one "
                     "row per point"
                 )
+
+    def copied(self) -> Field:
+        """Returns the same function at copies of the points, as some networks work in place."""
+        return self.at(self.x.clone())
+
+    def __deepcopy__(self, memo) -> Field:
+        return self  # `forward` keeps the original network, so a copy of `module` would not fit
 
     def at(self, x: Tensor, context: Context | None = None) -> Field:
         """Returns the same function at other points, optionally with another context."""

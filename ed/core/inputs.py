@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ def points_of(
         module: arrays and loader batches are moved to its device, and arrays cast to its dtype.
         examples: number of examples to take from a loader; None rejects loaders.
     """
-    if _is_loader(inputs):
+    if is_loader(inputs):
         if examples is None:
             raise ValueError(f"inputs: got a loader; pass one batch: {LAYOUT}")
         inputs = _collect(inputs, examples)
@@ -40,15 +41,28 @@ def points_of(
     return _as_tensor(inputs, module), lambda points: ((points,), {})
 
 
-def _is_loader(inputs) -> bool:
+def moved(inputs, module: nn.Module):
+    """Returns tensors, alone or in a tuple or mapping, on the module's device and in its dtype."""
+    if isinstance(inputs, Mapping):
+        return {name: moved(part, module) for name, part in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(moved(part, module) for part in inputs)
+    if not isinstance(inputs, Tensor):
+        return inputs
+    home = _home(module, inputs)
+    return inputs.to(home.device, home.dtype if inputs.is_floating_point() else inputs.dtype)
+
+
+def is_loader(inputs) -> bool:
+    """Whether the inputs are batches to be read one after another."""
     known = isinstance(inputs, (Tensor, Mapping, Sequence)) or hasattr(inputs, "__array__")
     return isinstance(inputs, Iterable) and not known
 
 
 def _collect(loader: Iterable, examples: int) -> Tensor:
-    """Returns the first examples of a loader, without changing torch's random state."""
+    """Returns the first examples of a loader, without changing random states."""
     parts, count = [], 0
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _restored_generators(loader):
         for batch in loader:
             part = batch[0] if isinstance(batch, (tuple, list)) else batch
             if not isinstance(part, Tensor):
@@ -64,12 +78,25 @@ def _collect(loader: Iterable, examples: int) -> Tensor:
     return torch.cat(parts)[:examples]
 
 
+@contextlib.contextmanager
+def _restored_generators(loader: Iterable) -> Iterator[None]:
+    """Restores the generators of a DataLoader and its sampler, which determine the next epoch."""
+    owners = (loader, getattr(loader, "sampler", None))
+    found = {getattr(owner, "generator", None) for owner in owners}
+    states = {one: one.get_state() for one in found if isinstance(one, torch.Generator)}
+    try:
+        yield
+    finally:
+        for generator, state in states.items():
+            generator.set_state(state)
+
+
 def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
     where = f"inputs[{name!r}]" if name else "inputs"
     if not isinstance(part, Tensor) and hasattr(part, "__array__"):
-        part = torch.as_tensor(part)
-        home = _home(module, part)
-        part = part.to(home.device, home.dtype if part.is_floating_point() else part.dtype)
+        array = part.__array__()  # a pandas DataFrame is read-only, which torch does not support
+        part = torch.as_tensor(array if array.flags.writeable else array.copy())
+        part = part if module is None else moved(part, module)
     if not isinstance(part, Tensor):
         raise ValueError(
             f"{where}: got {type(part).__name__}; pass {LAYOUT}, or a DataLoader (join a list of "
@@ -77,7 +104,8 @@ def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
         )
     if name and not part.is_floating_point():
         raise ValueError(
-            f"{where} is {part.dtype}: convert to float, or pass masks as context={{name: mask}}"
+            f"{where} is {part.dtype}: convert to float, pass masks as context={{name: mask}}, or "
+            "use ed.Field.from_text for token ids"
         )
     return part
 

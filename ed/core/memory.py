@@ -14,6 +14,7 @@ from ed.core.validate import positive
 
 LIVE_TENSORS = 4  # large activations that coexist in a forward pass without gradients
 FIT_BYTES = 24  # per output and node: probabilities, a float64 copy, part of the coefficients
+HALF = (torch.float16, torch.bfloat16)
 COEFFICIENT_BYTES = 24  # per coefficient: float64 value, rounded copy, magnitude
 
 
@@ -30,16 +31,18 @@ class Footprint:
         point: bytes per point of the largest tensor in a forward pass.
         outputs: number of outputs per point.
         output_bytes: bytes per output during the fit.
+        half: float16 or bfloat16, if any operation returned it.
     """
 
     point: int
     outputs: int
     output_bytes: int
+    half: torch.dtype | None = None
 
     @classmethod
     def of(cls, source: Field) -> Footprint:
-        # two points, as some models squeeze a batch of one
-        probe, first = _LargestOutput(), source.part(slice(2))
+        # two points, as some models squeeze a batch of one; copies, as some work in place
+        probe, first = _Probe(), source.part(slice(2)).copied()
         try:
             with probe:
                 outputs = first()
@@ -50,7 +53,7 @@ class Footprint:
             error.add_note(f"The model got {tuple(x.shape)}, {x.dtype} on {x.device}{has}.")
             raise
         size = max(probe.size // len(first.x), source.x[0].numel() * source.x.element_size())
-        return cls(size, outputs[0].numel(), outputs.element_size() + FIT_BYTES)
+        return cls(size, outputs[0].numel(), outputs.element_size() + FIT_BYTES, probe.half)
 
     def points(self, memory_gib: float) -> int:
         """Returns the number of points whose activations and fit stay within the budget (>= 1)."""
@@ -78,10 +81,10 @@ class Footprint:
             )
 
 
-class _LargestOutput(TorchDispatchMode):
-    """Records the bytes of the largest tensor that any operation returns."""
+class _Probe(TorchDispatchMode):
+    """Records the bytes of the largest tensor that any operation returns, and half precision."""
 
-    size = 0
+    size, half = 0, None
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -90,6 +93,7 @@ class _LargestOutput(TorchDispatchMode):
         for item in result if isinstance(result, (tuple, list)) else (result,):
             if _is_dense(item) and item.untyped_storage().data_ptr() not in inputs:
                 self.size = max(self.size, item.numel() * item.element_size())
+                self.half = item.dtype if item.dtype in HALF else self.half
         return result
 
 

@@ -38,6 +38,10 @@ def pick(returned, output: str | int | None = None) -> Tensor:
 def check_outputs(outputs: Tensor, *, softmax: bool, class_dim: int | None = None) -> None:
     """Raises ValueError unless outputs are (N, C), or (N, ..., C, ...) with `class_dim`."""
     shape = tuple(outputs.shape)
+    if outputs.is_complex():
+        raise ValueError(
+            f"outputs: got {outputs.dtype}; use torch.view_as_real(outputs).flatten(1)"
+        )
     if outputs.dim() == 1:
         raise ValueError(
             f"outputs: got {shape} instead of (N, C); set softmax=False and add a dimension: "

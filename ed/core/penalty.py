@@ -17,7 +17,7 @@ from ed.core.validate import choice
 EFFICIENT = Representation()  # the paper's setting for training: r = 4, K = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # == on tensors is elementwise
 class Paths:
     """Random paths between examples of a batch. Lets loss and penalty share a forward pass.
 
@@ -51,6 +51,8 @@ class Paths:
             pairing: "random" draws both ends independently (Algorithm 1). "stratified" uses every
                 example once before reusing any.
         """
+        field.check_points()
+        check_merge(field.context)
         anchored, device = labels is not None, field.x.device
         if labels is not None:
             check_labels(labels, len(field.x), class_dim=field.class_dim)
@@ -85,7 +87,13 @@ class Paths:
                 raise ValueError(
                     f"labels: the model has only one output; leave labels out, or use {TWO_LOGITS}"
                 )
-            ends = (targets(label, classes, class_dim=class_dim) for label in self.labels)
+            ends = [targets(label, classes, class_dim=class_dim) for label in self.labels]
+            if ends[0].shape != values[..., 0, :].shape:
+                positions = [side.shape[1:-1].numel() for side in (ends[0], values[..., 0, :])]
+                raise ValueError(
+                    f"labels: got {positions[0]} per example, but the outputs have {positions[1]} "
+                    "positions; pass one label per position"
+                )
             values = anchor(values, *ends)
         coefficients = representation.coefficients(values, beside(values, self.nodes, 1))
         return over_positions(representation.degrees(coefficients), 1)
@@ -140,7 +148,6 @@ def penalty(
     it sees the cue. Use crops without borders, or pass labels (experiments/results/crop).
     """
     field = as_field(model, inputs, output=output, class_dim=class_dim)
-    check_merge(field.context)
     paths = Paths.draw(
         field,
         replace(representation, **changes) if changes else representation,

@@ -13,7 +13,7 @@ SYMBOLS = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
 NORMAL_95 = 1.96  # half-width of a 95 % interval in standard errors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # == on tensors is elementwise
 class Curve:
     """A few outputs on one path, for plots.
 
@@ -56,7 +56,7 @@ class _Mean:
         return self.mean
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Estimate(_Mean):
     """Effective degree of a model.
 
@@ -114,7 +114,7 @@ class Estimate(_Mean):
             "interval": list(self.interval),
             "paths": len(self.values),
             "passes": self.passes,
-            **{name: getattr(self.representation, name) for name in settings},
+            **{name: _plain(getattr(self.representation, name)) for name in settings},
             "values": self.values.tolist(),
             "spectrum": self.spectrum.tolist(),
             "ends": self.ends.tolist(),
@@ -130,7 +130,7 @@ class Estimate(_Mean):
         return figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison(_Mean):
     """Difference in effective degree between two models on the same paths: first - second."""
 
@@ -157,6 +157,11 @@ class Comparison(_Mean):
             f"{with_error(self.mean, self.standard_error)}, 95 % interval [{low:.4g}, {high:.4g}] "
             f"({len(self.values)} paths)"
         )
+
+
+def _plain(value):
+    """Converts numpy's numbers to Python's."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def standard_error(values: Tensor, ends: Tensor) -> float:

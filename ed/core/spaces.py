@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,9 +14,11 @@ from torch import Tensor, nn
 
 from ed.core.field import Field
 from ed.core.model_state import evaluating
+from ed.core.outputs import pick
 
 TEXT_CONTEXT = ("attention_mask", "token_type_ids")
-CHECKED = 4  # number of examples on which a layer's field is compared with the whole network
+CHECKED = 4  # number of examples on which a field is compared with the whole network
+_checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that handle padding
 
 
 def text_field(model: nn.Module, batch, **settings) -> Field:
@@ -40,14 +44,42 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
         raise ValueError(
             f"from_text: {type(model).__name__} has no get_input_embeddings(); use Field.at_layer"
         )
+    if "position_ids" in batch:
+        raise ValueError("from_text: position_ids cannot be merged on a path; leave them out")
     ids = batch["input_ids"]
     context = {name: batch[name] for name in TEXT_CONTEXT if name in batch}
 
     def forward(points: Tensor, context: dict[str, Tensor]):
         return model(inputs_embeds=points, **context)
 
-    embeddings = embed()(ids)
-    return Field(forward, embeddings, context, **{"module": model} | settings)
+    field = Field(forward, embed()(ids), context, **{"module": model} | settings)
+    _check_padding(model, ids, field)
+    return field
+
+
+def _check_padding(model: nn.Module, ids: Tensor, field: Field) -> None:
+    """Raises ValueError if embeddings and token ids of padded sentences give different outputs.
+
+    Decoders that classify the last token find it by the ids, and without them take the last
+    position, which may be padding. Each model is checked once, on the first batch with padding.
+    """
+    if model in _checked or torch.compiler.is_compiling():
+        return
+    padding = getattr(getattr(model, "config", None), "pad_token_id", None)
+    kept = field.context.get("attention_mask", ids if padding is None else ids != padding)
+    if kept.dim() != 2 or bool(kept.all()):
+        return
+    rows = kept.sum(1).argsort()[:CHECKED]
+    context = {name: value[rows] for name, value in field.context.items()}
+    with torch.no_grad(), evaluating(model):
+        expected = pick(model(input_ids=ids[rows], **context), field.output)
+        found = field.at(field.x[rows], context)()
+    if _differ(found, expected):
+        raise ValueError(
+            f"from_text: in padded sentences, {type(model).__name__} gives other outputs for "
+            "embeddings than for token ids; pad on the other side, or build an ed.Field directly"
+        )
+    _checked.add(model)
 
 
 def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
@@ -72,15 +104,16 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
 
     def features(field: Field) -> Tensor:
         with _reading(part, layer) as found:
-            field()
+            field.copied().apart()
         return found[0]
 
     def forward(points: Tensor, context: dict[str, Tensor]):
-        carrier = source.x[:1].detach().expand(len(points), *source.x.shape[1:])
+        carrier = source.x[:1].detach().expand(len(points), *source.x.shape[1:]).clone()
         with _writing(part, points):
             return source.forward(carrier, context)
 
-    field = replace(source, forward=forward, x=features(source))
+    recompute = functools.partial(features, source)
+    field = replace(source, forward=forward, x=recompute(), recompute=recompute)
     _check_bypass(model, source, field, features, layer)
     return field
 
@@ -89,13 +122,16 @@ def _check_bypass(model, source: Field, field: Field, features, layer: str) -> N
     """Raises ValueError if the input affects the outputs other than through the layer."""
     few = source.part(slice(CHECKED))
     with torch.no_grad(), evaluating(model):
-        expected = few()
+        expected = few.copied()()
         found = replace(field, context=few.context).at(features(few))()
-    scale = expected.abs().max()
-    if (found - expected).abs().max() > 1e-3 * scale:
+    if _differ(found, expected):
         raise ValueError(
             f"at_layer: part of the network bypasses {layer!r}; use a layer where branches join"
         )
+
+
+def _differ(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() > 1e-3 * expected.abs().max())
 
 
 def _submodule(model: nn.Module, layer: str) -> nn.Module:
@@ -112,7 +148,9 @@ def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
     found = []
 
     def record(module, args, output) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        value = output[0] if isinstance(output, tuple) else output
+        # a copy, as the next layer may work in place
+        found.append(value.clone() if isinstance(value, Tensor) else value)
 
     handle = part.register_forward_hook(record)
     try:

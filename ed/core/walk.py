@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ed.core.field import Field
+from ed.core.memory import Footprint
 from ed.core.model_state import alone, evaluating
 
 
@@ -22,6 +23,16 @@ def measuring(source: Field) -> Iterator[None]:
             stack.enter_context(alone(source.module))
             stack.enter_context(evaluating(source.module))
         yield
+
+
+def in_eval_mode(source: Field) -> Field:
+    """Returns the field with points computed in eval mode, if they depend on the mode."""
+    if source.recompute is None or source.module is None:
+        return source
+    if not any(module.training for module in source.module.modules()):
+        return source
+    with measuring(source):
+        return source.at(source.recompute())
 
 
 def pieces_on_paths(
@@ -52,14 +63,18 @@ def reporter(progress, total: int):
         yield (lambda done: progress(done, total)) if progress else (lambda done: None)
 
 
-def warn_if_misread(outputs: Tensor, *, softmax: bool, class_dim: int | None, level: int) -> None:
-    """Warns about outputs that make the estimate misleading."""
-    if outputs.dtype in (torch.bfloat16, torch.float16):
+def warn_if_coarse(footprint: Footprint, *, level: int) -> None:
+    """Warns about half precision anywhere in the network."""
+    if footprint.half is not None:
         warnings.warn(
-            f"outputs are {outputs.dtype}: rounding can double ED; use model.float() and "
-            "inputs.float(), outside autocast",
+            f"the model computes in {footprint.half}: rounding can double ED; use model.float() "
+            "and inputs.float(), outside autocast",
             stacklevel=level,
         )
+
+
+def warn_if_misread(outputs: Tensor, *, softmax: bool, class_dim: int | None, level: int) -> None:
+    """Warns about outputs that look like probabilities."""
     total = outputs.sum(-1 if class_dim is None else class_dim, dtype=torch.float32)
     if softmax and (outputs >= 0).all() and ((total - 1).abs() < 0.01).all():
         warnings.warn(

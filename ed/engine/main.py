@@ -265,7 +265,11 @@ class LoadedRun:
 
 
 def load_run(
-    folder: str | Path, device: str = "auto", *, data: bool = True, trust: bool = False
+    folder: str | Path,
+    device: str | torch.device = "auto",
+    *,
+    data: bool = True,
+    trust: bool = False,
 ) -> LoadedRun:
     """Loads a trained model with its task and config from a run folder.
 
@@ -293,7 +297,8 @@ def load_run(
     return LoadedRun(model.eval(), task, cfg)
 
 
-def choose_device(name: str, option: str = "system.device=") -> torch.device:
+def choose_device(name: str | torch.device, option: str = "system.device=") -> torch.device:
+    name = str(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):

@@ -1,11 +1,7 @@
 """Lightning callback: `Trainer(callbacks=[TrackED(images)])` logs ED during training."""
 
-from collections.abc import Callable
-
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
 
-import ed
 from ed.core.validate import count
 from ed.integrations import track
 
@@ -14,19 +10,12 @@ class TrackED(Callback):
     """Logs the effective degree of the module as `name`, every `every` epochs.
 
     Args:
-        inputs: fixed examples (N, ...) for `module(inputs)`, or a function that takes the module
+        inputs: fixed examples, as `inputs` of `ed.estimate`, or a function that takes the module
             and returns an `ed.Field`.
         settings: arguments of `ed.estimate`. Defaults to 50 paths, 50 nodes per path, degree 20.
     """
 
-    def __init__(
-        self,
-        inputs: Tensor | Callable[[nn.Module], ed.Field],
-        *,
-        every: int = 1,
-        name: str = "ed",
-        **settings,
-    ):
+    def __init__(self, inputs, *, every: int = 1, name: str = "ed", **settings):
         self.inputs, self.every, self.name = inputs, count("every", every), name
         self.settings = settings
 

@@ -1,6 +1,6 @@
 """Hugging Face Trainer: `TrackED` logs ED, and `EDTrainer` adds the penalty to the loss."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -23,20 +23,13 @@ def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | 
 class TrackED(TrainerCallback):
     """Callback that logs ED, with the arguments of `ed.integrations.lightning.TrackED`."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        inputs: Tensor | Callable[[nn.Module], ed.Field],
-        *,
-        every: int = 1,
-        **settings,
-    ):
+    def __init__(self, trainer: Trainer, inputs, *, every: int = 1, name: str = "ed", **settings):
         self.trainer, self.inputs, self.every = trainer, inputs, count("every", every)
-        self.settings = settings
+        self.name, self.settings = name, settings
 
     def on_epoch_end(self, args, state, control, model: nn.Module, **_) -> None:
         if round(state.epoch) % self.every == 0:
-            self.trainer.log({"ed": track(model, self.inputs, **self.settings)})
+            self.trainer.log({self.name: track(model, self.inputs, **self.settings)})
 
 
 class EDTrainer:

@@ -1,5 +1,8 @@
 """Tests of inputs, spaces inside a network, and merged contexts along a path."""
 
+import json
+from collections import UserDict
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +53,28 @@ def test_wrong_inputs_are_rejected(inputs, message):
         ed.estimate(small_network(), inputs, **FEW)
 
 
+def test_numbers_and_tables_of_other_libraries_are_accepted():
+    pandas = pytest.importorskip("pandas")
+    model, x = small_network(), torch.randn(20, 6)
+    numbers = {"seed": np.int64(1), "degree": np.int64(5)}
+    found = ed.estimate(model, pandas.DataFrame(x.numpy()), **FEW | numbers)
+    assert torch.equal(found.values, ed.estimate(model, x, **FEW, seed=1).values)
+    assert json.loads(json.dumps(found.to_dict()))["degree"] == 5
+
+
+def test_compare_accepts_the_inputs_of_estimate():
+    class Net(nn.Linear):
+        def forward(self, image, state=None):
+            return super().forward(image if state is None else image * state)
+
+    first, second, x = Net(6, 3), Net(6, 3).double(), torch.randn(20, 6)
+    batch = UserDict(image=x.numpy(), state=(x + 1).numpy())  # like transformers' BatchFeature
+    for inputs in (x.numpy(), batch):
+        found = ed.compare(first, second, inputs, **FEW)
+        for model, side in ((first, found.first), (second, found.second)):
+            assert torch.equal(side.values, ed.estimate(model, inputs, **FEW).values)
+
+
 def test_contexts_are_passed_as_keyword_arguments():
     x, mask = uniform(9, 4), torch.ones(9, 4).bool()
     field = ed.Field.of(lambda x, keep: x * keep, x, context={"keep": mask})
@@ -95,9 +120,6 @@ def test_layer_field_equals_the_rest_of_the_network():
     found = ed.estimate(ed.Field.at_layer(model, "1", x), **FEW)
     model.eval()
     features = model[1](model[0](x)).detach()
-    # features are computed in the mode the model was in when the field was created
-    train = small_network().double().train()
-    features = train[1](train[0](x)).detach()
     expected = ed.estimate(lambda h: model[3](model[2](h)), features, **FEW)
     torch.testing.assert_close(found.values, expected.values)
     ed.penalty(ed.Field.at_layer(model, "1", x)).backward()
@@ -138,6 +160,27 @@ def test_text_fields_use_embeddings_and_masks():
     assert ed.estimate(inner, **FEW).mean > 0
     with pytest.raises(ValueError, match="get_input_embeddings"):
         ed.Field.from_text(nn.Linear(3, 2), {"input_ids": ids})
+    with pytest.raises(ValueError, match="position_ids"):
+        ed.Field.from_text(bert, {"input_ids": ids, "position_ids": ids})
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_decoders_that_read_the_last_token_need_padding_on_the_left(masked):
+    transformers = pytest.importorskip("transformers")
+    size = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "initializer_range": 0.5}
+    config = transformers.GPT2Config(vocab_size=50, pad_token_id=0, **size)
+    torch.manual_seed(0)
+    model = transformers.GPT2ForSequenceClassification(config)
+    keep = (torch.arange(6) < torch.tensor([[6], [2], [3], [5]])).long()
+    for side, kept in (("right", keep), ("left", keep.flip(1))):
+        batch = {"input_ids": torch.randint(2, 50, (4, 6)) * kept}
+        batch |= {"attention_mask": kept} if masked else {}
+        if side == "left":
+            ed.Field.from_text(model, batch)
+            continue
+        with pytest.raises(ValueError, match=r"from_text: in padded.*GPT2For.*other side"):
+            ed.Field.from_text(model, batch)
+    assert model.training
 
 
 def test_integer_arrays_are_rejected():

@@ -10,7 +10,7 @@ from torch import nn
 import ed
 from ed.core.estimator import estimate_each
 from ed.core.labels import targets
-from ed.core.memory import _LargestOutput
+from ed.core.memory import _Probe
 from ed.core.representation import anchor
 from tests.helpers.core import small_network, uniform
 
@@ -285,7 +285,7 @@ def test_a_path_of_many_classes_is_fitted_in_pieces(settings):
     whole = ed.estimate(model, x, **how)
     budget = 2**20
     assert budget < 300 * 1000 * 8
-    with _LargestOutput() as largest:
+    with _Probe() as largest:
         pieces = ed.estimate(model, x, memory_gib=budget / 2**30, **how)
     assert largest.size <= budget
     torch.testing.assert_close(pieces.values, whole.values, rtol=1e-9, atol=0)

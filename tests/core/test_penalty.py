@@ -217,3 +217,27 @@ def test_settings_can_be_keywords_or_one_object():
     assert result.representation == ed.Representation(sampler=ed.ChebyshevNodes(), **settings)
     with pytest.raises(TypeError, match="resolutoin"):
         ed.estimate(model, x, resolutoin=12)
+
+
+def test_paths_reject_contexts_that_cannot_be_merged():
+    context = {"key_padding_mask": torch.zeros(9, 4).bool()}
+    field = Field.of(lambda x, key_padding_mask: x, uniform(9, 4), context=context)
+    with pytest.raises(ValueError, match="marks padding"):
+        Paths.draw(field, ed.Representation(), 3)
+    for value in (None, [1] * 9):
+        field = Field.of(lambda x, keep: x, uniform(9, 4), context={"keep": value})
+        with pytest.raises(ValueError, match=r"'keep' is a .*: pass a tensor"):
+            ed.penalty(field)
+
+
+@pytest.mark.parametrize(("shape", "got"), [((8, 16, 16), 256), ((8,), 1)])
+def test_labels_need_one_entry_per_position(shape, got):
+    model = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+    with pytest.raises(ValueError, match=f"labels: got {got} per example.* 64 positions"):
+        ed.penalty(model, torch.randn(8, 3, 16, 16), torch.randint(4, shape), class_dim=1)
+
+
+def test_complex_outputs_are_rejected():
+    for measure in (ed.penalty, ed.estimate):
+        with pytest.raises(ValueError, match=r"complex64.*view_as_real"):
+            measure(lambda x: torch.complex(x, x), torch.randn(40, 3), pairs=4, softmax=False)

@@ -21,6 +21,8 @@ def test_an_estimate_converts_to_float_string_and_dict():
     low, high = result.interval
     assert high - low == pytest.approx(2 * 1.96 * result.standard_error)
     assert result.passes == 30 * 12
+    assert result == result
+    assert result != ed.estimate(small_network(), torch.randn(40, 6), **FEW)
     record = json.loads(json.dumps(result.to_dict()))
     assert record["mean"] == result.mean
     assert len(record["values"]) == record["paths"] == 30

@@ -40,6 +40,10 @@ def test_tracked_values_equal_estimate():
     expected = ed.estimate(model, x, **QUICK | FEW).mean
     assert track(model, x, **FEW) == expected
     assert track(model, lambda m: ed.Field.of(m, x), **FEW) == expected
+    for inputs in (x.double(), x.numpy(), {"input": x}, (x,)):  # as for ed.estimate
+        assert track(model, inputs, **FEW) == expected
+    loader = torch.utils.data.DataLoader(x, batch_size=10)  # read as far as 5 paths need
+    assert track(model, loader, **FEW) == track(model, x[:10], **FEW)
 
 
 def test_lightning_logs_ed_every_second_epoch():
@@ -93,9 +97,9 @@ def test_the_trainer_adds_the_penalty_to_the_loss(tmp_path, accumulate):
         )  # fmt: skip
         trainer = kind(model, arguments, train_dataset=data)
         trainer.ed_weight = weight
-        trainer.add_callback(TrackED(trainer, pixels, every=2, **FEW))
+        trainer.add_callback(TrackED(trainer, pixels, every=2, name="degree", **FEW))
         trainer.train()
-        tracked = [row["ed"] for row in trainer.state.log_history if "ed" in row]
+        tracked = [row["degree"] for row in trainer.state.log_history if "degree" in row]
         assert tracked == [pytest.approx(ed.estimate(model, pixels, **FEW).mean)]
         weights[weight] = model.classifier.weight.detach()
     torch.testing.assert_close(weights[0.0], weights[None])
