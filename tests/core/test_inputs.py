@@ -183,6 +183,18 @@ def test_decoders_that_read_the_last_token_need_padding_on_the_left(masked):
     assert model.training
 
 
+def test_outputs_at_padding_may_depend_on_token_ids():
+    """RoBERTa numbers positions by token ids, so padding has other positions without them."""
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.RobertaConfig(vocab_size=50, intermediate_size=16, **size)
+    model = transformers.RobertaForTokenClassification(config)
+    keep = (torch.arange(6) < torch.tensor([[6], [2], [3], [5]])).long()
+    ids = torch.where(keep == 1, torch.randint(2, 50, (4, 6)), config.pad_token_id)
+    batch = {"input_ids": ids, "attention_mask": keep}
+    assert ed.Field.from_text(model, batch, class_dim=-1)().shape == (4, 6, 2)
+
+
 def test_integer_arrays_are_rejected():
     with pytest.raises(ValueError, match=r"^inputs"):
         ed.estimate(small_network(), np.arange(12).reshape(2, 6), pairs=1)
