@@ -290,10 +290,11 @@ def load_run(
         )
     for name in ("task", "model"):
         check_leaf(name, cfg[name])
-    task, where = instantiate(cfg.task), choose_device(device)
-    if data:
-        task.prepare(where, cfg.seed)
-    model = load_weights(build_model(cfg, where), weights, str(folder), into=runs.CONFIG)
+    with torch.random.fork_rng(devices=[]):  # new weights are random until they are loaded
+        task, where = instantiate(cfg.task), choose_device(device)
+        if data:
+            task.prepare(where, cfg.seed)
+        model = load_weights(build_model(cfg, where), weights, str(folder), into=runs.CONFIG)
     return LoadedRun(model.eval(), task, cfg)
 
 

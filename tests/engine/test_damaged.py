@@ -132,7 +132,9 @@ def test_a_run_is_loaded_after_its_data_has_moved(tmp_path):
 def test_weights_without_a_digest_are_loaded(run):
     """Older versions stored none."""
     (run / "last.pt").unlink()
+    state = torch.get_rng_state()
     before = load_run(run, "cpu").model
+    assert torch.equal(torch.get_rng_state(), state)
     save_file(before.state_dict(), run / "model.safetensors")
     assert_same_weights(load_run(run, "cpu").model, before)
 
