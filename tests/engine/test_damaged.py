@@ -136,7 +136,7 @@ def test_weights_without_a_digest_are_loaded(run):
     before = load_run(run, "cpu").model
     assert torch.equal(torch.get_rng_state(), state)
     save_file(before.state_dict(), run / "model.safetensors")
-    assert_same_weights(load_run(run, "cpu").model, before)
+    assert_same_weights(load_run(run, torch.device("cpu")).model, before)
 
 
 INVALID = [("step", "x"), ("metrics", 5), ("seconds", "x"), ("threads", None), ("rng", [[1]])]
