@@ -217,8 +217,11 @@ def other_run(run: Run, table: Table, record: Record) -> str | None:
 
 
 def _is_unused(key: str, wanted: dict[str, str]) -> bool:
-    other, value = NEEDS.get(key, (key, None))
-    return value is not None and wanted.get(other, value) != value
+    """Whether a setting has no effect, because another does not have the value that it needs."""
+    if key not in NEEDS:
+        return False
+    other, value = NEEDS[key]
+    return wanted.get(other, value) != value
 
 
 def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> str | None:

@@ -113,8 +113,8 @@ def _label(axis: Axes, table: Table, known: Sequence[Gain], on_axis: Collection[
         point = (one.ratio, axis.get_ylim()[0] if low else one.ours.mean)
         points.append(point)
         taken.append(_room(axis, point, () if low else (*one.values, *_ends(one))))
-        number = mean_and_std(one.ours.mean, one.ours.std, table.digits) if one.values else ""
-        texts.append(f"{one.cell.label}: {number}" if low and number else one.cell.label)
+        number = mean_and_std(one.ours.mean, one.ours.std, table.digits) if one.values else None
+        texts.append(f"{one.cell.label}: {number}" if low and one.values else one.cell.label)
     lines = [line.get_window_extent().padded(4) for line in axis.lines if line.get_zorder() == 0]
     place_labels(axis, points, texts, taken=taken, avoided=lines)
 

@@ -74,10 +74,10 @@ def place_labels(
         ) -> float:
             found = OUTSIDE * (not _contains(inside, place.box)) + 2 * abs(place.height)
             found += COVERING * _overlaps(place.box, [own, *around])
-            found += CROSSING * _crossed(dot, place.anchor, around)
+            found += CROSSING * _boxes_entered(dot, place.anchor, around)
             for leader in leaders:
-                crossing = place.apart and _cross((dot, place.anchor), leader)
-                found += CROSSING * (crossing + _crossed(*leader, [place.box]))
+                crossing = place.apart and _segments_cross((dot, place.anchor), leader)
+                found += CROSSING * (crossing + _boxes_entered(*leader, [place.box]))
             return found + SOFT * _overlaps(place.box, avoided) + (place.side == "center")
 
         chosen[index] = min(choices[index], key=cost)
@@ -130,7 +130,7 @@ def _contains(outer: Bbox, box: Bbox) -> bool:
     return bool(across and outer.y0 <= box.y0 and box.y1 <= outer.y1)
 
 
-def _crossed(start: Point, end: Point, boxes: Sequence[Bbox]) -> int:
+def _boxes_entered(start: Point, end: Point, boxes: Sequence[Bbox]) -> int:
     """Returns how many boxes the line between two points enters, checked at 9 points of it."""
     boxes = [box for box in boxes if not box.contains(*start)]  # no place could avoid these
     parts = [part / 10 for part in range(1, 10)]
@@ -138,7 +138,7 @@ def _crossed(start: Point, end: Point, boxes: Sequence[Bbox]) -> int:
     return sum(any(box.contains(*point) for point in line) for box in boxes)
 
 
-def _cross(one: Segment, other: Segment) -> bool:
+def _segments_cross(one: Segment, other: Segment) -> bool:
     """Whether two segments have a point in common that is not an end of either."""
     (a, b), (c, d) = one, other
     return _turn(a, b, c) * _turn(a, b, d) < 0 and _turn(c, d, a) * _turn(c, d, b) < 0
