@@ -12,7 +12,7 @@ from ed.figures.style import FAINT
 GAP = 7  # points between a dot and a label on its left or right
 HEIGHTS = [0, *(sign * half / 2 for half in range(1, 21) for sign in (1, -1))]  # in lines of text
 SIDES = {"left": 0.0, "right": 1.0, "center": 0.5}  # where the dot is, as a part of the width
-OUTSIDE, COVERING, CROSSING, SOFT = 5000, 1000, 200, 3  # costs of a place, in half lines
+OUTSIDE, COVERING, CROSSING, SOFT, CLOSE = 5000, 1000, 200, 3, 1  # costs of a place, in half lines
 NEAR = 1.5  # lines of text up to which a label needs no line to its dot
 SWEEPS = 4  # each chooses every place again, given the others
 
@@ -63,18 +63,20 @@ def place_labels(
     sizes = [_size(axis, text, size) for text in texts]
     choices = [list(_choices(axis, *both)) for both in zip(dots, sizes, strict=True)]
     inside = axis.get_window_extent().padded(-5)  # keeps labels off the axes
+    gap = GAP * axis.figure.dpi / 72
     chosen = [own[0] for own in choices]
     for _, index in itertools.product(range(SWEEPS), range(len(texts))):
         others = [i for i in range(len(texts)) if i != index]
-        around = [taken[i] for i in others] + [chosen[i].box for i in others]
+        boxes = [taken[i] for i in others]
+        labels = [chosen[i].box for i in others]
         leaders = [(dots[i], chosen[i].anchor) for i in others if chosen[i].apart]
 
-        def cost(
-            place: Place, dot=dots[index], own=taken[index], around=around, leaders=leaders
-        ) -> float:
+        def cost(place: Place, index=index, boxes=boxes, labels=labels, leaders=leaders) -> float:
+            dot, around = dots[index], boxes + labels
             found = OUTSIDE * (not _contains(inside, place.box)) + 2 * abs(place.height)
-            found += COVERING * _overlaps(place.box, [own, *around])
+            found += COVERING * _overlaps(place.box, [taken[index], *around])
             found += CROSSING * _boxes_entered(dot, place.anchor, around)
+            found += CLOSE * _overlaps(place.box.padded(gap), boxes)
             for leader in leaders:
                 crossing = place.apart and _segments_cross((dot, place.anchor), leader)
                 found += CROSSING * (crossing + _boxes_entered(*leader, [place.box]))
