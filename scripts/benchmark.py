@@ -2,8 +2,9 @@
 
 For each network, this times an ordinary eager loop, the step of every regularizer, and the plain
 step, both at batch size B and with as many inputs as the ED step. With --table, it compares each
-method's overhead over the plain step with the paper's. With --estimator, it compares the adaptive
-estimator with the paper's protocol. On a CPU, it uses smaller sizes.
+method's overhead over the plain step with the paper's. With --kernels, it compares our kernels
+with torch's operators. With --estimator, it compares the adaptive estimator with the paper's
+protocol. On a CPU, it uses smaller sizes.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from benchmark_cases import (
     penalty,
 )
 from benchmark_estimator import compare, estimator_text, networks, throughput
+from benchmark_kernels import SHAPES, kernels_text, time_shape
 from benchmark_overhead import Overhead, overhead_text, time_methods
 from benchmark_tables import NETWORK, time_tables
 from torch.utils.flop_counter import FlopCounterMode
@@ -42,7 +44,8 @@ from ed.engine.step import TrainStep
 from ed.regularizers.base import Regularizer
 from ed.runtime.files import APP, write_atomic
 
-OVERHEAD = APP / "experiments" / "results" / "speed" / "overhead.md"
+SPEED = APP / "experiments" / "results" / "speed"
+OVERHEAD, KERNELS = SPEED / "overhead.md", SPEED / "kernels.md"
 BLOCKS, STEPS = (5, 20) if CUDA else (3, 1)  # timed blocks (reports the median), steps per block
 BLOCK_SECONDS = 0.5  # fewer steps per block if they would take longer
 
@@ -69,13 +72,15 @@ def seconds_per_call(function: Callable[[], None], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def our_step(case: Case, batch_size: int, regularizer: Regularizer) -> Callable[[], None]:
+def our_step(
+    case: Case, batch_size: int, regularizer: Regularizer, *, kernels: bool = CUDA
+) -> Callable[[], None]:
     """Builds a training step of the engine, with the default settings for this device."""
     clear()
     task, model = Synthetic(case, batch_size), case.build().to(DEVICE)
     if wants_channels_last(model, DEVICE, "auto"):
         model.to(memory_format=torch.channels_last)
-    how = dict.fromkeys(("compile_model", "kernels", "capture"), CUDA)
+    how = {"compile_model": CUDA, "capture": CUDA, "kernels": kernels}
     how["bf16"] = CUDA and case.bf16
     recipe = AdamW(lr=1e-4, weight_decay=0.1)
     step = TrainStep(task, model, regularizer, recipe, device=DEVICE, seed=0, **how)
@@ -233,6 +238,21 @@ def bench_overhead(cases: dict[str, Case], out: Path | None) -> None:
     print("", overhead_text(rows, machine()), sep="\n")
 
 
+def bench_kernels(out: Path | None) -> None:
+    """Prints the comparison of the kernels and, if `out` is given, saves it after each shape."""
+
+    def seconds(case: Case, kernels: bool) -> float:
+        return measure(our_step(case, case.batch, Regularizer(), kernels=kernels))[0]
+
+    rows = []
+    for shape in SHAPES:
+        rows.append(time_shape(shape, seconds))
+        print(*rows[-1], sep=" | ", flush=True)
+        if out:
+            write_atomic(out, kernels_text(rows, machine()))
+    print("", kernels_text(rows, machine()), sep="\n")
+
+
 def bench_steps(cases: dict[str, Case], out: Path | None) -> None:
     """Prints the tables of all networks and, if `out` is given, saves them after each one."""
     peak = peak_flops()
@@ -279,6 +299,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help=f"make the overhead table; {where}")
     timed = f"time the cells of these tables; on a GPU, --out defaults to {_short(STEPS_FILE)}"
     parser.add_argument("--tables", nargs="+", metavar="TABLE", help=timed)
+    against = f"compare our kernels with torch's operators; --out defaults to {_short(KERNELS)}"
+    parser.add_argument("--kernels", action="store_true", help=against)
     parser.add_argument("--estimator", action="store_true", help="compare the estimators of ED")
     parser.add_argument("--out", type=Path, help="file for the tables: Markdown, CSV for --tables")
     options = parser.parse_args()
@@ -290,6 +312,10 @@ def main() -> None:
     if options.tables:
         out = options.out or (STEPS_FILE if CUDA else None)
         time_tables(options.tables, chosen[NETWORK], step_seconds, commit() or "unknown", out)
+    elif options.kernels:
+        if not CUDA:
+            parser.error("--kernels: our kernels need a GPU")
+        bench_kernels(options.out or KERNELS)
     elif options.estimator:
         if chosen.keys() != cases.keys():
             parser.error("--estimator uses a fixed set of networks; drop --cases")

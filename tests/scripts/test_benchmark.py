@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from ed.analysis.steps import COLUMNS, read_steps
+from ed.kernels.attention import TOKENS
+from ed.kernels.block import supported
+from ed.kernels.rowwise import WIDTHS
 from tests.helpers.commands import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +64,45 @@ def test_the_networks_of_the_estimators_are_fixed():
     done = run_command(["scripts/benchmark.py", "--estimator", "--cases", "vit_tiny"])
     assert done.returncode == 2
     assert "drop --cases" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs on a GPU, for minutes")
+def test_kernels_are_not_timed_on_a_cpu():
+    done = run_command(["scripts/benchmark.py", "--kernels"])
+    assert done.returncode == 2
+    assert "--kernels: our kernels need a GPU" in done.stderr
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("benchmark_kernels")
+
+
+def test_kernels_are_timed_where_they_apply(kernels):
+    for shape in kernels.SHAPES:
+        with torch.device("meta"):
+            model = shape.case.build()
+        assert model.pos_embed.shape[1:] == (shape.tokens, shape.width)
+        assert shape.tokens <= TOKENS
+        assert WIDTHS[0] <= shape.width <= WIDTHS[1]
+        assert all(map(supported, model.blocks))
+
+
+@pytest.mark.gpu
+def test_kernels_and_torch_are_timed_on_a_gpu(kernels, monkeypatch, tmp_path):
+    benchmark = importlib.import_module("benchmark")
+    monkeypatch.setattr(benchmark, "SHAPES", (kernels.Shape("small", 192, 32, 8, 8, depth=1),))
+    benchmark.bench_kernels(tmp_path / "kernels.md")
+    row = table_cells((tmp_path / "kernels.md").read_text())[1]
+    assert row[:4] == ["small", "192", "17", "8"]
+    assert all(float(cell) > 0 for cell in row[4:])
+
+
+def test_the_table_of_kernels_has_both_times_and_their_ratio(kernels):
+    row = kernels.time_shape(kernels.SHAPES[0], lambda case, ours: 0.003 if ours else 0.004)
+    text = kernels.kernels_text([row], "a machine")
+    assert table_cells(text)[1][1:] == ["192", "65", "256", "4.00", "3.00", "0.750"]
 
 
 @pytest.fixture
