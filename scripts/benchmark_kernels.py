@@ -1,6 +1,6 @@
 """Compares plain steps of ViTs with `ed.kernels` to the same steps with torch's operators.
 
-The shapes are the corners of what `ed.kernels.block.applies` accepts, and the networks in use.
+The shapes are the networks in use and the extreme shapes that `ed.kernels.block.applies` accepts.
 """
 
 from collections.abc import Callable, Sequence

@@ -20,6 +20,7 @@ from ed.runtime.runs import Status
 
 TITLE = "Cost and gain"
 HEADER = ("", "step time (x plain)", "ours (n)", "gain", "share (%)", "common seeds")
+ROUNDING = 1e-9  # a smaller sum of gains is rounding error
 RATIO = "x plain"  # column of the step time relative to a plain step
 
 
@@ -187,7 +188,7 @@ def _gain(table: Table, cell: Cell, values: dict[str, dict[int, float]], steps: 
 
 def _share(gained: Sequence[float], whole: Sequence[float]) -> Share | None:
     total = math.fsum(whole)
-    if total <= 0:
+    if total <= ROUNDING:
         return None
     value = math.fsum(gained) / total
     if len(whole) < 2 or gained == whole:  # the full method itself has the share 1, exactly

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ed.analysis.correlation import Correlation
-from ed.analysis.render import Line, aggregate_fields, mean_and_std
+from ed.analysis.render import Line, mean_and_std
+from ed.analysis.returns import METHODS, aggregates, runs_each
 from ed.analysis.spec import Table
-from ed.analysis.stats import Ours, half_width
+from ed.analysis.stats import Ours, half_width, paired_half_width
 from ed.analysis.verdicts import Experiment, Verdict, counts, minus
 
 MANY = 10  # with at least this many judged numbers, a finding counts the reproduced ones
@@ -32,9 +33,9 @@ def _finding(experiment: Experiment) -> str:
     table = experiment.table
     if table.correlation is not None:
         return _pool(experiment)
-    if games := aggregate_fields(table, experiment.plain):
-        shown = [f"{name.split(',')[0]} {mean}" for name, mean, *_ in games]
-        return f"Normalised return over the games: {', '.join(shown)} ({games[0][-1]} runs each)."
+    if table.aggregate and (games := aggregates(table, experiment.plain)):
+        shown = ", ".join(f"{METHODS[one.method]} {one.mean:.3f}" for one in games)
+        return f"Normalised return over the games: {shown} ({runs_each(games)})."
     judged = [number for number in experiment.numbers if number.ours.count]
     if table.comparable and len(judged) >= MANY:
         return _tally(experiment)
@@ -66,12 +67,16 @@ def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
     return found
 
 
-def gain(before: Ours, after: Ours) -> tuple[float, float | None]:
-    """Returns the difference of two means and the half-width of its 95 % interval (Welch).
+def gain(before: Line, after: Line) -> tuple[float, float | None]:
+    """Returns the difference of two means and the half-width of its 95 % interval.
 
-    The half-width is None if either side has no standard deviation.
+    Runs are paired by seed if both lines have the same seeds; otherwise, the interval is Welch's.
+    The half-width is None if either side has a single run.
     """
-    return after.mean - before.mean, half_width(before, after)
+    apart = after.ours.mean - before.ours.mean
+    if before.by_seed.keys() != after.by_seed.keys():
+        return apart, half_width(before.ours, after.ours)
+    return apart, paired_half_width([after.by_seed[s] - x for s, x in before.by_seed.items()])
 
 
 def _shown(side: Ours, table: Table) -> str:
@@ -79,7 +84,7 @@ def _shown(side: Ours, table: Table) -> str:
 
 
 def _comparison(table: Table, before: Line, after: Line) -> str:
-    apart, half = gain(before.ours, after.ours)
+    apart, half = gain(before, after)
     interval = "" if half is None else f", 95 % interval {apart - half:+.2f} to {apart + half:+.2f}"
     runs = f"n = {before.ours.count}"
     if after.ours.count != before.ours.count:
@@ -162,7 +167,7 @@ def _accuracy(experiments: Sequence[Experiment]) -> Finding | None:
     if not known:
         return None
     (before, after), table = max(known, key=lambda entry: entry[0][1].ours.count)
-    apart, _ = gain(before.ours, after.ours)
+    apart, _ = gain(before, after)
     return Finding(minus(f"{apart:+.2f} points"), minus(_comparison(table, before, after)), table)
 
 

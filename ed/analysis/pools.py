@@ -10,6 +10,7 @@ from ed.analysis.correlation import (
     Correlation,
     Estimate,
     correlations,
+    replicate_groups,
     train_alone,
 )
 from ed.analysis.markdown import plain_table
@@ -19,12 +20,6 @@ from ed.analysis.stats import summarise
 from ed.runtime.runs import Status
 
 CORRELATION = ("measure", "variant", "Pearson r", "95 % interval", "points", "")
-CORRELATION_MEANING = (
-    "Each point is the mean over the seeds of a cell. Intervals: bootstrap over points, "
-    f"{RESAMPLES:,} resamples. The variant with the largest absolute r is selected, as the paper "
-    "reports the best correlation over variants; this favours measures with many variants. "
-    "The variant with the largest signed r is also marked."
-)
 CONTROLLED = ("measure", "variant", "r, fitted", "95 % interval", "points")
 CONTROLLED += ("partial r", "95 % interval", "points")
 CONTROLLED_TITLE = "Fitted networks only, and given the training accuracy"
@@ -39,7 +34,7 @@ def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
         level = "###" if deviations else "##"
         against = table.metrics[table.correlation.against]
         found = correlations(table, here)
-        parts += [f"{level} Correlation with the {against}", CORRELATION_MEANING]
+        parts += [f"{level} Correlation with the {against}", correlation_meaning(table)]
         parts.append(plain_table(CORRELATION, [correlation_fields(table, one) for one in found]))
         if table.correlation.train is not None:
             parts += [f"{level} {CONTROLLED_TITLE}", controlled_meaning(table, here)]
@@ -49,6 +44,21 @@ def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
         found = _pool_remarks(table, here)
         parts += ["\n".join(f"- {remark}" for remark in found)] if found else []
     return parts
+
+
+def correlation_meaning(table: Table) -> str:
+    """Explains the table of correlations."""
+    drawn, copies = "points", ""
+    if (key := table.correlation.replicates) is not None:
+        count = len(set(replicate_groups(table).values()))
+        drawn = f"the {count} settings without {key}"
+        copies = f" Networks that differ only in {key} can be nearly copies and are drawn together."
+    return (
+        f"Each point is the mean over the seeds of a cell. Intervals: bootstrap over {drawn}, "
+        f"{RESAMPLES:,} resamples.{copies} The variant with the largest absolute r is selected, as "
+        "the paper reports the best correlation over variants; this favours measures with many "
+        "variants. The variant with the largest signed r is also marked."
+    )
 
 
 def correlation_fields(table: Table, found: Correlation) -> tuple[str, ...]:
@@ -86,7 +96,7 @@ def controlled_meaning(table: Table, rows: Sequence[Row]) -> str:
     r, interval, points = estimate_fields(alone)
     known = "" if alone.r is None else f" The {train} alone has r = {r} ({interval}, n = {points})."
     return (
-        f"A network that has not fitted its training set has a small {against} regardless of its "
+        f"A network that has not fitted its training set can have a small {against} whatever its "
         f"complexity.{known} Fitted: {train} above {FITTED:g} %, at least {LEAST_POINTS} points. "
         f"Partial r: the correlation of the residuals after linear fits on the {train}."
     )

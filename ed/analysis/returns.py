@@ -151,6 +151,14 @@ class Aggregate:
     high: float | None
 
 
+def runs_each(found: Sequence[Aggregate]) -> str:
+    """Formats the number of runs of each method, e.g. "4 runs each" or "12 and 4 runs"."""
+    first, *others = (one.runs for one in found)
+    if set(others) <= {first}:
+        return f"{first} runs each"
+    return f"{' and '.join(map(str, [first, *others]))} runs"
+
+
 def aggregates(table: Table, rows: Sequence[Row]) -> list[Aggregate]:
     """Returns the normalised interquartile mean of the `aggregate` metric for each method."""
     known = [row for row in rows if row.status == Status.DONE and table.aggregate in row.last]

@@ -139,6 +139,7 @@ class StudyKeys(_Strict):
     against: str
     measures: dict[str, list[str]]
     train: str | None = None
+    replicates: str | None = None
 
 
 class CostKeys(_Strict):

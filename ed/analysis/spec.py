@@ -70,12 +70,14 @@ class Grid:
 class Study:
     """A correlation study: every variant (a metric) of every measure against one metric.
 
-    `train` is the metric with the training accuracy (%), used to select fitted networks.
+    `train` is the metric with the training accuracy (%), used to select fitted networks. Cells
+    that differ only in the setting `replicates` can be nearly copies: intervals draw them together.
     """
 
     against: str
     measures: dict[str, tuple[str, ...]]
     train: str | None = None
+    replicates: str | None = None
 
 
 @dataclass(frozen=True)

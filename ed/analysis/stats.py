@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 from ed.analysis.spec import Paper
 
+ROUNDING = 1e-9  # a smaller relative std is rounding error
+
 
 @dataclass(frozen=True)
 class Ours:
@@ -67,6 +69,17 @@ def half_width(one: Ours, other: Ours) -> float | None:
     parts = [side.std**2 / side.count for side in sides]
     spread = sum(part**2 / (side.count - 1) for part, side in zip(parts, sides, strict=True))
     return student(sum(parts) ** 2 / spread) * math.sqrt(sum(parts))
+
+
+def paired_half_width(differences: Sequence[float]) -> float | None:
+    """Returns the half-width of the 95 % interval of a mean of differences (t test).
+
+    None for fewer than two differences, or if all are equal.
+    """
+    found = summarise(differences)
+    if not found.std or found.std <= ROUNDING * max(map(abs, differences)):
+        return None
+    return student(found.count - 1) * found.std / math.sqrt(found.count)
 
 
 def tolerance(ours: Ours, paper: Paper, paper_count: int) -> float:

@@ -172,7 +172,7 @@ class _Builder:
 
 def _study(keys: StudyKeys) -> Study:
     measures = {name: tuple(variants) for name, variants in keys.measures.items()}
-    return Study(keys.against, measures, keys.train)
+    return Study(keys.against, measures, keys.train, keys.replicates)
 
 
 def _product(cell: Cell, grid: dict[str, list]) -> list[Cell]:
@@ -215,9 +215,17 @@ def _check_cost(table: Table) -> None:
         raise ValueError(f"cost.full: {cost.full} is also cost.baseline; use another cell")
 
 
+def _check_replicates(table: Table, key: str) -> None:
+    settings = [text.partition("=")[0] for cell in table.cells.values() for text in cell.overrides]
+    if key not in settings:
+        raise ValueError(f"correlation.replicates: {key}; {nearest(key, settings)}")
+
+
 def _check_whole(table: Table) -> None:
     if table.cost is not None:
         _check_cost(table)
+    if table.correlation is not None and table.correlation.replicates is not None:
+        _check_replicates(table, table.correlation.replicates)
     stds = [paper.std for cell in table.cells.values() for paper in cell.paper.values()]
     if table.paper_seeds is None and any(std is not None for std in stds):
         raise ValueError("paper_seeds: required for the paper's standard deviations")

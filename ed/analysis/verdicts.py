@@ -1,8 +1,9 @@
 """Judges whether our runs reproduce the paper's numbers and claims.
 
     reproduced          the means differ by at most two standard errors of the difference (for a
-                        single run of ours, two of the paper's standard deviations); within 10 %
-                        where the paper prints no standard deviation
+                        single run of ours, two of the paper's standard deviations). Where the
+                        paper prints no standard deviation, within 10 %, for an accuracy 10 % of it
+                        or of the error rate, whichever is smaller, but at least one point
     direction only      not reproduced, but on the same side of the table's reference cell
     contradicted        on the other side, or the table has no reference cell
     not run             no run has finished yet
@@ -24,7 +25,8 @@ from textwrap import dedent
 from ed.analysis.collect import Row
 from ed.analysis.correlation import Correlation, correlations
 from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
-from ed.analysis.render import Line, aggregate_fields, mean_and_std, table_lines
+from ed.analysis.render import Line, mean_and_std, table_lines
+from ed.analysis.returns import aggregates, runs_each
 from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table, expand
 from ed.analysis.stats import Ours, tolerance
 from ed.analysis.store import committed
@@ -32,6 +34,7 @@ from ed.analysis.tables import load_table, table_names
 from ed.runtime.runs import Status
 
 RELATIVE = 0.1  # allowed relative difference where the paper prints no standard deviation
+POINTS = 1.0  # the same for accuracies near 100 %, in points
 GENERALIZES = 50.0  # a validation accuracy (%) above this is a grokking transition
 DURATION = re.compile(r"(\d[\d.,]*) (?:GPU )?(hours?|h|minutes?)\b")
 
@@ -132,13 +135,15 @@ def judge(
     *,
     paper_count: int | None,
     reference: tuple[Ours, Paper] | None = None,
+    percent: bool = False,
 ) -> Verdict:
     """Returns the verdict on a number; `reference` is the cell it is compared with."""
-    apart = abs(ours.mean - paper.mean)
     limit = RELATIVE * abs(paper.mean)
+    if percent:
+        limit = max(RELATIVE * min(paper.mean, 100 - paper.mean), POINTS)
     if paper.std is not None:
         limit = tolerance(ours, paper, paper_count)
-    if apart <= limit:
+    if abs(ours.mean - paper.mean) <= limit:
         return Verdict.REPRODUCED
     if reference is None:
         return Verdict.CONTRADICTED
@@ -155,7 +160,8 @@ def _verdict(table: Table, line: Line, printed: Sequence[Line]) -> Verdict:
         if other.metric == line.metric and other.ours.count and other is not line
     ]
     reference = others[0] if others else None
-    return judge(line.ours, line.paper, paper_count=table.paper_seeds, reference=reference)
+    how = {"paper_count": table.paper_seeds, "percent": "/acc" in line.metric}
+    return judge(line.ours, line.paper, **how, reference=reference)
 
 
 def numbers(experiments: Sequence[Experiment]) -> list[Number]:
@@ -260,7 +266,7 @@ def _headline(claim: Claim, known: dict[str, Experiment]) -> Headline:
 
 
 def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict | None]:
-    """Compares two cells: reproduced if both numbers are, with all seeds; else judged by sign."""
+    """Compares two cells by sign; reproduced if both numbers also are, with all seeds."""
     table = experiment.table
     metric = claim.metric or table.primary
     by_cell = {n.cell.name: n for n in experiment.numbers if n.metric == metric}
@@ -275,11 +281,13 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
     ours = [mean_and_std(n.ours.mean, n.ours.std, table.digits) for n in pair]
     count = min(number.ours.count for number in pair)
     text = f"{' → '.join(ours)} (n = {count})"
-    complete = count >= len(table.seeds)
-    if complete and all(number.verdict == Verdict.REPRODUCED for number in pair):
-        return paper, text, Verdict.REPRODUCED
     gains = [getattr(after, side).mean - getattr(before, side).mean for side in ("ours", "paper")]
-    return paper, text, _by_sign(gains[0] * gains[1])
+    verdict = _by_sign(gains[0] * gains[1])
+    complete = count >= len(table.seeds)
+    both = all(number.verdict == Verdict.REPRODUCED for number in pair)
+    if complete and both and verdict == Verdict.DIRECTION:
+        verdict = Verdict.REPRODUCED
+    return paper, text, verdict
 
 
 def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
@@ -295,12 +303,12 @@ def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
 
 
 def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
-    fields = aggregate_fields(experiment.table, experiment.plain)
-    if len(fields) < 2:
+    games = aggregates(experiment.table, experiment.plain)[:2]
+    if len(games) < 2:
         return "", None
-    (_, plain, *_), (_, treated, *_, runs) = fields[:2]
-    text = f"{plain} → {treated} normalised return ({runs} runs each)"
-    return text, _by_sign(float(treated) - float(plain))
+    plain, treated = (one.mean for one in games)
+    text = f"{plain:.3f} → {treated:.3f} normalised return ({runs_each(games)})"
+    return text, _by_sign(treated - plain)
 
 
 def _transition(claim: Claim, experiment: Experiment) -> tuple[str, Verdict | None]:

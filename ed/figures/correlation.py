@@ -17,6 +17,7 @@ from ed.analysis.correlation import (
 from ed.analysis.spec import Table
 from ed.figures.style import BAND, BASELINE, ED, INK, MEAN, SERIES, WIDTH
 
+ROOM = 0.2  # above and below the points, relative to their range
 COLOURED_BY = "optimizer.lr"  # points with the same value share a colour
 COLOURS = tuple(colour for colour in SERIES if colour != "#e69f00")  # too similar to ED's colour
 MARKERS = "os^Dv"
@@ -36,6 +37,9 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     for place, found in enumerate(chosen, start=1):
         axes.append(figure.add_subplot(lines, columns, place, sharey=axes[0] if axes else None))
         _panel(axes[-1], table, found)
+    heights = np.concatenate([found.y for found in chosen])
+    room = ROOM * np.ptp(heights)
+    axes[0].set_ylim(heights.min() - room, heights.max() + room)  # bands may be cut off
     for axis in axes[::columns]:
         axis.set_ylabel(f"{table.metrics[table.correlation.against]} (points)")
     handles, labels = axes[0].get_legend_handles_labels()
@@ -46,7 +50,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
 
 def _panel(axis, table: Table, found: Correlation) -> None:
     places = np.linspace(found.x.min(), found.x.max(), 100)
-    line, low, high = line_and_band(found.x, found.y, places)
+    line, low, high = line_and_band(found.x, found.y, places, found.groups)
     own = ED if found.metric.startswith("measure/ed") else BASELINE
     axis.fill_between(places, low, high, color=own, **BAND)
     axis.plot(places, line, color=own, **MEAN)

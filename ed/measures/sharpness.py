@@ -11,7 +11,7 @@ for which the ball is ||u|| <= rho and the gradient is T g:
 
 The model is in eval mode, the loss is the task's, and training examples are not augmented. By
 default, one search covers all selected examples. With `group`, each group of examples has its own
-search, and the increases are averaged (m-sharpness, as in da Silva et al.).
+search, and the increases are averaged over examples (m-sharpness, as in da Silva et al.).
 """
 
 import math
@@ -79,8 +79,10 @@ class Sharpness(Measure):
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """Returns {"_<rho>": increase in loss}."""
         with untouched(model):
-            groups = [self.rises(model, task, index) for index in self.groups(task.num_examples)]
-        means = [math.fsum(rises) / len(groups) for rises in zip(*groups, strict=True)]
+            groups = self.groups(task.num_examples)
+            # the last group may be smaller
+            rises = [[len(i) * rise for rise in self.rises(model, task, i)] for i in groups]
+        means = [math.fsum(each) / sum(map(len, groups)) for each in zip(*rises, strict=True)]
         return {f"_{rho:g}": mean for rho, mean in zip(self.radii, means, strict=True)}
 
     def groups(self, size: int) -> Sequence[Tensor]:

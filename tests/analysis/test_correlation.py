@@ -129,10 +129,54 @@ def test_the_interval_agrees_with_fishers_for_normal_data():
     draw_points, count = np.random.default_rng(5), 400
     x = draw_points.normal(size=count)
     y = 0.6 * x + 0.8 * draw_points.normal(size=count)
-    draws = _resamples(count)
-    low, high = np.quantile(pearson(x[draws], y[draws]), (0.025, 0.975))
+    times = _resamples(np.arange(count))
+    low, high = np.quantile(pearson(x, y, times), (0.025, 0.975))
     centre, half = np.arctanh(pearson(x, y)), 1.96 / np.sqrt(count - 3)
     np.testing.assert_allclose([low, high], np.tanh([centre - half, centre + half]), atol=0.015)
+
+
+REPLICATED = STUDY | {"replicates": "optimizer.weight_decay"}
+SETTINGS = {"optimizer.lr": [1, 2, 3, 4, 5], "optimizer.weight_decay": [0, 1]}
+
+
+def replicated(folder: Path) -> Table:
+    """Writes a pool of five settings with two near copies each."""
+    return write_pool(
+        folder, correlation=REPLICATED, cells={"pool": POOL["pool"] | {"grid": SETTINGS}}
+    )
+
+
+def test_replicates_are_drawn_together(tmp_path):
+    table, noise = replicated(tmp_path), np.random.default_rng(4)
+    x, y = (np.repeat(noise.normal(size=5), 2) + 0.1 * noise.normal(size=10) for _ in range(2))
+    rows = rows_of(table, {"measure/gap": y, "measure/a": x, "measure/b": x, "measure/c": x})
+    found = correlations(table, rows)[0]
+    assert found.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    seen = []
+    for drawn in np.random.default_rng(0).integers(5, size=(RESAMPLES, 5)):
+        points = [2 * setting + copy for setting in drawn for copy in (0, 1)]
+        seen.append(np.corrcoef(x[points], y[points])[0, 1])
+    ends = [found.whole.low, found.whole.high]
+    np.testing.assert_allclose(ends, np.quantile(seen, (0.025, 0.975)), atol=1e-9)
+    assert "bootstrap over the 5 settings without optimizer.weight_decay" in to_markdown(
+        table, rows
+    )
+
+
+def test_copies_of_points_do_not_narrow_the_interval(tmp_path):
+    """Two exact copies of five points have the interval of the five points."""
+    noise = np.random.default_rng(4).normal(size=(2, 5))
+    twice = replicated(tmp_path)
+    one = write_pool(
+        tmp_path, "one", cells={"pool": POOL["pool"] | {"grid": {"optimizer.lr": [1, 2, 3, 4, 5]}}}
+    )
+    ends = []
+    for table, copies in ((one, 1), (twice, 2)):
+        x, y = (np.repeat(side, copies) for side in noise)
+        values = {"measure/gap": y, "measure/a": x, "measure/b": x, "measure/c": x}
+        found = correlations(table, rows_of(table, values))[0].whole
+        ends.append((found.r, found.low, found.high))
+    np.testing.assert_allclose(*ends, atol=1e-9)
 
 
 def controlled(folder: Path, **changes) -> Table:
@@ -156,11 +200,11 @@ def test_the_partial_correlation_is_the_correlation_of_residuals(tmp_path, value
         assert one.partial.r == pytest.approx(expected, abs=1e-10)
         assert one.partial.points == 8
         seen = []
-        for draw_points in _resamples(8)[:200]:
-            sides = [side[draw_points] for side in (one.x, one.y, accuracy)]
+        for times in _resamples(np.arange(8))[:200]:
+            sides = [np.repeat(side, times) for side in (one.x, one.y, accuracy)]
             left = [residuals(side, sides[2]) for side in sides[:2]]
-            if len(set(draw_points)) > 3:  # fewer points leave only rounding error
-                seen.append((pearson(*left), partial(*sides)))
+            if (times > 0).sum() > 3:  # fewer points leave only rounding error
+                seen.append((pearson(*left), partial(one.x, one.y, accuracy, times)))
         np.testing.assert_allclose(*zip(*seen, strict=True), atol=1e-6)
         assert one.partial.low <= one.partial.high
 
@@ -223,12 +267,13 @@ def test_the_line_is_least_squares_with_a_bootstrap_band(monkeypatch):
     draw_points = np.random.default_rng(1)
     x, at = draw_points.normal(size=30), np.linspace(-2, 2, 7)
     y = 1 - x + draw_points.normal(size=30)
-    line, low, high = line_and_band(x, y, at)
+    line, low, high = line_and_band(x, y, at, np.arange(30))
     np.testing.assert_allclose(line, np.polyval(np.polyfit(x, y, 1), at), atol=1e-12)
-    lines = [np.polyval(np.polyfit(x[draw], y[draw], 1), at) for draw in _resamples(30)]
+    draws = [np.repeat(np.arange(30), times) for times in _resamples(np.arange(30))]
+    lines = [np.polyval(np.polyfit(x[draw], y[draw], 1), at) for draw in draws]
     np.testing.assert_allclose([low, high], np.quantile(lines, (0.025, 0.975), axis=0), atol=1e-9)
     # even if a resample repeats a single point
-    assert np.isfinite(line_and_band(x[:4], y[:4], at)).all()
+    assert np.isfinite(line_and_band(x[:4], y[:4], at, np.arange(4))).all()
 
 
 def test_markdown_lists_all_variants_and_points(table, values):
@@ -316,6 +361,7 @@ def test_the_random_pixel_figure_uses_the_runs_of_the_pool():
         ({"against": "measure/gap", "measures": {"A": "measure/a"}}, r"correlation\.measures\.A: "),
         ({"against": "measure/gap", "measures": {"A": ["x"]}}, "correlation: x; "),
         (STUDY | {"train": "accuracy"}, "correlation: accuracy; "),
+        (STUDY | {"replicates": "weight_decay"}, "replicates: weight_decay; .*optimizer.weight_"),
     ],
 )
 def test_errors_in_a_study_name_the_key(tmp_path, study, complaint):

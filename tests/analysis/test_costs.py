@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from ed.analysis.collect import CollectError, Row
-from ed.analysis.costs import Share, cost_fields, fieller, gains
+from ed.analysis.costs import Share, _share, cost_fields, fieller, gains
 from ed.analysis.render import to_markdown
 from ed.analysis.report.sections import section
 from ed.analysis.spec import Cost, SpecError
@@ -79,6 +79,12 @@ def test_the_interval_is_unbounded_if_the_full_gain_is_not_significant():
     assert fieller(gain, full) is None
     assert ttest_1samp(full + 20, 0).pvalue < 0.05
     assert fieller(gain, full + 20) is not None
+
+
+def test_a_full_gain_of_rounding_error_gives_no_share():
+    whole = [85.70 - 86.55, 84.11 - 85.08, 85.98 - 84.16]
+    assert 0 < math.fsum(whole) < 1e-12
+    assert _share([0.1, 0.2, 0.3], whole) is None
 
 
 def test_gains_and_shares_use_the_seeds_in_common(table):

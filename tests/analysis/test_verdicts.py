@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ed.analysis.collect import Row
 from ed.analysis.findings import finding, gain, pairs, top_findings
 from ed.analysis.outline import CLAIMS, MISSING, PARTS
+from ed.analysis.render import Line
 from ed.analysis.spec import EXPERIMENTS, Paper
 from ed.analysis.stats import Ours
 from ed.analysis.tables import load_table, table_names
@@ -58,6 +60,15 @@ def experiment(name: str, values: dict[str, list[float]], metric: str = "eval/ac
 )
 def test_a_number_is_reproduced_if_it_lies_within_the_tolerance(ours, paper, verdict):
     assert judge(ours, paper, paper_count=3) == verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "paper", "reproduced"),
+    [(90.6, 99.9, False), (99.0, 99.9, True), (49.9, 48.0, True), (83.0, 86.0, False)],
+)
+def test_accuracies_near_100_must_agree_within_a_point(ours, paper, reproduced):
+    found = judge(single(ours), Paper(paper), paper_count=None, percent=True)
+    assert (found == Verdict.REPRODUCED) == reproduced
 
 
 @pytest.mark.parametrize(
@@ -150,6 +161,14 @@ def test_a_headline_without_an_improvement_is_contradicted():
     assert headline([experiment("table1", runs)])[0].verdict == Verdict.CONTRADICTED
 
 
+def test_a_reversed_effect_is_contradicted_even_if_both_numbers_agree():
+    runs = {"rte": [71.0, 69.0] * 4 + [70.0], "rte_ed": [70.9, 68.9] * 4 + [69.9]}
+    found = experiment("glue", runs)
+    assert [n.verdict for n in found.numbers if n.ours.count] == [Verdict.REPRODUCED] * 2
+    (row,) = (row for row in headline([found]) if row.ours)
+    assert row.verdict == Verdict.CONTRADICTED
+
+
 def test_headlines_show_experiments_that_cannot_run():
     rows = headline([Experiment(load_table("imagenet_scratch"), [])])
     assert [row.verdict for row in rows] == [Verdict.NOT_RUNNABLE]
@@ -181,12 +200,28 @@ def test_pairs_differ_only_in_ed():
     assert [(a.ours.mean, b.ours.mean) for a, b in pairs(glue)] == [(60.0, 61.0)]
 
 
-def test_a_gain_has_an_interval_if_both_sides_have_several_seeds():
-    apart, half = gain(Ours(83.0, 0.2, 3), Ours(86.0, 0.2, 3))
-    assert apart == 3.0
+def both_lines(before: list[float], after: list[float]) -> tuple[Line, Line]:
+    return pairs(experiment("table1", {"baseline": before, "ed": after}))[0]
+
+
+def test_gains_are_paired_by_seed():
+    """The 97.5 % quantile of Student's t is 4.303 with 2 degrees of freedom."""
+    apart, half = gain(*both_lines([83.0, 84.0, 85.0], [86.0, 87.1, 87.9]))
+    assert apart == pytest.approx(3.0)
+    assert half == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3)
+
+
+def test_gains_of_different_seeds_have_welchs_interval():
+    before, after = both_lines([82.8, 83.0, 83.2], [85.8, 86.0, 86.2])
+    moved = replace(after, by_seed={seed + 7: x for seed, x in after.by_seed.items()})
     # equal stds give 4 degrees of freedom, with a 97.5 % quantile of 2.776
-    assert half == pytest.approx(2.776 * 0.2 * math.sqrt(2 / 3), rel=1e-3)
-    assert gain(single(83.0), Ours(86.0, 0.2, 3))[1] is None
+    assert gain(before, moved)[1] == pytest.approx(2.776 * 0.2 * math.sqrt(2 / 3), rel=1e-3)
+
+
+def test_a_gain_without_spread_has_no_interval():
+    assert gain(*both_lines([83.0], [86.0])) == (3.0, None)
+    assert gain(*both_lines([83.0], [86.0, 86.2]))[1] is None
+    assert gain(*both_lines([83.0, 83.2], [86.0, 86.2]))[1] is None  # the same gain twice
 
 
 def test_findings_contain_numbers_and_seeds():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ed.analysis.collect import Row
+from ed.analysis.findings import finding
 from ed.analysis.render import to_latex, to_markdown
 from ed.analysis.returns import (
     HARD_RANGES,
@@ -18,6 +19,7 @@ from ed.analysis.returns import (
 )
 from ed.analysis.spec import SpecError
 from ed.analysis.tables import load_table
+from ed.analysis.verdicts import Experiment, Verdict, headline
 from ed.envs.procgen import GAMES
 from ed.figures.learning_curves import WINDOW, draw, mean_and_error, smoothed
 from ed.figures.style import MEAN, SEED
@@ -186,6 +188,18 @@ def test_aggregates_are_interquartile_means_over_all_games():
     (one, _) = aggregates(table, [run for run in runs if run.seed == 0])
     assert one.mean == pytest.approx(np.mean(sorted(finals[::3])[1:3]))
     assert one.low is None
+
+
+def test_the_headline_compares_unrounded_returns_and_counts_both_methods():
+    table = load_table("procgen_short")
+    runs = short_runs(lambda cell, seed: 4.0 + 1e-3 * cell.startswith("ed"))
+    few = [run for run in runs if run.seed == 0 or not run.cell.startswith("ed")]
+    (row,) = headline([Experiment(load_table("procgen"), []), Experiment(table, few)])
+    before, after = row.ours.split(" normalised")[0].split(" → ")
+    assert before == after
+    assert "12 and 4 runs" in row.ours
+    assert "12 and 4 runs" in finding(Experiment(table, few))
+    assert row.verdict == Verdict.DIRECTION
 
 
 @pytest.mark.parametrize("key", ["task.game", "regularizer", "task.frames"])

@@ -269,7 +269,7 @@ def test_a_subset_is_fixed_and_has_no_repeats():
     assert torch.equal(fixed_subset(5, 9, seed=0), torch.arange(5))
 
 
-def test_groups_have_separate_searches_and_are_averaged():
+def test_groups_have_separate_searches_and_are_averaged_by_size():
     """The sharpness of a group equals the sharpness of a task with only its examples."""
     model, grouped = network(), Sharpness(radii=(0.05, 0.1), examples=30, group=12, seed=3)
     parts = grouped.groups(60)
@@ -286,7 +286,8 @@ def test_groups_have_separate_searches_and_are_averaged():
 
     alone = [Sharpness(radii=(0.05, 0.1))(model, Part(part)) for part in parts]
     for key, value in grouped(model, Toy()).items():
-        assert value == pytest.approx(sum(rises[key] for rises in alone) / 3, rel=1e-9)
+        expected = sum(n * rises[key] for n, rises in zip((12, 12, 6), alone, strict=True)) / 30
+        assert value == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_gap_is_train_minus_test_accuracy_of_all_examples_in_eval_mode():
