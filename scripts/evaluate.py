@@ -43,7 +43,8 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
     check_precision(cfg)
     if cfg.measures:
         raise ValueError(
-            f"measures=[{','.join(cfg.measures)}]: not supported here; use train.py, or remove them"
+            f"measures=[{','.join(cfg.measures)}]: not supported here; use train.py, or add "
+            "'measures=[]'"
         )
     device, task = choose_device(cfg.system.device), instantiate(cfg.task)
     if task.no_evaluation:

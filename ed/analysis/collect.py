@@ -268,8 +268,8 @@ def _summary(record: Record, table: Table) -> dict:
     last = {key: found[key] for key in table.metrics if key in found}
     if not last:
         raise CollectError(
-            f"{record.source} has none of the table's metrics {', '.join(table.metrics)}; found "
-            f"{', '.join(sorted(done['last']))}"
+            f"{record.source} has none of the table's metrics {', '.join(table.metrics)}; use one "
+            f"of {', '.join(sorted(done['last']))} in {table.path.name}"
         )
     wild = [f"{key} is {value}" for key, value in last.items() if not math.isfinite(value)]
     if wild:

@@ -12,7 +12,8 @@ notes            remarks about the whole table
 figure           ed.figures.NAME:draw, which draws it from its rows (see scripts/table.py)
 correlation      {against: metric, measures: {name: [metric, ...]}}: correlates all variants
                  of each measure with one metric over all cells; train: metric of the training
-                 accuracy (%), to correlate fitted networks separately (optional)
+                 accuracy (%), to correlate fitted networks separately; replicates: a setting
+                 in which near copies differ, drawn together for intervals (both optional)
 aggregate        metric whose normalised interquartile mean over games is shown (Procgen)
 cost             {baseline: cell, full: cell}: shows step times, gains over the baseline and their
                  share of the full method's gain, for the first metric
@@ -53,11 +54,15 @@ NEEDED = {
     "bool_type": "true or false",
     "int_type": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "list_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "greater_than_equal": "a whole number from 0",
+    "greater_than": "a whole number from 1",
+    "less_than_equal": "at most 10",
     "too_short": "at least one entry",
+    "string_too_short": "a name",
     "string_pattern_mismatch": "ed.figures.NAME:draw, e.g. ed.figures.ranking:draw",
 }
 
@@ -69,10 +74,20 @@ def _check_name(name: str) -> str:
 
 
 def _check_override(text: str) -> str:
-    if "=" not in text:
+    key, equals, _ = text.partition("=")
+    if not equals:
         raise ValueError(f"{text!r}; use key=value")
+    _check_key(key)
     refuse_control(text, repr(text))
     return text
+
+
+def _check_key(key: str) -> str:
+    if key in ("seed", "system.run_dir"):
+        raise ValueError(f"{key} is set by the launcher; use `seeds` in the file, or --runs")
+    if key.startswith(("+", "~")):  # the collector looks up settings by plain key
+        raise ValueError(f"{key}: write it without {key[0]}; all keys already exist in the configs")
+    return key
 
 
 def _check_distinct(seeds: list[int]) -> list[int]:
@@ -99,12 +114,15 @@ def _text_keys(value):
 class _Strict(BaseModel):
     """Rejects unknown keys and wrong types, as YAML reads 3 as a number and `no` as false."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 Name = Annotated[str, AfterValidator(_check_name)]
 Overrides = list[Annotated[str, AfterValidator(_check_override)]]
-GridValues = dict[str, Annotated[list, Field(min_length=1)]]
+GridValues = Annotated[
+    dict[Annotated[str, AfterValidator(_check_key)], Annotated[list, Field(min_length=1)]],
+    Field(min_length=1),
+]
 
 
 class PaperNumber(_Strict):
@@ -150,11 +168,11 @@ class CostKeys(_Strict):
 class TableKeys(_Strict):
     title: str
     place: str | None = None
-    metric: str | None = None
+    metric: Annotated[str, Field(min_length=1)] | None = None
     metrics: dict[str, str] | None = None
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_check_distinct)]
-    paper_seeds: int | None = None
-    digits: int = 2
+    paper_seeds: Annotated[int, Field(gt=0)] | None = None
+    digits: Annotated[int, Field(ge=0, le=10)] = 2
     comparable: bool = True
     fixed: Overrides
     notes: list[str] | None = None
@@ -195,6 +213,9 @@ def first_mistake(error: ValidationError) -> str:
         return f"unknown key {key!r}; {nearest(where[-1], _keys_beside(where))}"
     if kind == "value_error":
         return f"{key}: {found['ctx']['error']}" if key else str(found["ctx"]["error"])
+    if not key:
+        what = "is empty" if found["input"] is None else f"contains {found['input']!r}"
+        return f"the file {what}; use the keys listed in ed/analysis/schema.py"
     return f"{key}: {found['input']!r}; use {NEEDED.get(kind, found['msg'])}"
 
 

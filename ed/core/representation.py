@@ -117,9 +117,11 @@ class Representation:
     def check(self, outputs: Tensor, *, softmax: bool, class_dim: int | None = None) -> None:
         """Raises ValueError if outputs do not match the settings."""
         check_outputs(outputs, softmax=softmax, class_dim=class_dim)
-        if self.weighting == "normalised":  # in raw ED, constant directions only add 0
-            classes = outputs.shape[1 if class_dim is None else class_dim]
-            check_directions(self.components, classes, softmax=softmax)
+        classes = outputs.shape[1 if class_dim is None else class_dim]
+        # raw ED may have one component per class, although the last only adds 0
+        check_directions(
+            self.components, classes, softmax=softmax and self.weighting == "normalised"
+        )
 
 
 def over_positions(values: Tensor, dims: int) -> Tensor:

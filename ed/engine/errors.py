@@ -6,6 +6,7 @@ is a bug in ed and prints a traceback.
 
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -65,6 +66,8 @@ def _show(error: BaseException) -> None:
 
 def _reason(error: BaseException) -> str | None:
     """Describes a user error in one line; returns None for a bug in ed."""
+    if (empty := _empty_choice(error, sys.argv[1:])) is not None:
+        return empty
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
         if isinstance(error.__cause__, EXPECTED):  # raised by a constructor that Hydra called
             return str(error.__cause__)
@@ -83,6 +86,21 @@ def _reason(error: BaseException) -> str | None:
         )
     if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
         return str(error)
+    return None
+
+
+def _empty_choice(error: BaseException, overrides: Sequence[str]) -> str | None:
+    """Explains GROUP=null and GROUP=[null], for which Hydra raises builtin errors."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not frames or not frames[-1].f_globals.get("__name__", "").startswith("hydra."):
+        return None
+    from ed.engine.overrides import Overrides
+
+    known = Overrides([])
+    for word in overrides:
+        group, _, choice = word.partition("=")
+        if re.fullmatch(r"null|\[(.*,)?null(,.*)?\]", choice) and known.choices(group):
+            return known.wrong_choice(group, choice)
     return None
 
 
@@ -117,7 +135,10 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         return f"{key} has no default: set {key}=VALUE; see configs/{key.split('.')[0]}"
     if isinstance(error, InterpolationKeyError):
         reason = str(error).splitlines()[0]
-        return f"{error.full_key}: {reason}; start from an experiment, e.g. experiment=procgen"
+        remedy = "use an existing key"
+        if error.full_key.startswith("model."):  # models take sizes from the task
+            remedy = "choose a model that fits the task, or an experiment, which sets both"
+        return f"{error.full_key}: {reason}; {remedy}"
     if isinstance(error, hydra.ConfigCompositionException):
         try:
             return Overrides(overrides).wrong_key() or _one_line(error)

@@ -43,6 +43,7 @@ def run(cfg: DictConfig, names: list[str]) -> dict:
     """
     join()
     if "classes" in cfg.task and cfg.task.classes is None:
+        check_leaf("task", cfg.task)
         cfg.task.classes = instantiate(cfg.task).classes  # count the classes in the data
     check_settings(cfg)
     digest = runs.digest(resolved(cfg))
@@ -288,6 +289,8 @@ def load_run(
         raise FileNotFoundError(
             f"{folder} has no checkpoint: train with system.keep_checkpoint=true"
         )
+    if runs.read_done(folder) is None and not (folder / runs.WEIGHTS).exists():
+        logger.warning("%s has not finished: these are the weights of its last checkpoint", folder)
     for name in ("task", "model"):
         check_leaf(name, cfg[name])
     with torch.random.fork_rng(devices=[]):  # new weights are random until they are loaded

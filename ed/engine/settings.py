@@ -29,6 +29,7 @@ SIZES = ("hidden", "inputs", "outputs", "actions", "numbers", "channels", "embed
 SIZES += ("num_envs", "num_test_envs", "num_steps", "num_test_steps", "update_epochs")
 MOST |= dict.fromkeys(SIZES, 10**6)
 MOST_WHOLE = 2**62  # the limit for all other integers
+MOST_FLOAT = 3e38  # about the largest float32
 
 
 def check_settings(cfg: DictConfig) -> None:
@@ -50,7 +51,7 @@ def check_settings(cfg: DictConfig) -> None:
 
 
 def check_numbers(key: str, value, name: str | None = None) -> None:
-    """Raises ValueError if any number in `value` is NaN, infinite or above its limit.
+    """Raises ValueError if any number in `value` is NaN, infinite or outside its limits.
 
     Args:
         name: the key of the limit in MOST; None: the last part of `key`.
@@ -64,15 +65,17 @@ def check_numbers(key: str, value, name: str | None = None) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{key}={value}: must be a finite number")
     elif isinstance(value, (int, float)):
-        other = MOST_WHOLE if isinstance(value, int) else math.inf
+        other = MOST_WHOLE if isinstance(value, int) else MOST_FLOAT
         most = MOST.get(name or key.split(".")[-1], other)
         if value > most:
             raise ValueError(f"{key}={value:,}: must be at most {most:,}")
+        if value < -other:
+            raise ValueError(f"{key}={value:,}: must be at least {-other:,}")
 
 
 def check_leaf(name: str, leaf: DictConfig) -> None:
     """Raises ValueError if the constructor `_target_` does not accept these settings."""
-    if "_target_" not in leaf:
+    if not isinstance(leaf.get("_target_"), str):
         raise ValueError(
             f"{name}._target_ is missing: set it to the class to build, e.g. _target_: module.Class"
         )

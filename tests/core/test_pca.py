@@ -120,6 +120,16 @@ def test_impossible_numbers_of_components_are_rejected(components):
         principal_scores(normal(4, 10), components)
 
 
+@pytest.mark.parametrize(("weighting", "most"), [("raw", 10), ("normalised", 9)])
+def test_more_components_than_outputs_are_rejected(weighting, most):
+    """Raw ED is a mean over components, so constant ones would shrink it."""
+    net, x = torch.nn.Linear(4, 10), normal(12, 4).float()
+    settings = {"resolution": 20, "degree": 3, "pairs": 4, "weighting": weighting}
+    ed.estimate(net, x, components=most, **settings)
+    with pytest.raises(ValueError, match=f"components={most + 1}: .*use at most {most}"):
+        ed.estimate(net, x, components=most + 1, **settings)
+
+
 def test_second_derivatives_raise():
     """Second derivatives would be wrong: the backward pass treats eigenvectors as constants."""
     values = normal(3, 4, 10).requires_grad_()

@@ -265,6 +265,18 @@ def test_run_can_be_loaded_with_torch_safetensors_and_load_run(tmp_path):
     assert not hasattr(shared.task, "train")
 
 
+def test_loading_an_unfinished_run_warns(tmp_path, monkeypatch):
+    small_run(tmp_path)
+    warnings = []
+    monkeypatch.setattr("ed.engine.main.logger.warning", lambda *words: warnings.append(words[0]))
+    ed.load_run(tmp_path, "cpu", data=False)
+    assert not warnings
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "DONE").unlink()
+    ed.load_run(tmp_path, "cpu", data=False)
+    assert [text for text in warnings if "has not finished" in text] == warnings != []
+
+
 def test_loading_checkpoints_executes_no_code(tmp_path):
     class Evil:
         def __reduce__(self):
