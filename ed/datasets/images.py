@@ -129,6 +129,8 @@ def _local(source: str, key: str, remedy: str) -> Path | None:
     """Returns the path of a local `source`, or None for a hub id."""
     if source == "embedded":
         return EMBEDDED
+    if not source:
+        raise ValueError(f"{key}: empty; use {remedy}")
     path = Path(source).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix.lower() in FORMATS):
         return path

@@ -21,9 +21,8 @@ def evaluation_split(names: Sequence[str], wanted: str | None, data: str) -> str
     if wanted is None:
         return next((name for name in EVALUATION if name in names), None)
     if wanted not in names:
-        raise ValueError(
-            f"task.split={wanted}: task.data={data} has only the splits {', '.join(names)}"
-        )
+        known = f"use {', '.join(names)}" if names else "it has none; use task.split=null"
+        raise ValueError(f"task.split={wanted}: not a split of task.data={data}; {known}")
     return wanted
 
 

@@ -121,7 +121,7 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
             warn(f"{foreign}; trying an older one")
         except (ValueError, RuntimeError, EOFError) as error:
             reason = str(error).splitlines()[0]
-            warn(f"{path} is damaged ({reason}): trying an older one, else starting over")
+            warn(f"{path} is damaged ({reason}): trying an older one, if there is any")
     if foreign:
         raise RunError(f"{foreign}. Move it, use its values, or use another system.run_dir")
     return None

@@ -76,6 +76,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     model = build_model(cfg, device)
     task.check_model(model)
     task.prepare(device, cfg.seed)
+    check_steps(task)
     for measure in measures.values():
         measure.check(task)  # repeated, because the number of examples is now known
     with torch.no_grad(), evaluating(model):
@@ -100,6 +101,14 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         summary = train_in(folder, task, model, step, measures)
         report_end("done", cfg, task, path, summary)
         return summary
+
+
+def check_steps(task: Task) -> None:
+    """Checks the step counts, which a user's own task may leave unchecked."""
+    for name, least in (("total_steps", 0), ("eval_steps", int(task.total_steps > 0))):
+        if getattr(task, name, least) < least:
+            count = getattr(task, name)
+            raise ValueError(f"{type(task).__name__}.{name}={count}: must be at least {least}")
 
 
 def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> None:

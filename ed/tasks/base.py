@@ -62,6 +62,8 @@ class Task:
 
     def evaluation_steps(self) -> Sequence[int]:
         """Returns the steps after which to evaluate, in order; the last step is always added."""
+        if not self.total_steps:
+            return ()
         return range(self.eval_steps, self.total_steps + 1, self.eval_steps)
 
     def evaluate(self, model) -> dict[str, float]:

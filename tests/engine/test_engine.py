@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from ed.datasets.batches import shuffled_batches
 from ed.engine import main
 from ed.engine.compose import compose_config, flat_keys
-from ed.engine.main import wants_channels_last
+from ed.engine.main import check_steps, wants_channels_last
 from ed.engine.metrics import Metrics, brief
 from ed.engine.optimizer import SGD, AdamW
 from ed.engine.run import resolved
@@ -23,6 +23,7 @@ from ed.runtime.runs import digest
 from ed.runtime.streams import stream_seed
 from ed.tasks.cifar10 import Cifar10
 from tests.helpers.small import small_run
+from tests.helpers.toy import Toy
 
 
 def test_warmup_then_cosine_to_zero():
@@ -31,6 +32,17 @@ def test_warmup_then_cosine_to_zero():
     assert factors[10] == 1
     assert factors[55] == pytest.approx(0.5)
     assert factors[-1] == pytest.approx((1 + math.cos(math.pi * 89 / 90)) / 2)
+
+
+@pytest.mark.parametrize(("total", "every", "name"), [(-5, 5, "total_steps"), (9, 0, "eval_steps")])
+def test_step_counts_of_tasks_are_checked(total, every, name):
+    task = Toy()
+    task.total_steps, task.eval_steps = total, every
+    with pytest.raises(ValueError, match=f"^Toy.{name}={min(total, every)}: "):
+        check_steps(task)
+    task.total_steps = task.eval_steps = 0  # nothing to train
+    check_steps(task)
+    assert not task.evaluation_steps()
 
 
 def test_other_schedules():
