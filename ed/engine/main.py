@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -198,8 +199,17 @@ def build_model(cfg: DictConfig, device: torch.device) -> nn.Module:
 
 def build_measures(cfg: DictConfig) -> dict:
     """Builds the measures of a config, by name."""
-    leaves = cfg.get("measures") or {}
-    return {name: instantiate(leaf, _convert_="all") for name, leaf in leaves.items()}
+    built = {}
+    for name, leaf in (cfg.get("measures") or {}).items():
+        try:
+            built[name] = instantiate(leaf, _convert_="all")
+        except InstantiationException as error:
+            if not isinstance(error.__cause__, ValueError):
+                raise
+            reason = str(error.__cause__).removeprefix("measures: ")
+            separator = "." if re.match(r"\w+(\[\d+\])?=", reason) else ": "
+            raise ValueError(f"measures.{name}{separator}{reason}") from error
+    return built
 
 
 def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
