@@ -64,7 +64,6 @@ def main(arguments: list[str] | None = None) -> int:
         if options.runs.exists() and not options.runs.is_dir():
             raise LaunchError(f"--runs {options.runs}: not a folder")
         table = load_table(options.table)
-        refuse_prefixes(options.set)
         runs = expand(
             table,
             cells=options.cells,
@@ -138,16 +137,6 @@ def refuse_control_characters(options: argparse.Namespace) -> None:
     for name, value in vars(options).items():
         for word in value if isinstance(value, list) else [value]:
             refuse_control(str(word), f"--{name} {str(word)!r}")
-
-
-def refuse_prefixes(sets: Sequence[str]) -> None:
-    """Rejects +key, ++key and ~key, because the collector looks up settings by plain key."""
-    for text in sets:
-        if text.startswith(("+", "~")):
-            raise LaunchError(
-                f"--set {text}: write key=value, without {text[0]}; all keys already exist in "
-                "the configs"
-            )
 
 
 def located(text: str) -> str:

@@ -94,11 +94,12 @@ def controlled_meaning(table: Table, rows: Sequence[Row]) -> str:
     )
     alone = train_alone(table, rows)
     r, interval, points = estimate_fields(alone)
+    counted = "points" if table.correlation.replicates is None else "settings"
     known = "" if alone.r is None else f" The {train} alone has r = {r} ({interval}, n = {points})."
     return (
         f"A network that has not fitted its training set can have a small {against} whatever its "
-        f"complexity.{known} Fitted: {train} above {FITTED:g} %, at least {LEAST_POINTS} points. "
-        f"Partial r: the correlation of the residuals after linear fits on the {train}."
+        f"complexity.{known} Fitted: {train} above {FITTED:g} %, at least {LEAST_POINTS} "
+        f"{counted}. Partial r: the correlation of the residuals after linear fits on the {train}."
     )
 
 

@@ -44,7 +44,7 @@ from pydantic import (
     model_validator,
 )
 
-from ed.analysis.spec import nearest
+from ed.analysis.spec import misplaced, nearest
 from ed.runtime.files import refuse_control
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -83,10 +83,8 @@ def _check_override(text: str) -> str:
 
 
 def _check_key(key: str) -> str:
-    if key in ("seed", "system.run_dir"):
-        raise ValueError(f"{key} is set by the launcher; use `seeds` in the file, or --runs")
-    if key.startswith(("+", "~")):  # the collector looks up settings by plain key
-        raise ValueError(f"{key}: write it without {key[0]}; all keys already exist in the configs")
+    if (reason := misplaced(key)) is not None:
+        raise ValueError(f"{key}: {reason}")
     return key
 
 

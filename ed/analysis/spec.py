@@ -207,10 +207,10 @@ def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
     """Checks `--set` values and returns those that can change a result, sorted."""
     for text in sets:
         key, equals, value = text.partition("=")
+        if (reason := misplaced(key)) is not None:
+            raise SpecError(f"--set {text}: {reason}")
         if not (key and equals and value) or re.search(r"\s", text):
             raise SpecError(f"--set {text!r}: use key=value without spaces, e.g. task.epochs=20")
-        if key == "seed" or key == "system.run_dir":
-            raise SpecError(f"--set {text}: set by the table; use --seeds or --runs")
         if key == "experiment":
             raise SpecError(f"--set {text}: set by the table; set individual keys instead")
         if "${" in value:  # run folders store the resolved value, which would not match
@@ -222,6 +222,15 @@ def deviations_of(sets: Sequence[str], table: Table) -> tuple[str, ...]:
     if twice is not None:
         raise SpecError(f"--set {twice}: given twice")
     return tuple(sorted(s for s in sets if not table.is_incidental(s.split("=")[0])))
+
+
+def misplaced(key: str) -> str | None:
+    """Returns the reason why neither a table nor `--set` may contain this key, or None."""
+    if key in ("seed", "system.run_dir"):
+        return "set by the launcher; use --seeds, --runs, or `seeds` in the table"
+    if key.startswith(("+", "~")):  # the collector looks up settings by plain key
+        return f"write key=value, without {key[0]}; all keys already exist in the configs"
+    return None
 
 
 def reduced_name(table: str, deviations: Sequence[str]) -> str:
