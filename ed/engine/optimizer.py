@@ -36,10 +36,8 @@ class OptimizerConfig:
         not_negative("optimizer.gamma", self.gamma)
         each(fraction, "optimizer.milestones", self.milestones, empty=True)
         optional(positive, "optimizer.max_grad_norm", self.max_grad_norm)
-        if self.schedule != "multistep" and tuple(self.milestones) not in (
-            (),
-            type(self).milestones,
-        ):
+        changed = tuple(self.milestones) not in ((), type(self).milestones)
+        if changed and self.schedule != "multistep":
             raise ValueError(
                 f"optimizer.milestones={list(self.milestones)}: optimizer.schedule={self.schedule} "
                 "does not use them; set optimizer.schedule=multistep, or remove them"
