@@ -73,7 +73,7 @@ def seconds_per_call(function: Callable[[], None], calls: int) -> float:
 
 
 def our_step(
-    case: Case, batch_size: int, regularizer: Regularizer, *, kernels: bool = CUDA
+    case: Case, batch_size: int, regularizer: Regularizer, *, kernels: bool | str = CUDA and "auto"
 ) -> Callable[[], None]:
     """Builds a training step of the engine, with the default settings for this device."""
     clear()

@@ -168,7 +168,7 @@ def make_step(cfg: DictConfig, task, model, regularizer, recipe, device) -> Trai
         accumulate=cfg.accumulate,
         bf16=uses_bf16(cfg, device),
         compile_model=compile_model,
-        kernels=fast if system.kernels == "auto" else system.kernels,
+        kernels=fast and "auto" if system.kernels == "auto" else system.kernels,
         capture=fast if system.cuda_graph == "auto" else system.cuda_graph,
         recompute=system.activation_checkpointing,
     )

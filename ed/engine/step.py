@@ -41,7 +41,7 @@ class TrainStep:
         accumulate: int = 1,
         bf16: bool = False,
         compile_model: bool = False,
-        kernels: bool = False,
+        kernels: bool | str = False,
         capture: bool = False,
         recompute: bool = False,
     ):
@@ -64,7 +64,7 @@ class TrainStep:
         if kernels and _allowed(regularizer.no_kernels, "using Triton kernels"):
             for part in model.modules():
                 if hasattr(part, "kernels"):
-                    part.kernels = True
+                    part.kernels = kernels
         if compile_model and _allowed(twice, "compiled"):
             regularizer.compile(model)
         many = "several processes average their gradients" if processes.world_size() > 1 else None

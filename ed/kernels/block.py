@@ -2,6 +2,11 @@
 
 The last residual sum of a block is fused with the next block's norm into one pass over memory. The
 bias gradient of a matrix product is computed by the kernel that follows the product.
+
+The kernels support widths from 192 to 384 and up to 257 tokens. They pay off up to ViT-S with 65
+tokens or ViT-Tiny with 257, but make ViT-S slower with 197 tokens or more
+(`experiments/results/speed/kernels.md`, one H200). By default they are used only for inputs of at
+most `LARGEST` numbers per image.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,21 +23,29 @@ from ed.kernels.attention import HEAD_SIZES, TOKENS, attention
 from ed.kernels.rowwise import WIDTHS, add_norm, gelu
 
 HALVES = (torch.bfloat16, torch.float16)
+LARGEST = TOKENS * WIDTHS[0]  # the largest tokens x width at which the kernels were faster
 TRITON = find_spec("triton") is not None  # included with torch on Linux
 
 
-def applies(blocks: Iterable[nn.Module], x: Tensor) -> bool:
-    """Whether `run` supports these blocks here: compiled, on a GPU, in half precision.
+def applies(blocks: Iterable[nn.Module], x: Tensor, *, always: bool = False) -> bool:
+    """Whether to use `run` for these blocks: compiled, on a GPU, in half precision.
 
     Args:
         x: (B, N, C), input of the first block.
+        always: whether to use it for all supported shapes, also where it is slower.
     """
     kind = x.device.type
     half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in HALVES
     fast = TRITON and x.is_cuda and half and torch.compiler.is_compiling()
     tokens, width = x.shape[1:]
     fits = tokens <= TOKENS and WIDTHS[0] <= width <= WIDTHS[1]
-    return fast and fits and all(supported(block) for block in blocks)
+    chosen = fits and (always or pays(tokens, width))
+    return fast and chosen and all(supported(block) for block in blocks)
+
+
+def pays(tokens: int, width: int) -> bool:
+    """Whether the kernels are faster than torch's operators, as measured on an H200."""
+    return tokens * width <= LARGEST
 
 
 def supported(block: nn.Module) -> bool:

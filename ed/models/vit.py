@@ -21,10 +21,11 @@ class ViT(VisionTransformer):
     `pool="token"` uses the class token; `"avg"` has no class token and averages the patches after
     the last norm. `positions`, `head` and `init` are for big_vision recipes: fixed positions, a
     hidden tanh layer before the output, and big_vision's initialisation, with a zero output
-    layer. With `kernels=True`, a compiled step uses `ed.kernels` if they support the blocks.
+    layer. `kernels` says whether a compiled step uses `ed.kernels`: `True` for all blocks they
+    support, `"auto"` for those they make faster.
     """
 
-    kernels = False  # set by the training step
+    kernels: bool | str = False  # set by the training step
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class ViT(VisionTransformer):
 
     def _run(self, x: Tensor, blocks: nn.Sequential, *, first_only: bool = False) -> Tensor:
         """Runs the blocks; with `first_only`, the last one may drop all tokens but the first."""
-        if self.kernels and fused.applies(blocks, x):
+        if self.kernels and fused.applies(blocks, x, always=self.kernels is True):
             return fused.run(blocks, x, first_only=first_only)
         for block in blocks:
             x = block(x)

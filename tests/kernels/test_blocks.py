@@ -177,7 +177,7 @@ def test_the_whole_network_equals_timm(runs, monkeypatch, pool):
     model, x = vit(pool=pool), torch.randn(2, 3, 16, 16, device=DEVICE)
     exact = gradients(copy.deepcopy(model).double(), x.double())
     names = list(model.state_dict())
-    monkeypatch.setattr(fused, "applies", lambda *_: True)
+    monkeypatch.setattr(fused, "applies", lambda *_, **__: True)
     model.kernels = True
     for ours, theirs in zip(gradients(model, x), exact, strict=True):
         torch.testing.assert_close(ours.double() / theirs.norm(), theirs / theirs.norm(), **CLOSE)
@@ -187,7 +187,7 @@ def test_the_whole_network_equals_timm(runs, monkeypatch, pool):
 def test_inner_spaces_give_the_outputs_of_the_network(runs, monkeypatch):
     model, x = vit(), torch.randn(2, 3, 16, 16, device=DEVICE)
     expected = model(x)
-    monkeypatch.setattr(fused, "applies", lambda *_: True)
+    monkeypatch.setattr(fused, "applies", lambda *_, **__: True)
     model.kernels = True
     for space in ("embedding", "block1"):
         features = model.to_space(x, space)
@@ -198,7 +198,7 @@ def test_inner_spaces_give_the_outputs_of_the_network(runs, monkeypatch):
 def test_a_compiled_network_equals_the_eager_one(runs, monkeypatch):
     """The network runs under autocast and compiles to one graph without breaks."""
     model, x = vit(depth=1), torch.randn(1, 3, 16, 16, device=DEVICE)
-    monkeypatch.setattr(fused, "applies", lambda *_: True)
+    monkeypatch.setattr(fused, "applies", lambda *_, **__: True)
     model.kernels = True
     compiled = torch.compile(model, backend="aot_eager", dynamic=False, fullgraph=True)
     with torch.autocast(DEVICE, HALF):
@@ -242,6 +242,10 @@ def test_kernels_are_used_only_in_compiled_half_precision_steps_on_a_gpu(monkeyp
     with torch.autocast(DEVICE, HALF):
         assert fused.applies(model.blocks, x) == CUDA
         assert not fused.applies(model.blocks, torch.randn(2, 300, 192, device=DEVICE))
+        small = vit(width=384, heads=6).blocks
+        slow = torch.randn(2, 197, 384, device=DEVICE)  # supported, but slower than torch
+        assert not fused.applies(small, slow)
+        assert fused.applies(small, slow, always=True) == CUDA
         assert not fused.applies(vit().blocks, torch.randn(2, 17, 64, device=DEVICE))
     assert not fused.applies(model.blocks, x)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: False)
@@ -253,6 +257,7 @@ def test_kernels_are_enabled_unless_the_regularizer_forbids_them():
     for regularizer, kernels, expected in (
         (Regularizer(), False, False),
         (Regularizer(), True, True),
+        (Regularizer(), "auto", "auto"),
         (Jacobian(0.1, projections=1), True, False),
     ):
         model = vit()

@@ -8,7 +8,7 @@ import torch
 
 from ed.analysis.steps import COLUMNS, read_steps
 from ed.kernels.attention import TOKENS
-from ed.kernels.block import supported
+from ed.kernels.block import pays, supported
 from ed.kernels.rowwise import WIDTHS
 from tests.helpers.commands import run_command
 
@@ -87,6 +87,13 @@ def test_kernels_are_timed_where_they_apply(kernels):
         assert shape.tokens <= TOKENS
         assert WIDTHS[0] <= shape.width <= WIDTHS[1]
         assert all(map(supported, model.blocks))
+
+
+def test_kernels_are_used_where_they_were_faster():
+    _, *rows = table_cells((ROOT / "experiments/results/speed/kernels.md").read_text())
+    assert len(rows) > 1
+    for _, width, tokens, *_, ratio in rows:
+        assert pays(int(tokens), int(width)) == (float(ratio) < 1)
 
 
 @pytest.mark.gpu
