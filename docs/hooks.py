@@ -12,10 +12,12 @@ import nbformat
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
 NOTEBOOK = ROOT / "docs" / "tutorial.ipynb"
+RESULTS_LINK = re.compile(r"\]\((?:\.\./)+experiments/results/?([^)]*)\)")
 EQUATION = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
@@ -42,12 +44,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     )
     files.append(File.generated(config, "results/index.md", content=f"{OVERVIEW}\n{listed}\n"))
     demo = str(RESULTS / "demo.png")
-    files.append(File.generated(config, "images/demo.png", abs_src_path=demo))
+    files.append(File.generated(config, "results/demo.png", abs_src_path=demo))
     text, images = notebook_page(nbformat.read(NOTEBOOK, as_version=4))
     files.append(File.generated(config, "tutorials/notebook.md", content=text))
     for name, content in images.items():
         files.append(File.generated(config, f"tutorials/{name}", content=content))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_) -> str:
+    """Links to results folders become links to their pages; in the repository they are files."""
+    up = "../" * page.file.src_uri.count("/")
+
+    def link(match: re.Match) -> str:
+        return f"]({up}results/{(match[1] or 'README.md').replace('README', 'index')})"
+
+    return RESULTS_LINK.sub(link, markdown)
 
 
 def on_page_content(content: str, **_) -> str:
@@ -64,7 +76,7 @@ beside ours, the figure, and notes. `python scripts/table.py TABLE` prints the s
 
 def result_texts() -> list[Path]:
     """Returns the Markdown files of all results folders, tables first."""
-    tables = sorted(RESULTS.glob("*/README.md"))  # each README includes its notes.md
+    tables = sorted(RESULTS.glob("*/README.md"))
     others = (path for path in RESULTS.glob("*/*.md") if path.name not in ("README.md", "notes.md"))
     return tables + sorted(others)
 

@@ -291,7 +291,8 @@ def _short(path: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    how = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=how)
     cases = GPU_CASES if CUDA else CPU_CASES
     parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
     parser.add_argument("--quick", action="store_true", help="use tiny batches, as a smoke test")

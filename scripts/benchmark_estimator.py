@@ -121,8 +121,9 @@ def throughput(case: Case) -> str:
             torch.cuda.synchronize()
         times[name] = time.perf_counter() - start
     used = (torch.cuda.max_memory_allocated() - before) / 2**30 if CUDA else float("nan")
+    name = f"{case.name}, bf16 autocast" if CUDA else case.name
     return (
-        f"{case.name}: the fixed protocol with {pairs} paths takes {times['estimate']:.2f} s, its "
+        f"{name}: the fixed protocol with {pairs} paths takes {times['estimate']:.2f} s, its "
         f"forward passes alone {times['bare']:.2f} s: "
         f"{100 * times['bare'] / times['estimate']:.0f} % of their throughput"
         + (f"; {used:.2f} of {budget:.0f} GiB used." if CUDA else ".")

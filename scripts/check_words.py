@@ -4,6 +4,7 @@ Without arguments, it checks the text files in ed, scripts, configs and docs, th
 and the Makefile. The exit code is 1 if any word is found.
 """
 
+import argparse
 import re
 import subprocess
 import sys
@@ -51,9 +52,13 @@ def files() -> list[Path]:
     return [path for path in paths if path.suffix in SUFFIXES and path.is_file()]
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     count = 0
-    for path in map(Path, arguments) if arguments else files():
+    for path in parser.parse_args(arguments).files or files():
         for number, word in offenders(path):
             name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
             print(f"{name}:{number}: {word} ({remedy(word)})")
@@ -63,4 +68,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

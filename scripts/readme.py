@@ -40,7 +40,9 @@ def updated(text: str, table: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="only check whether it is up to date")
     options = parser.parse_args(arguments)
     text = README.read_text()

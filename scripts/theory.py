@@ -222,6 +222,7 @@ def draw_answers(axis, resolutions: range, degree: int | None) -> None:
         ]
         axis.plot(resolutions, means, ".-", markersize=4, linewidth=1, color=color, label=name)
     axis.set(yscale="log", xlabel="nodes r on a path", ylabel="largest change of ED")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     through_all = "K = r - 1: only cosine-spaced nodes stay stable"
     axis.set_title(through_all if degree is None else f"K = {degree}: more nodes stabilise the fit")
 

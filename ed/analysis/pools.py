@@ -52,7 +52,9 @@ def correlation_meaning(table: Table) -> str:
     if (key := table.correlation.replicates) is not None:
         count = len(set(replicate_groups(table).values()))
         drawn = f"the {count} settings without {key}"
-        copies = f" Networks that differ only in {key} can be nearly copies and are drawn together."
+        copies = (
+            f" Networks that differ only in {key} can be near copies, so they are drawn together."
+        )
     return (
         f"Each point is the mean over the seeds of a cell. Intervals: bootstrap over {drawn}, "
         f"{RESAMPLES:,} resamples.{copies} The variant with the largest absolute r is selected, as "

@@ -12,7 +12,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     found = []
     for row in rows:
         if row.status in UNDER_WAY:
-            found.append(f"seed {row.seed} is at step {row.steps} of {row.total_steps or '?'}")
+            state = "stopped" if row.status == Status.STOPPED else "is"
+            found.append(f"seed {row.seed} {state} at step {row.steps} of {row.total_steps or '?'}")
         elif row.status in BROKEN:
             found.append(f"seed {row.seed} failed: {_unlinked(row.error)}")
     seeds = [str(row.seed) for row in rows if row.status == Status.DONE and row.dirty]
@@ -34,9 +35,12 @@ def footer(table: Table, rows: Sequence[Row]) -> str:
     unknown = sum(row.code_state == UNKNOWN_CODE for row in done)
     state = f"Uncommitted changes were not recorded for {_runs(unknown)}. " if unknown else ""
     reported = "the last step and the best evaluation" if best else "the last step"
+    papers = [paper for cell in table.cells.values() for paper in cell.paper.values()]
+    judged = table.comparable and any(paper.std is not None for paper in papers)
+    meaning = "Match: at most two standard errors from the paper. " if judged else ""
     return (
         f"{_runs(len(done))} in {hours:.2f} hours on {devices}, torch {versions}, commit {commits}."
-        f" {state}Values are from {reported}. {made}"
+        f" {state}{meaning}Values are from {reported}. {made}"
     )
 
 

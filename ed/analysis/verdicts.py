@@ -280,10 +280,12 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
         return paper, "", None
     ours = [mean_and_std(n.ours.mean, n.ours.std, table.digits) for n in pair]
     count = min(number.ours.count for number in pair)
-    text = f"{' → '.join(ours)} (n = {count})"
+    complete = count >= len(table.seeds)
+    seeds = f"n = {count}" if complete else f"n = {count} of {len(table.seeds)}"
+    variant = re.search(r"\((.*)\)$", after.cell.label)
+    text = f"{' → '.join(ours)} ({seeds}{f', {variant[1]}' if variant else ''})"
     gains = [getattr(after, side).mean - getattr(before, side).mean for side in ("ours", "paper")]
     verdict = _by_sign(gains[0] * gains[1])
-    complete = count >= len(table.seeds)
     both = all(number.verdict == Verdict.REPRODUCED for number in pair)
     if complete and both and verdict == Verdict.DIRECTION:
         verdict = Verdict.REPRODUCED
@@ -307,7 +309,7 @@ def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
     if len(games) < 2:
         return "", None
     plain, treated = (one.mean for one in games)
-    text = f"{plain:.3f} → {treated:.3f} normalised return ({runs_each(games)})"
+    text = f"{plain:.3f} → {treated:.3f} normalised return at the last step ({runs_each(games)})"
     return text, _by_sign(treated - plain)
 
 

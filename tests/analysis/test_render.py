@@ -105,7 +105,7 @@ def test_markdown_shows_numbers_verdicts_and_footnotes(table):
 def test_the_footer_counts_runs_with_unknown_code_state(table):
     about = {"device": "cpu", "torch": "2.0", "commit": "abcdef0123", "dirty": False}
     rows = [replace(row, **about) for row in full_rows(table)]
-    assert "commit abcdef01. Values" in to_markdown(table, rows)
+    assert "commit abcdef01. Match: at most two standard errors" in to_markdown(table, rows)
     rows[0] = replace(rows[0], dirty=None)
     assert "not recorded for 1 run." in to_markdown(table, rows)
     rows[1] = replace(rows[1], commit="", dirty=None)

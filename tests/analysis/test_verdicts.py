@@ -145,7 +145,7 @@ def test_a_headline_compares_reference_and_treatment():
     rows = headline([experiment("table1", runs)])
     assert [row.claim for row in rows] == [c.text for c in CLAIMS if c.table == "table1"]
     assert rows[0].paper == "87.80 ± 1.17 → 90.82 ± 0.11"
-    assert rows[0].ours == "87.50 ± 0.50 → 90.80 ± 0.10 (n = 3)"
+    assert rows[0].ours == "87.50 ± 0.50 → 90.80 ± 0.10 (n = 3, performance configuration)"
     assert rows[0].verdict == Verdict.REPRODUCED
     assert rows[0].command == "python scripts/launch.py table1"
     assert rows[1].verdict == Verdict.NOT_RUN
@@ -153,7 +153,9 @@ def test_a_headline_compares_reference_and_treatment():
 
 def test_a_headline_with_missing_seeds_is_not_reproduced_yet():
     runs = {"baseline": [87.0, 88.0], "ed": [90.8, 90.9]}
-    assert headline([experiment("table1", runs)])[0].verdict == Verdict.DIRECTION
+    row = headline([experiment("table1", runs)])[0]
+    assert row.verdict == Verdict.DIRECTION
+    assert "(n = 2 of 3, " in row.ours
 
 
 def test_a_headline_without_an_improvement_is_contradicted():

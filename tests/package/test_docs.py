@@ -104,6 +104,12 @@ def test_pages_load_only_local_files_and_have_no_broken_links(site):
                 assert parts.fragment in pages[there].anchors, f"{path}: {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_work_in_the_repository_too(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
 def test_equations_and_results_are_on_the_site(site):
     assert "<math" in (site / "method.html").read_text()
     assert not re.search(r'class="arithmatex"', (site / "method.html").read_text())

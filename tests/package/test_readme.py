@@ -43,7 +43,8 @@ def test_relative_links_exist():
 
 
 def test_the_readme_is_short():
-    assert len(TEXT.split()) <= 700
+    words = [word for word in TEXT.split() if re.search(r"\w", word)]  # no bars of tables
+    assert len(words) <= 700
     prose = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
     for paragraph in prose.split("\n\n"):
         lines = paragraph.strip().splitlines()

@@ -208,7 +208,7 @@ def _pool(experiment: Experiment) -> dict:
         "points": _points(table, experiment.plain),
         "controlled": None,
     }
-    if table.correlation.train is not None:
+    if table.correlation.train is not None and experiment.begun:
         view["title"] = pools.CONTROLLED_TITLE
         rows = [pools.controlled_fields(table, one) for one in found]
         view["controlled"] = grid(pools.CONTROLLED, rows)
