@@ -162,8 +162,9 @@ class _Walk:
         self.values = torch.empty(0, dtype=self.dtype, device="cpu")
         self.points = torch.empty(0, dtype=torch.long, device="cpu")
         self.spectra = torch.empty(0, representation.degree + 1, dtype=self.dtype, device="cpu")
-        # ED at 21 points on paths that need more; nan on the others
+        # ED and |c_k| at 21 points on paths that need more; ED is nan on the others
         self.coarse = torch.empty(0, dtype=self.dtype, device="cpu")
+        self.coarse_spectra = self.spectra.clone()
         self.predicted = torch.empty(0, dtype=torch.bool, device="cpu")
         self.raw_total, self.curves = 0.0, {}
 
@@ -195,7 +196,8 @@ class _Walk:
 
     def _append(self, count: int) -> None:
         """Makes room for the results of more paths."""
-        empty = {"values": 0, "spectra": 0, "points": 0, "coarse": math.nan, "predicted": False}
+        empty = {"values": 0, "spectra": 0, "points": 0, "predicted": False}
+        empty |= {"coarse": math.nan, "coarse_spectra": 0}
         for name, value in empty.items():
             held = getattr(self, name)
             more = held.new_full((count, *held.shape[1:]), value)
@@ -204,7 +206,8 @@ class _Walk:
     def _choose(self, held: Tensor, intervals: int, paths: Tensor) -> Tensor:
         """Chooses which of these paths to refine; records ED of all at the current points."""
         place = int(self.coarse.isfinite().sum()) + torch.arange(len(paths), device="cpu")
-        self.coarse[paths] = self._fit(held, intervals)[1]
+        _, self.coarse[paths], coefficients = self._fit(held, intervals)
+        self.coarse_spectra[paths] = _magnitudes(coefficients)
         refined = (place < LEAST_REFINED) | (place % SHARE == 0)
         self.predicted[paths] = ~refined
         self.points[paths[~refined]] = intervals + 1
@@ -261,13 +264,13 @@ class _Walk:
         )
 
     def _spectrum(self) -> Tensor:
-        """Mean |c_k|; predicted paths have the spectrum of the refined ones, scaled to their ED."""
-        total = self.spectra.sum(0)
+        """Mean |c_k|, on predicted paths by the regression of ED, so that it agrees with ED."""
+        spectra, coarse = self.spectra.clone(), self.coarse_spectra
         if self.predicted.any():
-            known, _, _ = self._regression()
-            share = self.values[self.predicted].sum() / self.values[known].sum()
-            total = total + share * self.spectra[known].sum(0)
-        return total / len(self.values)
+            known, slope, _ = self._regression()
+            change = slope * (coarse[self.predicted] - coarse[known].mean(0))
+            spectra[self.predicted] = spectra[known].mean(0) + change
+        return spectra.mean(0).clamp_min(0)
 
     def _outputs(self, first: Tensor, second: Tensor, nodes: Tensor) -> Tensor:
         """Outputs or probabilities at nodes (n,): (P, n, C), or (P, S, n, C) with S positions."""
@@ -314,13 +317,18 @@ class _Walk:
         """Records the results of finished paths."""
         values, self.values[paths], coefficients = self._fit(held, intervals)
         self.points[paths] = intervals + 1
-        self.spectra[paths] = over_positions(coefficients.abs().mean(-2), 2).cpu()
+        self.spectra[paths] = _magnitudes(coefficients)
         settings, nodes = self._settings(intervals), points_of_second_kind(intervals)
         if settings.components is not None:  # principal directions depend on the nodes
             held, nodes = principal_scores(values, settings.components), _chebyshev_nodes(settings)
         for row, path in enumerate(paths.tolist()):
             if path < PATHS_SHOWN:
                 self.curves[path] = highest_curve(nodes, held[row], coefficients[row])
+
+
+def _magnitudes(coefficients: Tensor) -> Tensor:
+    """Returns the mean of |c_k| over outputs and positions: (P, K + 1)."""
+    return over_positions(coefficients.abs().mean(-2), 2).cpu()
 
 
 def _chebyshev_nodes(settings: Representation) -> Tensor:

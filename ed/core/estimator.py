@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +12,10 @@ from ed.core.field import Field, as_field, check_merge
 from ed.core.inputs import is_loader
 from ed.core.memory import Footprint, points_per_chunk
 from ed.core.nodes import ChebyshevNodes
-from ed.core.representation import Representation, distinct_pairs
+from ed.core.representation import Representation, changed, distinct_pairs
 from ed.core.result import Comparison, Estimate
 from ed.core.tally import Tally
-from ed.core.validate import count
+from ed.core.validate import choice, count
 from ed.core.walk import (
     in_eval_mode,
     measuring,
@@ -34,6 +33,7 @@ __all__ = [
 # The paper's protocol for trained models: r = 200, K = 40, 400 paths. It does not specify the
 # nodes; Chebyshev nodes give the best-conditioned fit.
 PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
+UNLIMITED = 10**6  # resolution="auto": nodes per path are chosen later
 WARNING_LEVEL = 4  # stack level of the code that calls `estimate`
 
 
@@ -83,19 +83,22 @@ def estimate(
         changes: fields of the representation to change, e.g. resolution=50, degree=10. With
             resolution="auto", each path gets as many nodes as it needs (`ed.core.adaptive`).
     """
-    source = as_field(model, inputs, output=output, class_dim=class_dim, examples=2 * pairs)
+    choice("softmax", softmax, (True, False))
+    examples = 2 * count("pairs", pairs)
+    source = as_field(model, inputs, output=output, class_dim=class_dim, examples=examples)
     how = dict[str, Any](pairs=pairs, memory_gib=memory_gib, seed=seed, progress=progress)
     if changes.get("resolution") == "auto":
         from ed.core.adaptive import estimate_adaptively
 
-        del changes["resolution"]
         how |= {"tolerance": tolerance, "target_se": target_se}
-        settings = replace(representation, **changes)
+        if changed(representation).sampler == Representation().sampler:  # not chosen by the user
+            changes = {"sampler": ChebyshevNodes()} | changes
+        settings = changed(representation, **changes | {"resolution": UNLIMITED})
         return estimate_adaptively(source, settings, softmax=softmax, **how)
     for name, value in (("tolerance", tolerance), ("target_se", target_se)):
         if value is not None:
             raise ValueError(f'{name}={value}: requires resolution="auto"')
-    representation = replace(representation, **changes) if changes else representation
+    representation = changed(representation, **changes)
     return estimate_each(source, readings=[(representation, softmax)], **how)[0]
 
 
@@ -119,7 +122,8 @@ def compare(
             "target_se: not supported here, as both models need the same paths; set pairs instead"
         )
     if is_loader(inputs) and not isinstance(first, Field):  # it may shuffle, so read it only once
-        inputs = Field.of(first, inputs, examples=2 * settings.get("pairs", 400)).x
+        examples = 2 * count("pairs", settings.get("pairs", 400))
+        inputs = Field.of(first, inputs, examples=examples).x
     results = [estimate(model, inputs, **settings) for model in (first, second)]
     if not torch.equal(results[0].ends, results[1].ends):
         raise ValueError("compare: the two fields must have the same number of examples")
@@ -169,6 +173,8 @@ def estimate_each(
 def draw_pairs(source: Field, pairs: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
     """Draws the ends of each path; returns them and the generator used."""
     count("seed", seed, least=0)
+    if seed >= 2**63:
+        raise ValueError(f"seed={seed}: must be below 2**63")
     source.check_points()
     check_merge(source.context, wait=True)
     generator = torch.Generator().manual_seed(int(seed))

@@ -72,6 +72,8 @@ class Field:
                 yields tensors or (inputs, ...) tuples; its first `examples` examples are used.
             settings: further attributes of the field, e.g. context={"mask": mask}.
         """
+        if not callable(model):
+            raise ValueError(f"model: got {type(model).__name__}; pass a module or a function")
         called = model.func if isinstance(model, partial) else model
         owner = getattr(called, "__self__", called)  # a bound method, e.g. model.forward
         if isinstance(owner, nn.Module):

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from ed.core import small
-from ed.core.bases import Basis, chebyshev
-from ed.core.validate import not_negative
+from ed.core.bases import BASES, Basis, chebyshev
+from ed.core.validate import choice, not_negative
 
 DAMPING = 1e-6  # on cosine nodes, 1e-8 to 1e-4 give nearly the same results
 
 
 def fit_matrix(
-    nodes: Tensor, degree: int, *, basis: Basis = chebyshev, damping: float = DAMPING
+    nodes: Tensor, degree: int, *, basis: Basis | str = chebyshev, damping: float = DAMPING
 ) -> Tensor:
     """M = (T'T + damping I)^-1 T' with T_ik = phi_k(2 alpha_i - 1): (..., r) -> (..., K + 1, r).
 
@@ -25,6 +25,8 @@ def fit_matrix(
     of the fits were off by 17 % or more, and a few were infinite.
     """
     check_resolution(nodes.shape[-1], degree, damping)
+    if isinstance(basis, str):
+        basis = BASES[choice("basis", basis, BASES)]
     with torch.autocast(nodes.device.type, enabled=False):
         design = basis(2 * widened(nodes) - 1, degree)
         identity = torch.eye(degree + 1, dtype=design.dtype, device=nodes.device)

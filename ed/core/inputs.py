@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -80,15 +82,21 @@ def _collect(loader: Iterable, examples: int) -> Tensor:
 
 @contextlib.contextmanager
 def _restored_generators(loader: Iterable) -> Iterator[None]:
-    """Restores the generators of a DataLoader and its sampler, which determine the next epoch."""
-    owners = (loader, getattr(loader, "sampler", None))
+    """Restores the generators of a DataLoader and its samplers, and those of random and numpy."""
+    batches = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
     found = {getattr(owner, "generator", None) for owner in owners}
     states = {one: one.get_state() for one in found if isinstance(one, torch.Generator)}
+    numpy = sys.modules.get("numpy")
+    python, array = random.getstate(), numpy and numpy.random.get_state()
     try:
         yield
     finally:
         for generator, state in states.items():
             generator.set_state(state)
+        random.setstate(python)
+        if numpy:
+            numpy.random.set_state(array)
 
 
 def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
@@ -102,6 +110,8 @@ def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
             f"{where}: got {type(part).__name__}; pass {LAYOUT}, or a DataLoader (join a list of "
             "batches with torch.cat)"
         )
+    if part.dim() == 0:
+        raise ValueError(f"{where}: got a single number; pass {LAYOUT}")
     if name and not part.is_floating_point():
         raise ValueError(
             f"{where} is {part.dtype}: convert to float, pass masks as context={{name: mask}}, or "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,8 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
     fits = tensor and labels.shape[:1] == (size,) and labels.dtype != torch.bool
     if class_dim is None:
         fits = fits and labels.dim() == (2 if soft else 1)
+    elif soft:
+        fits = fits and -labels.dim() <= class_dim < labels.dim()
     if not fits or (soft and labels.dim() < 2):
         got = f"{tuple(labels.shape)} and {labels.dtype}" if tensor else type(labels).__name__
         raise ValueError(
@@ -43,6 +47,23 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
         )
 
 
+def check_positions(labels: Tensor, outputs: Tensor, class_dim: int | None) -> None:
+    """Raises ValueError unless labels have one entry per position of outputs (N, ..., C, ...).
+
+    Labels may also be flat, with one dimension for all positions.
+    """
+    if class_dim is None:
+        return
+    expected = tuple(outputs.movedim(class_dim, -1).shape[1:-1])
+    rows = labels.movedim(class_dim, -1)[..., 0] if labels.is_floating_point() else labels
+    found = tuple(rows.shape[1:])
+    if found not in (expected, (math.prod(expected),)):
+        raise ValueError(
+            f"labels: got {found} per example, but the outputs have positions {expected}; pass one "
+            "label per position"
+        )
+
+
 def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Tensor:
     """Converts indices (P,) or probabilities (P, C) to (P, C), or (P, S, C) with positions.
 
@@ -54,7 +75,7 @@ def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Te
         if rows.shape[-1] != classes:
             raise ValueError(
                 f"labels: got {rows.shape[-1]} classes, but the model has {classes}; pass "
-                f"probabilities ({len(labels)}, {classes})"
+                f"probabilities (B, {classes})"
             )
         valid = _probable(rows, -1)
     else:

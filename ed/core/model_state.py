@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,9 +27,15 @@ def alone(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def evaluating(model: nn.Module) -> contextlib.AbstractContextManager:
-    """Puts all submodules in eval mode; restores each one's own mode on exit."""
-    return _attribute(list(model.modules()), "training", False)
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Puts all submodules in eval mode; restores each one's own mode on exit.
+
+    Also stops DDP from broadcasting buffers, so that one process can measure alone.
+    """
+    modules = list(model.modules())
+    with _attribute(modules, "training", False), _unsynced(modules):
+        yield
 
 
 @contextlib.contextmanager
@@ -39,15 +45,19 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
     Used for points on paths, which are not data, and for perturbed weights (SAM). Also stops DDP
     from broadcasting buffers, which would modify them before the backward pass of an earlier call.
     """
-    wrapped = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
     norms = batch_norms(model)
     instances = [norm for norm in norms if isinstance(norm, _InstanceNorm)]
     with (
         _attribute([n for n in norms if n not in instances], "track_running_stats", False),
         _attribute(instances, "momentum", 0.0),  # instance norm ignores the flag above
-        _attribute(wrapped, "require_forward_param_sync", False),
+        _unsynced(model.modules()),
     ):
         yield
+
+
+def _unsynced(modules: Iterable[nn.Module]) -> contextlib.AbstractContextManager:
+    wrapped = [part for part in modules if isinstance(part, DistributedDataParallel)]
+    return _attribute(wrapped, "require_forward_param_sync", False)
 
 
 def run_again(model: nn.Module) -> contextlib.AbstractContextManager:

@@ -22,6 +22,8 @@ def pick(returned, output: str | int | None = None) -> Tensor:
         found = _entry(returned, "logits" if output is None else output)
     if isinstance(found, Tensor):
         return found
+    if isinstance(returned, Tensor):
+        raise ValueError(f"output={output!r}: the model returns a tensor; leave output out")
     if hasattr(returned if found is None else found, "__array__"):
         raise ValueError(
             "outputs: got a numpy array; use ed.Field.of(lambda x: torch.as_tensor(model(x)), x)"
@@ -52,11 +54,17 @@ def check_outputs(outputs: Tensor, *, softmax: bool, class_dim: int | None = Non
             f"outputs: got {shape} instead of (N, C); set class_dim, e.g. 1 for (N, C, H, W)"
         )
     last = outputs.dim() - 1
-    if class_dim is not None and not (1 <= class_dim <= last or -last <= class_dim <= -1):
+    whole = isinstance(class_dim, int) and not isinstance(class_dim, bool)
+    if class_dim is not None and not (
+        whole and (1 <= class_dim <= last or -last <= class_dim <= -1)
+    ):
         raise ValueError(
             f"class_dim={class_dim}: outputs have shape {shape}; use 1 to {last}, or -1"
         )
-    if softmax and outputs.shape[1 if class_dim is None else class_dim] == 1:
+    classes = outputs.shape[1 if class_dim is None else class_dim]
+    if classes == 0:
+        raise ValueError(f"outputs: got {shape}; the model needs at least one output")
+    if softmax and classes == 1:
         raise ValueError(
             "outputs: the model has one output, whose softmax is always 1; set softmax=False, or "
             f"pad it to two logits: {TWO_LOGITS}"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ed.core.field import Field, as_field, check_merge
-from ed.core.labels import check_labels, targets
+from ed.core.labels import check_labels, check_positions, targets
 from ed.core.outputs import TWO_LOGITS, beside, by_path
-from ed.core.representation import PAIRINGS, Representation, anchor, over_positions
+from ed.core.representation import PAIRINGS, Representation, anchor, changed, over_positions
 from ed.core.validate import choice
 
 EFFICIENT = Representation()  # the paper's setting for training: r = 4, K = 3
@@ -48,9 +48,12 @@ class Paths:
         Args:
             labels: class indices (B,) or probabilities (B, C), e.g. from mixup or a teacher; they
                 enable label anchoring. If the field has a `class_dim`, one entry per position.
-            pairing: "random" draws both ends independently (Algorithm 1). "stratified" uses every
-                example once before reusing any.
+            pairing: "random" draws both ends independently (Algorithm 1). "stratified" draws
+                disjoint pairs until every example is used, then starts again; of an odd number of
+                examples, one is left out each time.
         """
+        if not isinstance(field, Field):
+            raise ValueError(f"field: got {type(field).__name__}; pass ed.Field.of(model, inputs)")
         field.check_points()
         check_merge(field.context)
         anchored, device = labels is not None, field.x.device
@@ -87,13 +90,8 @@ class Paths:
                 raise ValueError(
                     f"labels: the model has only one output; leave labels out, or use {TWO_LOGITS}"
                 )
+            check_positions(self.labels[0], outputs, class_dim)
             ends = [targets(label, classes, class_dim=class_dim) for label in self.labels]
-            if ends[0].shape != values[..., 0, :].shape:
-                positions = [side.shape[1:-1].numel() for side in (ends[0], values[..., 0, :])]
-                raise ValueError(
-                    f"labels: got {positions[0]} per example, but the outputs have {positions[1]} "
-                    "positions; pass one label per position"
-                )
             values = anchor(values, *ends)
         coefficients = representation.coefficients(values, beside(values, self.nodes, 1))
         return over_positions(representation.degrees(coefficients), 1)
@@ -147,10 +145,11 @@ def penalty(
     visible cue, such as the black border of a zero-padded crop: it then stays confident only where
     it sees the cue. Use crops without borders, or pass labels (experiments/results/crop).
     """
+    choice("softmax", softmax, (True, False))
     field = as_field(model, inputs, output=output, class_dim=class_dim)
     paths = Paths.draw(
         field,
-        replace(representation, **changes) if changes else representation,
+        changed(representation, **changes),
         len(field.x) // 2 if pairs is None else pairs,
         labels=labels,
         generator=generator,

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class Representation:
     def __post_init__(self) -> None:
         choice("basis", self.basis, BASES)
         choice("scale", self.scale, SCALES)
+        choice("detach_pca", self.detach_pca, (True, False))
         if self.scale != "paper" and self.weighting != "raw":
             raise ValueError(f"scale={self.scale}: weighting={self.weighting} requires scale=paper")
         choice("weighting", self.weighting, WEIGHTINGS)
@@ -98,7 +99,7 @@ class Representation:
                 f"sampler={type(self.sampler).__name__}: returned {nodes.shape[-1]} nodes per path "
                 f"instead of resolution={self.resolution}"
             )
-        return nodes
+        return nodes if nodes.is_floating_point() else nodes.to(dtype)
 
     def coefficients(self, values: Tensor, nodes: Tensor) -> Tensor:
         """Fits values (..., r, C) at nodes (..., r) or (r,): (..., C or m, K + 1)."""
@@ -122,6 +123,16 @@ class Representation:
         check_directions(
             self.components, classes, softmax=softmax and self.weighting == "normalised"
         )
+
+
+def changed(representation: Representation, **changes) -> Representation:
+    """Returns the representation with other settings."""
+    if not isinstance(representation, Representation):
+        raise ValueError(
+            f"representation={representation!r}: must be an ed.Representation, e.g. "
+            "ed.Representation(degree=5)"
+        )
+    return replace(representation, **changes) if changes else representation
 
 
 def over_positions(values: Tensor, dims: int) -> Tensor:
@@ -154,11 +165,11 @@ PAIRINGS = {"random": sample_pairs, "stratified": stratified_pairs}
 
 
 def _check_pairs(size: int, pairs: int, *, possible: int) -> None:
-    count("pairs", pairs)
-    if size < 2:
+    if size < 2:  # first, as half of a batch of one is no pair
         raise ValueError(
             f"inputs: got {size} examples, but paths need 2 or more; try DataLoader(drop_last=True)"
         )
+    count("pairs", pairs)
     if pairs > possible:
         raise ValueError(
             f"pairs={pairs}: {size} examples form only {possible} pairs; use at most {possible}"
@@ -199,4 +210,9 @@ def anchor(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 def _drawn_from(generator: torch.Generator | None) -> dict:
     """Omits generator=None, which would make torch.compile fail on new batch sizes."""
+    if not (generator is None or isinstance(generator, torch.Generator)):
+        raise ValueError(
+            f"generator={generator!r}: must be a torch.Generator; use "
+            "torch.Generator(device).manual_seed(seed)"
+        )
     return {} if generator is None else {"generator": generator}

@@ -167,10 +167,10 @@ def _plain(value):
 def standard_error(values: Tensor, ends: Tensor) -> float:
     """Standard error of the mean of values (P,) on paths between examples `ends` (2, P).
 
-    The square root of (sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e_p is a path's deviation
-    from the mean, and the second sum is over different paths p, q with a common end. The second sum
-    estimates a variance, so it is clamped at 0. It accounts for paths that share an example and are
-    therefore correlated.
+    The square root of (P / (P - 1) sum_p e_p^2 + sum_{p, q} e_p e_q) / P^2, where e_p is a path's
+    deviation from the mean, and the second sum is over different paths p, q with a common end. The
+    second sum estimates a variance, so it is clamped at 0. It accounts for paths that share an
+    example and are therefore correlated.
     """
     count = len(values)
     if count < 2:

@@ -6,14 +6,14 @@ import contextlib
 import difflib
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ed.core.field import Field
-from ed.core.model_state import evaluating
+from ed.core.model_state import evaluating, frozen_statistics
 from ed.core.outputs import pick
 
 TEXT_CONTEXT = ("attention_mask", "token_type_ids")
@@ -43,6 +43,10 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
     if embed is None:
         raise ValueError(
             f"from_text: {type(model).__name__} has no get_input_embeddings(); use Field.at_layer"
+        )
+    if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), Tensor):
+        raise ValueError(
+            'from_text: batch has no tensor input_ids; use tokenizer(texts, return_tensors="pt")'
         )
     if "position_ids" in batch:
         raise ValueError("from_text: position_ids cannot be merged on a path; leave them out")
@@ -113,8 +117,10 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
 
     def forward(points: Tensor, context: dict[str, Tensor]):
         carrier = source.x[:1].detach().expand(len(points), *source.x.shape[1:]).clone()
-        with _writing(part, points):
-            return source.forward(carrier, context)
+        with contextlib.ExitStack() as carrying:  # only the layers after this one see the points
+            carrying.enter_context(frozen_statistics(model))
+            with _writing(part, points, carrying.close):
+                return source.forward(carrier, context)
 
     recompute = functools.partial(features, source)
     field = replace(source, forward=forward, x=recompute(), recompute=recompute)
@@ -141,8 +147,9 @@ def _differ(found: Tensor, expected: Tensor) -> bool:
 def _submodule(model: nn.Module, layer: str) -> nn.Module:
     names = dict(model.named_modules())
     if not layer or layer not in names:
-        near = difflib.get_close_matches(layer, names, n=3) or list(names)[1:4]
-        raise ValueError(f"at_layer: no layer {layer!r}; use one such as {', '.join(near)}")
+        near = difflib.get_close_matches(str(layer), names, n=3) or list(names)[1:4]
+        listed = ", ".join(map(repr, near))
+        raise ValueError(f"at_layer: no layer {layer!r}; use one such as {listed}")
     return names[layer]
 
 
@@ -169,11 +176,13 @@ def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
 
 
 @contextlib.contextmanager
-def _writing(part: nn.Module, points: Tensor) -> Iterator[None]:
-    """Replaces the submodule's output with the points."""
+def _writing(part: nn.Module, points: Tensor, then: Callable[[], None]) -> Iterator[None]:
+    """Replaces the submodule's output with the points, and calls `then`."""
 
     def replaced(module, args, output):
-        return (points, *output[1:]) if isinstance(output, tuple) else points
+        then()
+        own = points.clone()  # a copy, as the next layer may work in place
+        return (own, *output[1:]) if isinstance(output, tuple) else own
 
     handle = part.register_forward_hook(replaced)
     try:

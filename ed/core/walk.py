@@ -26,10 +26,8 @@ def measuring(source: Field) -> Iterator[None]:
 
 
 def in_eval_mode(source: Field) -> Field:
-    """Returns the field with points computed in eval mode, if they depend on the mode."""
+    """Returns the field with points computed in eval mode, with the current weights."""
     if source.recompute is None or source.module is None:
-        return source
-    if not any(module.training for module in source.module.modules()):
         return source
     with measuring(source):
         return source.at(source.recompute())
@@ -54,6 +52,8 @@ def outputs_on_paths(
 @contextlib.contextmanager
 def reporter(progress, total: int):
     """Yields a function that takes the number of finished paths and reports progress."""
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise ValueError(f"progress={progress!r}: use True, False or a function of two numbers")
     if progress is True:
         from tqdm import tqdm
 

@@ -13,7 +13,7 @@ from ed.integrations import track
 
 def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | None = None):
     """Builds the field of a classifier on a batch of pixels or token embeddings."""
-    module = module or model
+    module = model if module is None else module  # a compiled module may have no truth value
     if "pixel_values" in batch:
         return ed.Field.of(lambda x: model(pixel_values=x), batch["pixel_values"], module=module)
     field = ed.Field.from_text(module, batch)
@@ -44,9 +44,11 @@ class EDTrainer:
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
             # Trainer divides the loss by the number of accumulation steps, unless already done
-            scaled = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-            shared = scaled or self.compute_loss_func is not None
-            steps = self.current_gradient_accumulation_steps if shared else 1
+            scaled = getattr(self, "loss_is_scaled_for_ga", None)
+            if scaled is None:  # the rule of Trainer.training_step
+                counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+                scaled = counted or self.compute_loss_func is not None
+            steps = self.current_gradient_accumulation_steps if scaled else 1
             penalty = ed.penalty(field, labels=labels, **self.ed_settings)
             loss = loss + self.ed_weight / steps * penalty
         return (loss, outputs) if return_outputs else loss

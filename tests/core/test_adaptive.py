@@ -121,8 +121,25 @@ def test_standard_error_covers_predicted_values():
         degrees = torch.arange(41.0) @ auto.spectrum
         assert degrees.item() == pytest.approx(auto.mean, rel=1e-4)
         torch.testing.assert_close(auto.spectrum, fixed.spectrum, rtol=0.2, atol=1e-3)
+        assert auto.spectrum[0].item() == pytest.approx(fixed.spectrum[0].item(), rel=0.01)
     mean_square = torch.tensor(ratios).square().mean().item()
     assert 0.3 < mean_square < 2.5  # 95 % of chi squared with 20 degrees is within 0.48 and 1.7
+
+
+@pytest.mark.parametrize("settings", [{"degree": 250}, {"components": 3, "degree": 220}])
+def test_the_default_resolution_does_not_limit_the_degree(settings, recwarn):
+    field = ed.Field.of(lambda x: x, torch.randn(30, 5))
+    ed.estimate(field, pairs=4, resolution="auto", **settings)
+    assert not recwarn.list
+
+
+def test_a_representation_without_a_sampler_is_accepted():
+    field = ed.Field.of(lambda x: x, torch.randn(30, 5))
+    found = [
+        ed.estimate(field, pairs=4, resolution="auto", **settings).values
+        for settings in ({"representation": ed.Representation(degree=3)}, {"degree": 3})
+    ]
+    assert torch.equal(*found)
 
 
 def test_every_path_is_refined_if_there_are_few():

@@ -275,3 +275,11 @@ def test_too_few_nodes_without_damping_are_rejected():
     with pytest.raises(ValueError, match=r"^resolution=4"):
         fit_matrix(uniform(4), 4, damping=0.0)
     assert fit_matrix(uniform(4), 4, damping=1e-6).isfinite().all()  # allowed with damping
+
+
+def test_a_basis_can_be_named():
+    values, nodes = torch.randn(6, 2), torch.linspace(0, 1, 6)
+    named = fit(values, nodes, 3, basis="legendre")
+    assert torch.equal(named, fit(values, nodes, 3, basis=BASES["legendre"]))
+    with pytest.raises(ValueError, match=r"^basis=fourier: use chebyshev or legendre"):
+        fit(values, nodes, 3, basis="fourier")

@@ -198,3 +198,17 @@ def test_outputs_at_padding_may_depend_on_token_ids():
 def test_integer_arrays_are_rejected():
     with pytest.raises(ValueError, match=r"^inputs"):
         ed.estimate(small_network(), np.arange(12).reshape(2, 6), pairs=1)
+
+
+@pytest.mark.parametrize("batch", [torch.ones(2, 3), {"ids": 1}, {"input_ids": [[1, 2]]}])
+def test_texts_need_token_ids(batch):
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**size))
+    with pytest.raises(ValueError, match="input_ids"):
+        ed.Field.from_text(model, batch)
+
+
+def test_layers_are_named_by_text():
+    with pytest.raises(ValueError, match="at_layer: no layer 1; use one such as '1'"):
+        ed.Field.at_layer(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), 1, torch.randn(8, 3))

@@ -227,6 +227,27 @@ def test_all_distinct_pairs_are_equally_likely(size, count):
     assert (seen - expected).abs().max() < 5 * math.sqrt(draws * share)
 
 
+def test_a_batch_of_one_is_rejected_by_the_penalty_too():
+    with pytest.raises(ValueError, match="drop_last=True"):
+        ed.penalty(lambda x: x, torch.randn(1, 3))
+
+
+def test_wrong_objects_are_rejected():
+    x = torch.randn(8, 3)
+    with pytest.raises(ValueError, match=r"^generator=0: .*torch\.Generator"):
+        ed.penalty(lambda x: x, x, generator=0)
+    with pytest.raises(ValueError, match=r"^field: .*ed\.Field\.of"):
+        ed.Paths.draw(torch.nn.Linear(3, 2), ed.Representation(), 4)
+
+
+def test_integer_nodes_of_a_sampler_are_converted():
+    def ends(uniform, anchored):
+        return torch.arange(uniform.shape[-1], device=uniform.device)
+
+    how = {"sampler": ends, "resolution": 2, "degree": 1, "softmax": False}
+    assert ed.estimate(lambda x: x, torch.randn(8, 3), pairs=4, **how).mean > 0
+
+
 def test_wrong_numbers_of_pairs_are_rejected():
     generator = torch.Generator()
     for draw in (sample_pairs, stratified_pairs):

@@ -230,11 +230,25 @@ def test_paths_reject_contexts_that_cannot_be_merged():
             ed.penalty(field)
 
 
-@pytest.mark.parametrize(("shape", "got"), [((8, 16, 16), 256), ((8,), 1)])
-def test_labels_need_one_entry_per_position(shape, got):
-    model = nn.Conv2d(3, 4, 3, stride=2, padding=1)
-    with pytest.raises(ValueError, match=f"labels: got {got} per example.* 64 positions"):
-        ed.penalty(model, torch.randn(8, 3, 16, 16), torch.randint(4, shape), class_dim=1)
+@pytest.mark.parametrize("shape", [(8, 16, 16), (8,), (8, 10, 4)], ids=["large", "none", "turned"])
+def test_labels_need_one_entry_per_position(shape):
+    model, x = nn.Conv2d(3, 4, 3, stride=2, padding=1), torch.randn(8, 3, 8, 20)
+    indices = torch.randint(4, shape)
+    with pytest.raises(ValueError, match=r"^labels: got .* positions \(4, 10\)"):
+        ed.penalty(model, x, indices, class_dim=1)
+    soft = nn.functional.one_hot(indices, 4).float().movedim(-1, 1)
+    with pytest.raises(ValueError, match=r"^labels: got .* positions \(4, 10\)"):
+        ed.penalty(model, x, soft, class_dim=1)
+
+
+def test_labels_may_be_flat():
+    model, x = nn.Conv2d(3, 4, 3, stride=2, padding=1), torch.randn(8, 3, 8, 20)
+    labels = torch.randint(4, (8, 4, 10))
+    found = [
+        ed.penalty(model, x, some, class_dim=1, generator=torch.Generator().manual_seed(0))
+        for some in (labels, labels.flatten(1))
+    ]
+    assert torch.equal(*found)
 
 
 def test_complex_outputs_are_rejected():

@@ -1,11 +1,14 @@
+# ruff: noqa: NPY002, tests numpy's global state
 """Measuring leaves inputs, model and random states alone, whatever the network does in place."""
 
 import copy
+import random
 
+import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import ed
 from tests.helpers.core import small_network
@@ -63,12 +66,58 @@ def test_a_copied_field_measures_the_same_network():
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("own_sampler", [False, True])
-def test_generators_of_a_loader_are_restored(own_sampler):
-    data, generator = TensorDataset(torch.randn(20, 6)), torch.Generator().manual_seed(0)
-    order = {"shuffle": True, "generator": generator}
-    if own_sampler:
-        order = {"sampler": torch.utils.data.RandomSampler(data, generator=generator)}
-    before = generator.get_state()
-    ed.estimate(small_network(), DataLoader(data, batch_size=5, **order), **FEW)
-    assert torch.equal(generator.get_state(), before)
+class Augmented(TensorDataset):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0] + random.random() + numpy.random.rand()
+
+
+@pytest.mark.parametrize("owner", ["loader", "sampler", "batch sampler"])
+def test_random_states_are_restored_after_reading_a_loader(owner):
+    data, generator = Augmented(torch.randn(20, 6)), torch.Generator().manual_seed(0)
+    sampler = RandomSampler(data, generator=generator)
+    order = {
+        "loader": {"shuffle": True, "generator": generator, "batch_size": 5},
+        "sampler": {"sampler": sampler, "batch_size": 5},
+        "batch sampler": {"batch_sampler": BatchSampler(sampler, 5, drop_last=False)},
+    }[owner]
+
+    def states() -> list:
+        return [generator.get_state().tolist(), random.getstate(), numpy.random.rand()]
+
+    numpy.random.seed(0)
+    before = states()
+    numpy.random.seed(0)
+    ed.estimate(small_network(), DataLoader(data, **order), **FEW)
+    assert states() == before
+
+
+def test_a_layers_points_are_not_changed_by_the_next_layer():
+    model = nn.Sequential(nn.Linear(6, 5), InPlace(5, 3)).eval()
+    field = ed.Field.at_layer(model, "0", torch.randn(20, 6))
+    before = field.x.clone()
+    field()
+    assert torch.equal(field.x, before)
+
+
+def test_features_are_recomputed_after_the_weights_change():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).eval()
+    x = torch.randn(20, 6)
+    field = ed.Field.at_layer(model, "1", x)
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    expected = ed.estimate(ed.Field.at_layer(model, "1", x), **FEW)
+    assert torch.equal(ed.estimate(field, **FEW).values, expected.values)
+
+
+def test_only_layers_after_the_named_one_see_the_points_of_paths():
+    """Batch norms before it would otherwise record copies of one example."""
+    norms = nn.BatchNorm1d(5), nn.BatchNorm1d(4)
+    model = nn.Sequential(
+        nn.Linear(6, 5), norms[0], nn.Tanh(), nn.Linear(5, 4), norms[1], nn.Linear(4, 3)
+    ).train()
+    field = ed.Field.at_layer(model, "2", torch.randn(20, 6))
+    before = [norm.running_mean.clone() for norm in norms]
+    field()
+    assert torch.equal(norms[0].running_mean, before[0])
+    assert not torch.equal(norms[1].running_mean, before[1])
+    assert all(norm.track_running_stats for norm in norms)

@@ -142,6 +142,14 @@ def gradients_in_a_loop_of_ones_own(rank: int, wrap=lambda model: model) -> list
     return [weight.grad for weight in model.parameters()]
 
 
+def measured_by_one(rank: int) -> list[float]:
+    """Returns ED of a network with batch norm, wrapped and plain, measured by one process."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)), torch.randn(9, 6)
+    wrapped = DistributedDataParallel(model)
+    return [ed.estimate(one, x, pairs=5).mean for one in (wrapped, model) if rank == 0]
+
+
 if __name__ == "__main__":
     here = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -162,6 +170,7 @@ if __name__ == "__main__":
     seen["shares"] = all(torch.equal(ours[name], shares[name]) for name in ours)
     found = gradients_in_a_loop_of_ones_own(processes.rank(), DistributedDataParallel)
     seen["ddp"] = [gradient.tolist() for gradient in found]
+    seen["measured"] = measured_by_one(processes.rank())
     if processes.rank() == 0:
         torch.save(ours, here / "float64.pt")
     (here.parent / f"seen{processes.rank()}.json").write_text(json.dumps(seen))

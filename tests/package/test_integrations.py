@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,3 +113,33 @@ def test_every_must_be_positive():
 
     with pytest.raises(ValueError, match=r"^every=0"):
         TrackED(torch.zeros(2, 3), every=0)
+
+
+@pytest.mark.parametrize(("scaled", "expected"), [(None, 1 / 4), (True, 1 / 4), (False, 1)])
+def test_the_penalty_is_scaled_like_the_loss(scaled, expected, monkeypatch):
+    pytest.importorskip("transformers")
+    from ed.integrations.transformers import EDTrainer
+
+    class Base:
+        model_accepts_loss_kwargs, compute_loss_func = True, None
+        current_gradient_accumulation_steps, loss_is_scaled_for_ga = 4, scaled
+        accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+
+        def compute_loss(self, model, inputs, return_outputs, items):
+            return torch.zeros(()), None
+
+    class Penalised(EDTrainer, Base):
+        ed_weight = 1.0
+
+    monkeypatch.setattr(ed, "penalty", lambda *_, **__: torch.ones(()))
+    batch = {"pixel_values": torch.randn(4, 3), "labels": torch.zeros(4)}
+    loss = Penalised().compute_loss(nn.Linear(3, 2), batch, num_items_in_batch=4)
+    assert loss.item() == expected
+
+
+def test_a_compiled_model_has_a_field():
+    pytest.importorskip("transformers")
+    from ed.integrations.transformers import field_of
+
+    compiled = torch.compile(nn.Linear(3, 2), backend="eager")
+    assert field_of(compiled, {"pixel_values": torch.randn(4, 3)}, compiled).module is compiled

@@ -121,6 +121,11 @@ def test_penalty_works_with_distributed_data_parallel(seen):
         torch.testing.assert_close(found, expected)
 
 
+def test_one_process_can_measure_alone(seen):
+    wrapped, plain = seen[0]["measured"]
+    assert wrapped == plain
+
+
 def test_two_processes_equal_one_with_the_full_batch(folder, seen, tmp_path):
     small_run(tmp_path / "one", *together.PLAIN)
     ours = weights(tmp_path / "one")
