@@ -76,7 +76,7 @@ def place_labels(
             found = OUTSIDE * (not _contains(inside, place.box)) + 2 * abs(place.height)
             found += COVERING * _overlaps(place.box, [taken[index], *around])
             found += CROSSING * _boxes_entered(dot, place.anchor, around)
-            found += CLOSE * _overlaps(place.box.padded(gap), boxes)
+            found += CLOSE * _overlaps(place.box.padded(gap), around)
             for leader in leaders:
                 crossing = place.apart and _segments_cross((dot, place.anchor), leader)
                 found += CROSSING * (crossing + _boxes_entered(*leader, [place.box]))
