@@ -12,7 +12,8 @@ from ed.figures.style import FAINT
 GAP = 7  # points between a dot and a label on its left or right
 HEIGHTS = [0, *(sign * half / 2 for half in range(1, 21) for sign in (1, -1))]  # in lines of text
 SIDES = {"left": 0.0, "right": 1.0, "center": 0.5}  # where the dot is, as a part of the width
-OUTSIDE, COVERING, CROSSING, SOFT, CLOSE = 5000, 1000, 200, 3, 1  # costs of a place, in half lines
+# costs of a place, in half lines
+OUTSIDE, COVERING, CROSSING, SOFT, APART, CLOSE = 5000, 1000, 200, 3, 2, 1
 NEAR = 1.5  # lines of text up to which a label needs no line to its dot
 SWEEPS = 4  # each chooses every place again, given the others
 
@@ -76,7 +77,7 @@ def place_labels(
             found = OUTSIDE * (not _contains(inside, place.box)) + 2 * abs(place.height)
             found += COVERING * _overlaps(place.box, [taken[index], *around])
             found += CROSSING * _boxes_entered(dot, place.anchor, around)
-            found += CLOSE * _overlaps(place.box.padded(gap), around)
+            found += CLOSE * _overlaps(place.box.padded(gap), around) + APART * place.apart
             for leader in leaders:
                 crossing = place.apart and _segments_cross((dot, place.anchor), leader)
                 found += CROSSING * (crossing + _boxes_entered(*leader, [place.box]))
