@@ -196,7 +196,7 @@ class _Walk:
 
     def _append(self, count: int) -> None:
         """Makes room for the results of more paths."""
-        empty = {"values": 0, "spectra": 0, "points": 0, "predicted": False}
+        empty: dict[str, float] = {"values": 0, "spectra": 0, "points": 0, "predicted": False}
         empty |= {"coarse": math.nan, "coarse_spectra": 0}
         for name, value in empty.items():
             held = getattr(self, name)

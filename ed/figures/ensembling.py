@@ -32,7 +32,8 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     for axis, cells in zip(axes, panels.values(), strict=True):
         for name, curves in cells.items():
             _draw_cell(axis, curves, table.cells[name].label, name.endswith(PENALISED))
-        axis.plot([], [], color=BASELINE, label="one seed", **SEED)
+        if any(len(curves) > 1 for curves in cells.values()):
+            axis.plot([], [], color=BASELINE, label="one seed", **SEED)
         _mark_ends(axis, [curves.mean(0) for curves in cells.values()])
         axis.set_xlabel(f"{table.metrics['eval/acc']} (in distribution), accuracy (%)")
         above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1)}  # clear of the curves

@@ -515,7 +515,7 @@ def test_the_figure_averages_seeds_and_has_one_axis_per_model():
     labels = [[text.get_text() for text in axis.get_legend().get_texts()] for axis in axes]
     ends = [r"$\alpha = 0$, zero-shot", r"$\alpha = 1$, fine-tuned"]
     both = ["CLIP ViT-B/32, mean of 2 seeds", "CLIP ViT-B/32 + ED, 1 seed"]
-    assert labels == [[*both, *ends], ["CLIP ViT-B/16 + ED, 1 seed", *ends]]
+    assert labels == [[*both, "one seed", *ends], ["CLIP ViT-B/16 + ED, 1 seed", *ends]]
     drawn = {line.get_label(): line.get_xydata().tolist() for line in axes[0].lines}
     assert drawn[both[0]] == [[61, 51], [66, 53.5], [71, 56]]
     assert [drawn[end] for end in ends] == [[[61, 51], [63, 53]], [[71, 56], [73, 58]]]
