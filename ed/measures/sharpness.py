@@ -9,7 +9,8 @@ for which the ball is ||u|| <= rho and the gradient is T g:
     worst  projected gradient ascent with the step-size rule of Auto-PGD (Croce & Hein), as in
            Andriushchenko et al.; its first iterate is `step`
 
-The model is in eval mode, the loss is the task's, and training examples are not augmented. By
+The model is in eval mode, the loss is the task's, in float64 from the outputs on, and training
+examples are not augmented. Below a loss of about 1e-9, the network's own float32 limits it. By
 default, one search covers all selected examples. With `group`, each group of examples has its own
 search, and the increases are averaged over examples (m-sharpness, as in da Silva et al.).
 """
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ed.core.fit import widened
 from ed.core.validate import choice, count, each, optional, positive
 from ed.measures.base import Measure, fixed_subset, in_batches, untouched
 from ed.runtime.streams import generator
@@ -145,7 +147,9 @@ class Surface:
         """Yields the contribution of each batch to the mean loss."""
         batches = self.batches or in_batches(self.task, self.index, self.batch_size)
         for batch, share in batches:
-            loss, _ = self.task.loss(self.task.field(self.model, batch)(), batch)
+            # in float32, the loss of confident outputs would be 0
+            outputs = widened(self.task.field(self.model, batch)())
+            loss, _ = self.task.loss(outputs, batch)
             yield loss * share
 
     def _move(self, u: Tensors) -> None:

@@ -29,7 +29,7 @@ class Task:
     no_evaluation: str | None = None  # why an untrained model cannot be evaluated
     yields_share = False  # whether `batches` yields only the rows of this process
     static_shapes = True  # whether all batches have the same shapes, as CUDA graphs require
-    loss_dtype = torch.float32  # dtype in which the loss is computed
+    loss_dtype = torch.float32  # dtype in which the loss is computed, at least
     penalised = slice(None)  # outputs that penalties apply to; PPO: the action logits
     workers: int | None = None  # number of data-loading processes; None: one per core
     num_examples = 0  # number of training examples that `examples` can return
@@ -56,7 +56,8 @@ class Task:
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the mean loss and values to log; by default, cross-entropy and accuracy."""
-        loss = F.cross_entropy(outputs.to(self.loss_dtype), batch["label"])
+        wide = outputs.to(torch.promote_types(outputs.dtype, self.loss_dtype))
+        loss = F.cross_entropy(wide, batch["label"])
         accuracy = (outputs.argmax(-1) == batch["label"]).float().mean()
         return loss, {"loss": loss.detach(), "acc": 100 * accuracy}
 

@@ -238,6 +238,20 @@ def test_one_step_sharpness_equals_finite_differences_for_small_radii():
     assert found == pytest.approx(rho * math.sqrt(squares), rel=1e-3)
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_sharpness_of_a_confident_network_is_exact(adaptive):
+    """The loss is 3e-8; in float32, cross-entropy would round it to 0."""
+    corners = torch.tensor([[1.0, 0.0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]])
+    task, model = Toy(), nn.Linear(2, 3, bias=False)
+    task.x, task.label = corners.repeat(20, 1), torch.arange(3).repeat(20)
+    model.weight.data = 12 * corners
+    found = Sharpness(radii=(0.05,), adaptive=adaptive)(model, task)["_0.05"]
+    task.x = task.x.double()
+    exact = Sharpness(radii=(0.05,), adaptive=adaptive)(model.double(), task)["_0.05"]
+    assert found == pytest.approx(exact, rel=1e-3)
+    assert 0 < exact < 1e-7
+
+
 def test_rescaling_two_linear_layers_changes_only_plain_sharpness_and_norm():
     """Layers (s W1, s b1) and (W2 / s, b2) compute the same function for any s > 0."""
     scaled, original = network(), network()
