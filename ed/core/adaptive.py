@@ -36,7 +36,7 @@ from ed.core.memory import Footprint
 from ed.core.nodes import ChebyshevNodes
 from ed.core.outputs import by_path
 from ed.core.pca import principal_scores
-from ed.core.representation import Representation, over_positions
+from ed.core.representation import Representation, changed, over_positions
 from ed.core.result import Estimate, standard_error
 from ed.core.tally import PATHS_SHOWN, check_finite, highest_curve
 from ed.core.validate import optional, positive
@@ -53,10 +53,18 @@ TOLERANCE = 0.02  # relative to mean ED
 # Largest accepted change in ED between two levels, as a multiple of the limit: at few points, a
 # rough path can look smooth.
 CHANGE = 10
+UNLIMITED = 10**6  # nodes per path; more than any level has
 DOUBLINGS = 3  # from N = K/4 to 2K
 BLOCK = 50  # paths refined together; the standard error is checked after each block
 # Of the paths that need more than 21 points, the first LEAST_REFINED and every SHARE-th get them.
 LEAST_REFINED, SHARE = 12, 5
+
+
+def unlimited(representation: Representation, **changes) -> Representation:
+    """Returns the settings without a resolution or default sampler, which are chosen here."""
+    if changed(representation).sampler == Representation().sampler:
+        changes = {"sampler": ChebyshevNodes()} | changes
+    return changed(representation, **changes | {"resolution": UNLIMITED})
 
 
 def ladder(representation: Representation) -> list[int]:

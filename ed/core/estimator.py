@@ -33,7 +33,6 @@ __all__ = [
 # The paper's protocol for trained models: r = 200, K = 40, 400 paths. It does not specify the
 # nodes; Chebyshev nodes give the best-conditioned fit.
 PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
-UNLIMITED = 10**6  # resolution="auto": nodes per path are chosen later
 WARNING_LEVEL = 4  # stack level of the code that calls `estimate`
 
 
@@ -76,8 +75,8 @@ def estimate(
         memory_gib: memory budget for a chunk of forward passes and its fit.
         seed: seed for choosing pairs.
         progress: True for a progress bar, or a function called with (finished paths, all paths).
-        tolerance: error allowed on a path, relative to mean ED, if resolution="auto". Defaults to
-            0.02. Half the standard error is used instead if it is smaller.
+        tolerance: error allowed on a path, relative to mean ED, if resolution="auto" (default:
+            0.02). Half the standard error is used instead if it is smaller.
         target_se: standard error at which to stop adding paths, if resolution="auto"; `pairs` is
             then the maximum number of paths.
         changes: fields of the representation to change, e.g. resolution=50, degree=10. With
@@ -88,18 +87,15 @@ def estimate(
     source = as_field(model, inputs, output=output, class_dim=class_dim, examples=examples)
     how = dict[str, Any](pairs=pairs, memory_gib=memory_gib, seed=seed, progress=progress)
     if changes.get("resolution") == "auto":
-        from ed.core.adaptive import estimate_adaptively
+        from ed.core.adaptive import estimate_adaptively, unlimited
 
         how |= {"tolerance": tolerance, "target_se": target_se}
-        if changed(representation).sampler == Representation().sampler:  # not chosen by the user
-            changes = {"sampler": ChebyshevNodes()} | changes
-        settings = changed(representation, **changes | {"resolution": UNLIMITED})
+        settings = unlimited(representation, **changes)
         return estimate_adaptively(source, settings, softmax=softmax, **how)
     for name, value in (("tolerance", tolerance), ("target_se", target_se)):
         if value is not None:
             raise ValueError(f'{name}={value}: requires resolution="auto"')
-    representation = changed(representation, **changes)
-    return estimate_each(source, readings=[(representation, softmax)], **how)[0]
+    return estimate_each(source, readings=[(changed(representation, **changes), softmax)], **how)[0]
 
 
 def compare(
