@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from ed.analysis.collect import Row, series
 from ed.analysis.spec import Table
@@ -43,7 +44,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     shown = next((c for c, runs in cells.items() if any(map(transition, runs))), next(iter(cells)))
     figure = Figure(figsize=(0.68 * WIDTH, 7.4))
     axes = figure.subplots(1 + len(MEASURES), sharex=True, height_ratios=[1.5] + [1] * 4)
-    others = [history for cell, runs in cells.items() if cell != shown for history in runs]
+    grey = [history for cell, runs in cells.items() if cell != shown for history in runs]
     panels = [tuple(LOSSES), *((key,) for key in MEASURES)]
     for axis, keys, name in zip(axes, panels, ("loss", *MEASURES.values()), strict=True):
         linear = set(keys) <= set(LINEAR)
@@ -51,18 +52,20 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
         for key in keys:
             _draw_metric(axis, key, cells[shown])
         low, high = axis.get_ylim()
-        for history, key in itertools.product(others, keys):
+        for history, key in itertools.product(grey, keys):
             axis.plot(*series(history, key), linestyle=LOSSES.get(key, "-"), **OTHERS)
         if not linear:  # other cells may span many decades, so let them leave the panel
             widest = axis.get_ylim()
             axis.set_ylim(max(widest[0], low / ROOM), min(widest[1], high * ROOM))
+            _label_decades(axis)
         for step in filter(None, map(transition, cells[shown])):
             axis.axvline(step, **MARK)
     labels = {cell.home: cell.label for cell in table.cells.values()}
     axes[0].set_title(f"{labels[shown]} (n = {len(cells[shown])})")
     axes[-1].set(xscale="log", xlabel="optimizer steps")
     figure.align_ylabels(list(axes))
-    _legend(figure, [labels[cell] for cell in cells if cell != shown])
+    others = {labels[c]: any(map(transition, runs)) for c, runs in cells.items() if c != shown}
+    _legend(figure, others, marked=any(map(transition, cells[shown])))
     return figure
 
 
@@ -98,13 +101,31 @@ def _draw_metric(axis, key: str, runs: Sequence[History]) -> None:
         axis.plot(*top, color=colour, **PEAK)
 
 
-def _legend(figure: Figure, others: Sequence[str]) -> None:
+def _label_decades(axis) -> None:
+    """Labels 1, 2 and 5 times a power of ten if the log axis spans less than two decades."""
+    low, high = axis.get_ylim()
+    if high < 100 * low:
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend(figure: Figure, others: dict[str, bool], *, marked: bool) -> None:
+    """Draws the legend.
+
+    Args:
+        others: the grey cells, and whether they reach the transition.
+        marked: whether the figure marks a transition.
+    """
     looks = {
         "validation loss": {"color": INK, "linestyle": LOSSES["eval/loss"]},
         "training loss": {"color": INK, "linestyle": LOSSES["eval/train_loss"]},
-        "validation accuracy passes 50 %": MARK,
-        "highest before that": {"color": INK} | PEAK,
     }
-    looks |= {f"no transition: {'; '.join(others)}": OTHERS} if others else {}
+    if marked:
+        looks["validation accuracy passes 50 %"] = MARK
+        looks["highest before that"] = {"color": INK} | PEAK
+    for how, wanted in (("no transition", False), ("other transitions", True)):
+        names = [name for name, has in others.items() if has == wanted]
+        looks |= {f"{how}: {'; '.join(names)}": OTHERS} if names else {}
     handles = [Line2D([], [], label=label, **look) for label, look in looks.items()]
     figure.legend(handles=handles, loc="outside lower left")

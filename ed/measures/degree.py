@@ -1,5 +1,6 @@
 """Effective degree of a model along paths between training examples."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from ed.core.validate import choice, count, positive
 from ed.measures.base import Measure, fixed_subset, untouched
 
 OUTPUTS = ("softmax", "raw")
-ENDPOINTS = ("examples", "noise")
+ENDPOINTS = ("examples", "validation", "noise")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class EffectiveDegree(Measure):
             Chebyshev nodes.
         outputs: "softmax" or "raw" (logits). The paper's ED uses "softmax" and weighting="raw"; its
             ED_norm uses "raw" and weighting="normalised".
-        endpoints: what paths connect: training "examples", or "noise" (uniform pixels).
+        endpoints: what paths connect: training "examples", "validation" examples, or "noise"
+            (uniform pixels).
         memory_gib: memory budget for a chunk of forward passes.
         seed: seed for choosing examples and pairs.
     """
@@ -61,7 +63,12 @@ class EffectiveDegree(Measure):
             raise ValueError(
                 f"measures: outputs=softmax: {type(task).__name__} has no logits; set outputs=raw"
             )
-        size = task.num_examples  # 0 if unknown before the data is read
+        if self.endpoints == "validation" and not task.num_validation:
+            raise ValueError(
+                f"measures: endpoints=validation: {type(task).__name__} has no validation examples "
+                "for measures; use endpoints=examples"
+            )
+        size = self._source(task)[0]  # 0 if unknown before the data is read
         possible = size * (size - 1) // 2
         if size > 0 and self.pairs > possible:
             raise ValueError(
@@ -107,9 +114,10 @@ class EffectiveDegree(Measure):
         return [{"": result.mean, "_se": result.standard_error} for result in results]
 
     def field(self, model: nn.Module, task, batch: dict[str, Tensor] | None = None) -> Field:
-        """Builds the field at the endpoints: a batch, or up to two training examples per path."""
+        """Builds the field at the endpoints: a batch, or up to two examples per path."""
         if batch is None:
-            batch = task.examples(fixed_subset(task.num_examples, 2 * self.pairs, self.seed))
+            size, examples = self._source(task)
+            batch = examples(fixed_subset(size, 2 * self.pairs, self.seed))
         field = task.field(model, batch)
         if self.endpoints == "noise":
             draw = torch.Generator(field.x.device).manual_seed(self.seed)
@@ -119,3 +127,9 @@ class EffectiveDegree(Measure):
             return field.forward(points, context)[:, task.penalised]
 
         return replace(field, forward=forward)
+
+    def _source(self, task) -> tuple[int, Callable[[Tensor], dict[str, Tensor]]]:
+        """Returns the number of examples, and the function that returns those of an index."""
+        if self.endpoints == "validation":
+            return task.num_validation, task.validation_examples
+        return task.num_examples, task.examples

@@ -33,6 +33,7 @@ class Task:
     penalised = slice(None)  # outputs that penalties apply to; PPO: the action logits
     workers: int | None = None  # number of data-loading processes; None: one per core
     num_examples = 0  # number of training examples that `examples` can return
+    num_validation = 0  # number of examples that `validation_examples` can return; 0: none
 
     def prepare(self, device: torch.device, seed: int) -> None:
         """Loads the data. The constructor has already checked the settings."""
@@ -77,6 +78,10 @@ class Task:
         Args:
             index: (N,) on the CPU, with values below `num_examples`.
         """
+        raise NotImplementedError
+
+    def validation_examples(self, index: Tensor) -> Batch:
+        """Returns validation examples for measures; optional. `index` is as in `examples`."""
         raise NotImplementedError
 
     def probe(self) -> Batch | None:

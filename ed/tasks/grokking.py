@@ -90,6 +90,7 @@ class ModularArithmetic(Task):
                 f"task.train_fraction={train_fraction}: {len(self.rows)} equations must be split "
                 "into at least 2 for training and 1 for validation"
             )
+        self.num_validation = len(self.rows) - self.num_examples
         self.split_seed, self.total_steps, self.warmup_steps = split_seed, steps, warmup_steps
         self.batch_size = min(batch_size, math.ceil(self.num_examples / 2))
         self.eval_steps, self.eval_per_decade = eval_every, eval_per_decade
@@ -131,6 +132,9 @@ class ModularArithmetic(Task):
         index = index.to(self.device)
         # has less host overhead than value[index], which matters for such small steps
         return {name: value.index_select(0, index) for name, value in self.train.items()}
+
+    def validation_examples(self, index: Tensor) -> Batch:
+        return {name: value[index.to(self.device)] for name, value in self.validation.items()}
 
     def field(self, model: nn.Module, batch: Batch) -> Field:
         return Field.of(model, model.embed(batch["ids"]))

@@ -1,6 +1,7 @@
 """Grokking: equations, data split, decoder, training and figure."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ed.core.nodes import ChebyshevNodes
 from ed.engine.compose import compose_config
 from ed.engine.main import run
 from ed.figures.grokking import MEASURES, draw, transition
+from ed.measures.degree import EffectiveDegree
 from ed.models.grokking import causal_attention
 from ed.runtime.runs import read_metrics
 from ed.tasks.grokking import OPERATIONS, equations
@@ -260,6 +262,43 @@ def test_outputs_at_path_ends_equal_outputs_on_equations():
     assert inside.x.shape == (16, 4, 128)
 
 
+def test_ed_is_measured_on_training_and_on_validation_equations():
+    task, model = built("task.modulus=7")
+    known, new = task.examples(torch.arange(5)), task.validation_examples(torch.arange(5))
+    for part, found in ((task.train, known), (task.validation, new)):
+        assert all(torch.equal(found[name], part[name][:5]) for name in part)
+    size, choice = task.num_validation, {"resolution": 8, "degree": 4, "pairs": 10}
+    assert size == len(task.validation["label"])
+    with_new = EffectiveDegree(endpoints="validation", **choice)
+    on_training, on_validation = EffectiveDegree(**choice)(model, task), with_new(model, task)
+    assert on_training != on_validation
+    task.train, task.num_examples = task.validation, size
+    assert EffectiveDegree(**choice)(model, task) == on_validation
+    task.num_validation = 0
+    with pytest.raises(ValueError, match="endpoints=validation"):
+        with_new.check(task)
+
+
+def test_the_experiment_measures_every_variant():
+    """ED of probabilities and logits, raw and normalised, on both parts; several radii."""
+    measures = compose_config(["experiment=grokking"]).measures
+    degrees = [m for m in measures.values() if m._target_.endswith("EffectiveDegree")]
+    assert {(m.pairs, m.resolution, m.degree) for m in degrees} == {(200, 64, 40)}
+    variants = {(m.outputs, m.weighting, m.endpoints) for m in degrees}
+    parts = ("examples", "validation")
+    assert variants == set(product(("softmax", "raw"), ("raw", "normalised"), parts))
+    assert {0.01, 0.05, 0.1} <= set(measures.sharpness.radii)
+    assert {0.01, 0.05, 0.1, 0.5, 1.0} <= set(measures.adaptive_sharpness.radii)
+
+
+def test_a_float64_loss_is_not_frozen_by_the_optimizer():
+    """Adam divides by sqrt(v) + eps, so gradients far below eps no longer move the weights."""
+    cells = load_table("grokking_search").cells
+    for name in ("product_float64", "division_float64"):
+        cfg = compose_config(["experiment=grokking_koker", *cells[name].overrides])
+        assert (cfg.task.loss_precision, cfg.optimizer.eps) == ("float64", 1e-20)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -353,6 +392,12 @@ def test_the_figure_selects_a_cell_with_a_transition():
     (legend,) = figure.legends
     others = [text.get_text() for text in legend.get_texts()][-1]
     assert others == f"no transition: {table.cells['division'].label}"
+    figure = draw(table, [Drawn(0, history()), Drawn(0, history(), "decay")])
+    others = [text.get_text() for text in figure.legends[0].get_texts()][-1]
+    assert others == f"other transitions: {table.cells['decay'].label}"
+    figure = draw(table, [Drawn(0, slow)])
+    looks = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert looks == ["validation loss", "training loss"]  # nothing else is drawn
 
 
 def test_runs_without_history_give_no_figure():
