@@ -29,7 +29,7 @@ from ed.runtime.streams import generator
 
 METHODS = ("step", "worst")
 MOMENTUM = 0.75  # weight of the new direction; also the required fraction of successful steps
-TINY = 1e-12  # avoids division by a zero gradient norm
+TINY = 1e-12  # avoids division by zero
 
 Tensors = list[Tensor]
 
@@ -208,8 +208,11 @@ def _checkpoints(steps: int) -> set[int]:
 
 
 def _of_length(direction: Tensors, length: float) -> Tensors:
+    # the squares of a confident network's gradients would underflow
+    largest = nn.utils.get_total_norm(direction, math.inf)
+    direction = torch._foreach_div(direction, largest.clamp(min=torch.finfo(largest.dtype).tiny))
     norm = nn.utils.get_total_norm(direction)
-    return torch._foreach_mul(direction, length / (norm + TINY))
+    return torch._foreach_mul(direction, length / norm.clamp(min=TINY))
 
 
 def _into_ball(u: Tensors, rho: float) -> Tensors:
