@@ -14,6 +14,7 @@ from ed.datasets.imagenet import (
     accuracy,
     classes,
     evaluation_batches,
+    loading,
     open_shift,
     open_split,
     open_training,
@@ -197,7 +198,8 @@ def test_missing_validation_and_shift_folders_raise(tmp_path, few_classes):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_error_for_a_corrupt_image_contains_its_path(tmp_path, workers):
+def test_the_error_for_a_corrupt_image_contains_its_path(tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(loading, "PIECE", 2)  # a single piece would need no workers
     root = fill(tmp_path, ["n1"], count=3)
     whole = (root / "n1" / "1.JPEG").read_bytes()
     (root / "n1" / "1.JPEG").write_bytes(whole[: len(whole) // 2])
@@ -208,6 +210,16 @@ def test_the_error_for_a_corrupt_image_contains_its_path(tmp_path, workers):
     assert str(error.value).startswith(f"{root}/n1/1.JPEG ")
     assert len(str(error.value).splitlines()) == 1
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("place", ["imagenet/train", "", "ILSVRC"])
+def test_folders_around_train_are_rejected_before_they_are_indexed(place, tmp_path, monkeypatch):
+    """`datasets` would read the images of any folder, which takes hours for ImageNet."""
+    fill(tmp_path / "imagenet" / "train", classes.synsets()[:2])
+    fill(tmp_path / "ILSVRC" / "Data" / "CLS-LOC" / "train", classes.synsets()[:2])
+    monkeypatch.setattr(sources, "load_table", lambda *_: pytest.fail("read by `datasets`"))
+    with pytest.raises(FileNotFoundError, match=r"^task\.data=.*train/ and val/"):
+        open_split(str(tmp_path / place), "train")
 
 
 # ---- parquet files

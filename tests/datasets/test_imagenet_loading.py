@@ -8,6 +8,7 @@ from itertools import islice
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from ed.datasets.imagenet import Source, Views, evaluation_batches, loading, training_batches
 from tests.helpers.imagenet import InMemory, as_one_of_two
@@ -68,8 +69,7 @@ def test_loading_does_not_change_the_global_random_state():
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    stream(InMemory(range(70)), 7)
-    list(evaluation_batches(InMemory(range(3)), Views(size=8).evaluate, device="cpu", workers=1))
+    stream(InMemory(range(70)), 7, workers=1)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -110,3 +110,56 @@ def test_selected_images_keep_the_given_order():
         evaluation_batches(source, Views(size=8).evaluate, index=torch.tensor([7, 0, 3]), **how)
     )
     assert [batch["label"].tolist() for batch in batches] == [[7, 0], [3]]
+
+
+def test_evaluation_loads_batches_in_pieces(monkeypatch):
+    """Shared memory that suffices for training must suffice for evaluation, hours later."""
+    sizes, get = [], loading._Rows.__getitems__
+
+    def record(rows, keys):
+        sizes.append(len(keys))
+        return get(rows, keys)
+
+    monkeypatch.setattr(loading._Rows, "__getitems__", record)
+    how = {"device": "cpu", "workers": 0, "batch_size": 130}
+    batches = list(evaluation_batches(InMemory(range(150)), Views(size=8).evaluate, **how))
+    assert [len(batch["x"]) for batch in batches] == [130, 20]
+    assert torch.cat([batch["label"] for batch in batches]).tolist() == list(range(150))
+    assert sizes == [loading.PIECE, loading.PIECE, 130 - 2 * loading.PIECE, 20]
+
+
+@pytest.mark.parametrize(("images", "expected"), [(2, 0), (3, 2)])
+def test_no_worker_is_started_without_work(images, expected, monkeypatch):
+    started = []
+
+    def record(*args, num_workers, **settings):
+        started.append(num_workers)
+        return DataLoader(*args, num_workers=num_workers, **settings)
+
+    monkeypatch.setattr(loading, "DataLoader", record)
+    monkeypatch.setattr(loading, "PIECE", 2)
+    source, view = InMemory(range(images)), Views(size=8).evaluate
+    (batch,) = evaluation_batches(source, view, device="cpu", workers=9)
+    assert batch["label"].tolist() == list(range(images))
+    assert started == [expected]
+
+
+def test_full_shared_memory_is_reported(monkeypatch):
+    def full(rows):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>")
+
+    monkeypatch.setattr(loading, "default_collate", full)
+    with pytest.raises(ValueError, match=r"^system.workers=1: ") as error:
+        stream(InMemory(range(70)), 7, workers=1)
+    assert len(str(error.value).splitlines()) == 1
+    assert not multiprocessing.active_children()
+
+
+def test_workers_are_forked_whatever_the_default_is(monkeypatch):
+    """Others would need to pickle the source, i.e. to copy the list of files."""
+    source = InMemory(range(70))
+    source.unpicklable = lambda: None
+    spawn = multiprocessing.get_context("spawn")  # Python 3.14 has another default than fork
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", spawn)
+    (batch,) = stream(source, 7, workers=1)
+    assert len(batch["label"]) == 70

@@ -8,12 +8,13 @@ and copied while the device computes.
 
 import math
 import signal
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import islice
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from ed.core.validate import count
 from ed.datasets.batches import Batch, shuffled_batches
@@ -27,6 +28,9 @@ PIECE = 64  # images that a worker returns at once: 10 MB at 224 x 224
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 GRACE_SECONDS = 60  # time for the run to save before its workers exit
 IN_FLIGHT = 2  # batches by which the host may run ahead of the device
+FULL_MEMORY = (
+    "shared memory (/dev/shm) is full; use fewer workers or enlarge it, e.g. docker run --shm-size"
+)
 
 
 def training_batches(
@@ -72,12 +76,18 @@ def evaluation_batches(
 ) -> Generator[Batch]:
     """Yields the images in order, or only those in `index`; the last batch may be smaller."""
     index = range(len(source)) if index is None else [int(i) for i in index]
-    keys = (
-        [(i, 0, i) for i in index[start : start + batch_size]]
-        for start in range(0, len(index), batch_size)
-    )
-    pieces = _pieces(_Rows(source, view, 0), keys, device=device, workers=workers)
-    return _to_device(pieces, torch.device(device))
+    keys = [
+        [(i, 0, i) for i in piece]
+        for batch in _slices(index, batch_size)
+        for piece in _slices(batch, PIECE)
+    ]
+    most = len(keys) if len(keys) > 1 else 0  # reading one piece is faster than starting a worker
+    pieces = _pieces(_Rows(source, view, 0), keys, device=device, workers=workers, most=most)
+    return _to_device(pieces, torch.device(device), group=math.ceil(batch_size / PIECE))
+
+
+def _slices(index: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (index[start : start + size] for start in range(0, len(index), size))
 
 
 class _Rows(Dataset):
@@ -89,8 +99,13 @@ class _Rows(Dataset):
     def __getitems__(self, keys: list[Key]) -> list[Tensor] | str:
         try:
             return default_collate([self._row(*key) for key in keys])
+        # errors are not raised here, because the traceback would keep the workers alive
         except ImageError as error:
-            return str(error)  # not raised here: the traceback would keep the workers alive
+            return str(error)
+        except RuntimeError as error:
+            if "shared memory" not in str(error):
+                raise
+            return f"system.workers={get_worker_info().num_workers}: {FULL_MEMORY}"
 
     def _row(self, image: int, epoch: int, place: int) -> tuple[Tensor, int]:
         draws = generator(self.seed, f"augmentation {epoch}", place)
@@ -98,11 +113,16 @@ class _Rows(Dataset):
 
 
 def _pieces(
-    rows: _Rows, keys: Iterable[list[Key]], *, device, workers: int | None
+    rows: _Rows, keys: Iterable[list[Key]], *, device, workers: int | None, most: int | None = None
 ) -> Generator[list[Tensor]]:
-    """Yields [pixels, labels] for each list of keys, in pinned memory if the device is a GPU."""
+    """Yields [pixels, labels] for each list of keys, in pinned memory if the device is a GPU.
+
+    Args:
+        most: maximum number of worker processes.
+    """
     workers = processes.available_cores() if workers is None else workers
     count("system.workers", workers, least=0)
+    workers = workers if most is None else min(workers, most)
     loader = DataLoader(
         rows,
         batch_sampler=keys,
@@ -110,6 +130,8 @@ def _pieces(
         num_workers=workers,
         prefetch_factor=4 if workers else None,
         pin_memory=torch.device(device).type == "cuda",
+        # Python 3.14 would start workers that import torch and copy the list of files
+        multiprocessing_context="fork" if workers else None,
         worker_init_fn=_delay_stop_signals,
         generator=torch.Generator(),  # the loader draws a seed; keep the global state unchanged
     )
@@ -149,12 +171,12 @@ def _started(loader: DataLoader) -> Iterator:
 def _to_device(
     pieces: Generator[list[Tensor]], device: torch.device, *, group: int = 1
 ) -> Generator[Batch]:
-    """Yields batches of `group` pieces each, on the device.
+    """Yields batches of `group` pieces each, on the device; the last may have fewer.
 
     On a GPU, a separate stream copies while the device computes. The host may run at most a few
     batches ahead of the device, because pending copies use memory.
     """
-    groups = zip(*[iter(pieces)] * group, strict=False)
+    groups = iter(lambda: list(islice(pieces, group)), [])
     if device.type != "cuda":
         for parts in groups:
             yield _joined(parts, device)
@@ -174,7 +196,7 @@ def _to_device(
             consumed.pop(0).synchronize()
 
 
-def _joined(parts: tuple[list[Tensor], ...], device: torch.device) -> Batch:
+def _joined(parts: list[list[Tensor]], device: torch.device) -> Batch:
     pixels, labels = (
         torch.cat([tensor.to(device, non_blocking=True) for tensor in tensors])
         for tensors in zip(*parts, strict=True)

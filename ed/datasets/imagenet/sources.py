@@ -22,6 +22,10 @@ from ed.datasets.images import load_table, read_labels
 SUFFIXES = (".jpeg", ".jpg", ".png")
 TRAINING_IMAGES, VALIDATION_IMAGES = 1_281_167, 50_000
 FOLDER_OF = {"train": "train", "validation": "val"}
+REMEDY = (
+    "a folder with train/ and val/ (one folder per synset), a folder with parquet files, or a "
+    "reachable hub id such as ILSVRC/imagenet-1k"
+)
 
 
 class ImageError(ValueError):
@@ -213,11 +217,9 @@ def open_split(data: str, split: str, *, key: str = "task.data") -> Source:
     if data == "embedded":
         part = "train" if split == "train" else "test"
         return Table(load_table(data, part, key), f"{key}=embedded, split {part!r}")
-    remedy = (
-        "a folder with train/ and val/ (one folder per synset), a folder with parquet files, or a "
-        "reachable hub id such as ILSVRC/imagenet-1k"
-    )
-    source = Table(load_table(data, split, key, remedy), f"{key}={data}, split {split!r}")
+    if root.is_dir():
+        check_tables(root, f"{key}={data}")
+    source = Table(load_table(data, split, key, REMEDY), f"{key}={data}, split {split!r}")
     check_labels(source)
     return source
 
@@ -226,6 +228,17 @@ def has_class_folders(root: Path) -> bool:
     """Returns whether train/ and val/ contain class folders rather than parquet files."""
     folders = [root / name for name in FOLDER_OF.values() if (root / name).is_dir()]
     return bool(folders) and not any(any(folder.glob("*.parquet")) for folder in folders)
+
+
+def check_tables(root: Path, what: str) -> None:
+    """Raises unless the folder has parquet files, as `datasets` would index images for hours."""
+    problem = None
+    if any((root / synset).is_dir() for synset in synsets()):
+        problem = "it has class folders but no train/ and val/"
+    elif not any(any(root.glob(pattern)) for pattern in ("*.parquet", "*/*.parquet")):
+        problem = "it has neither train/ and val/ nor parquet files"
+    if problem:
+        raise FileNotFoundError(f"{what}: {problem}; use {REMEDY}")
 
 
 def open_training(data: str, *, validation: str = "validation") -> tuple[Source, Source]:
