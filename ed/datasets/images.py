@@ -20,6 +20,7 @@ from ed.runtime.files import sweep, write_atomic
 from ed.runtime.hub import hub_or_cache
 
 FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes of more than 8 bits
 EMBEDDED = Path(__file__).parent / "embedded" / "cifar10_mini"
 IMAGES_REMEDY = (
     "a folder with parquet files, a reachable hub id (like uoft-cs/cifar10), or "
@@ -119,8 +120,10 @@ def split_names(source: str, key: str, remedy: str = IMAGES_REMEDY) -> list[str]
         raise unreadable(f"{key}={source}", error, remedy) from error
 
 
-def unreadable(what: str, error: Exception, remedy: str) -> ValueError:
+def unreadable(what: str, error: BaseException, remedy: str) -> ValueError:
     """Returns the one-line error for data that another library could not read."""
+    if type(error).__name__ == "DatasetGenerationError":  # only its cause says what is wrong
+        error = error.__cause__ or error
     reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return ValueError(f"{what} could not be read ({reason}); use {remedy}")
 
@@ -136,8 +139,9 @@ def _local(source: str, key: str, remedy: str) -> Path | None:
         return path
     if path.is_file():
         raise ValueError(f"{key}={source}: not a {', '.join(FORMATS)} file; use {remedy}")
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise FileNotFoundError(f"{key}={source}: no such folder; use {remedy}")
+    local = source.startswith((".", "/", "~")) or source.count("/") > 1
+    if local or path.suffix.lower() in FORMATS:
+        raise FileNotFoundError(f"{key}={source}: no such file or folder; use {remedy}")
     return None
 
 
@@ -151,7 +155,10 @@ def decode(
     pixels = np.empty((len(names), 3, *size), dtype=np.uint8)
     for index, name in enumerate(track(names, f"decoding {what}")):
         try:
-            image = next(images).convert("RGB")
+            image = next(images)
+            if image.mode in DEEP:  # Pillow would clip them: all values above 255 become white
+                raise ValueError(f"it has mode {image.mode}; save it with 8 bits per channel")
+            image = image.convert("RGB")
             image = np.asarray(ImageOps.fit(image, size[::-1]) if resize else image)
         except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
             raise ValueError(f"{what}: {name} cannot be read: {error}") from error
@@ -182,6 +189,19 @@ def read_labels(table, what: str) -> np.ndarray:
     labels = table["label"][:]
     check_column(labels, int, f"{what}: labels")
     return np.asarray(labels, dtype=np.int64)
+
+
+def count_classes(labels: Sequence[int], what: str) -> int:
+    """Returns the number of classes C; raises unless labels are 0 to C - 1, with C > 1."""
+    found = sorted(set(labels))
+    if len(found) < 2:
+        raise ValueError(f"{what}: all labels are {found[0]}; a classifier needs two classes")
+    if (found[0], found[-1]) != (0, len(found) - 1):
+        raise ValueError(
+            f"{what}: labels have {len(found)} values from {found[0]} to {found[-1]}; number them "
+            "from 0 without gaps, or set task.classes"
+        )
+    return len(found)
 
 
 def check_column(values: Sequence, kind: type, what: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ed.core.validate import each, fraction, not_negative, positive
 from ed.datasets.images import (
     Images,
+    count_classes,
     decode,
     decoded_once,
     load_images,
@@ -25,6 +26,7 @@ REMEDY = (
     "a folder with one subfolder per class (optionally inside train/ and val/), a folder with "
     "parquet files, or a hub id"
 )
+SPLITS = {"train", "training", "testing", *EVALUATION}
 LEAST_STD = 1 / 255  # avoids division by zero for constant channels
 
 
@@ -102,7 +104,10 @@ class ImageFolder(ImageTask):
             how = {"classes": self.classes, "size": self.image_size, "remedy": REMEDY}
             return load_images(self.data, split, resize=True, **how)
         root = self.folder if split == "train" else self.folder.parent / split
-        return _read_classes(root, self.class_names, self.image_size, f"task.data={self.data}")
+        what = f"task.data={self.data}"
+        return _read_classes(
+            root, self.class_names, self.image_size, what, training=split == "train"
+        )
 
 
 def channel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -126,10 +131,29 @@ def _class_folder_root(data: str) -> Path | None:
 
 
 def _class_names(root: Path, data: str) -> list[str]:
-    names = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+    names = _subfolders(root)
     if len(names) < 2:
         raise ValueError(f"task.data={data}: {root} has {len(names)} class folders; use {REMEDY}")
+    if all(name.lower() in SPLITS for name in names):
+        raise ValueError(
+            f"task.data={data}: {', '.join(names)} look like splits, not classes; name them train "
+            "and val"
+        )
     return names
+
+
+def _subfolders(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
+def _image_files(folder: Path) -> list[Path]:
+    """Lists images at any depth; skips hidden ones, such as copies in .ipynb_checkpoints."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
 
 
 def _count_classes(data: str) -> int:
@@ -137,21 +161,23 @@ def _count_classes(data: str) -> int:
     feature = table.features.get("label")
     if feature is None:
         raise ValueError(f"{what}: no column 'label' among {', '.join(table.column_names)}")
-    return getattr(feature, "num_classes", None) or 1 + int(read_labels(table, what).max())
+    named = getattr(feature, "num_classes", None)
+    return named or count_classes(read_labels(table, what).tolist(), what)
 
 
-def _read_classes(root: Path, names: list[str], size: tuple[int, int], what: str) -> Images:
-    unknown = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name not in names)
+def _read_classes(
+    root: Path, names: list[str], size: tuple[int, int], what: str, *, training: bool
+) -> Images:
+    unknown = [name for name in _subfolders(root) if name not in names]
     if unknown:
         raise ValueError(f"{what}: {root} has class {unknown[0]}, which is not in the training set")
     files = [
-        (path, label)
-        for label, name in enumerate(names)
-        for path in sorted((root / name).rglob("*"))
-        if path.suffix.lower() in SUFFIXES
+        (path, label) for label, name in enumerate(names) for path in _image_files(root / name)
     ]
-    if not files:
-        raise ValueError(f"{what}: {root} has no images ({' '.join(SUFFIXES)})")
+    empty = sorted(set(range(len(names))) - {label for _, label in files})
+    if not files or (empty and training):
+        where = root / names[empty[0]] if training else root
+        raise ValueError(f"{what}: {where} has no images ({' '.join(SUFFIXES)})")
     stats = [(str(path), label, path.stat().st_mtime_ns) for path, label in files]
     decode = partial(_decode_files, files, size, what)
     pixels, labels = decoded_once(f"{stats}/{size}", decode, (len(files), 3, *size))

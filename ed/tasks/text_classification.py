@@ -1,7 +1,7 @@
 """Classification of your own texts, from a CSV, JSON or Parquet file, a folder or the hub."""
 
 from ed.core.validate import fraction
-from ed.datasets.images import check_column, load_table, split_names
+from ed.datasets.images import check_column, count_classes, load_table, split_names
 from ed.datasets.splits import evaluation_split, held_out
 from ed.tasks.text_task import TextTask
 
@@ -62,7 +62,8 @@ class TextClassification(TextTask):
         return table
 
     def _count_classes(self) -> int:
-        return len(self._names()) or 1 + max(self._table("train")[self.label])
+        numbers = self._numbers(list(self._table("train")[self.label]))
+        return count_classes(numbers, f"task.data={self.data}")
 
     def _names(self) -> list[str]:
         """Returns the label names in alphabetical order, or [] if labels are numbers."""

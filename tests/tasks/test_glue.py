@@ -318,7 +318,7 @@ def test_interrupted_equals_uninterrupted_after_moving_the_model(
     tiny_run(tmp_path / "cut", *settings)
     whole, cut = (weights(tmp_path / name) for name in ("whole", "cut"))
     assert all(torch.equal(whole[key], cut[key]) for key in whole)
-    assert load_checkpoint(tmp_path / "cut", print)["step"] == 5
+    assert load_checkpoint(tmp_path / "cut")["step"] == 5
 
 
 def test_measures_do_not_depend_on_padding(data, tmp_path):

@@ -188,7 +188,7 @@ def test_the_held_out_set_does_not_depend_on_the_seed(tmp_path):
 
 
 def test_images_in_columns_are_resized_and_classes_counted(tmp_path):
-    columns = {"image": [png((20, 30)), png((32, 32))] * 5, "label": [0, 3] * 5}
+    columns = {"image": [png((20, 30)), png((32, 32))] * 5, "label": [0, 1, 2, 3, 0] * 2}
     task = ImageFolder(write_folder(tmp_path / "set", columns), **IMAGES | {"image_size": [16, 24]})
     task.prepare(torch.device("cpu"), seed=0)
     assert task.classes == 4
@@ -262,6 +262,74 @@ def test_an_unreadable_image_is_reported(tmp_path):
     (tmp_path / "images" / "red" / "broken.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"^task\.data=.*broken\.png"):
         ImageFolder(str(tmp_path / "images"), **IMAGES).load("train")
+
+
+def test_hidden_files_and_folders_are_skipped(tmp_path):
+    write_images(tmp_path / "images", 4)
+    copies = tmp_path / "images" / "red" / ".ipynb_checkpoints"
+    copies.mkdir()
+    (copies / "0-checkpoint.png").write_bytes((tmp_path / "images/red/0.png").read_bytes())
+    (tmp_path / "images" / "red" / "._0.png").write_bytes(b"not an image")
+    (tmp_path / "images" / ".ipynb_checkpoints").mkdir()
+    task = ImageFolder(str(tmp_path / "images"), **IMAGES)
+    assert task.class_names == ["blue", "green", "red"]
+    assert len(task.load("train")) + len(task.load("test")) == 12
+
+
+def test_a_class_without_images_is_reported(tmp_path):
+    write_images(tmp_path / "images" / "train", 4)
+    write_images(tmp_path / "images" / "val", 4, names=("blue",))
+    (tmp_path / "images" / "val" / "red").mkdir()  # no error, as evaluation needs no red images
+    assert len(ImageFolder(str(tmp_path / "images"), **IMAGES).load("test")) == 4
+    (tmp_path / "images" / "train" / "violet").mkdir()
+    with pytest.raises(ValueError, match=r"^task\.data=.*violet"):
+        ImageFolder(str(tmp_path / "images"), **IMAGES).load("train")
+
+
+def test_splits_with_other_names_are_not_taken_for_classes(tmp_path):
+    write_images(tmp_path / "images" / "Training", 2)
+    write_images(tmp_path / "images" / "Testing", 2)
+    with pytest.raises(ValueError, match=r"^task\.data=.*Testing, Training"):
+        ImageFolder(str(tmp_path / "images"), **IMAGES)
+
+
+@pytest.mark.parametrize("values", [np.uint16, np.int32, np.float32])
+def test_images_of_more_than_8_bits_are_reported(tmp_path, values):
+    write_images(tmp_path / "images", 2)
+    image = Image.fromarray(np.full((8, 8), 500, dtype=values))  # would become all white
+    image.save(tmp_path / "images" / "red" / "deep.tiff")
+    with pytest.raises(ValueError, match=r"^task\.data=.*deep\.tiff"):
+        ImageFolder(str(tmp_path / "images"), **IMAGES).load("train")
+
+
+def write_labels(folder, labels, encoding="utf-8"):
+    path = folder / "texts.csv"
+    lines = "\n".join(f"caf\xe9 {index},{label}" for index, label in enumerate(labels))
+    path.write_text(f"text,label\n{lines}", encoding=encoding)
+    return str(path)
+
+
+@pytest.mark.parametrize("labels", [[1, 2] * 4, [0, 2] * 4, [7, 3_000_000_007] * 4, [0] * 8])
+def test_classes_are_counted_only_if_labels_are_numbered_from_0(tmp_path, labels):
+    path = write_labels(tmp_path, labels)
+    with pytest.raises(ValueError, match=r"^task\.data=.*texts\.csv: "):
+        TextClassification(path, **TEXTS)
+    assert TextClassification(path, **TEXTS, classes=8).classes == 8
+    columns = {"image": [png((8, 8))] * len(labels), "label": labels}
+    with pytest.raises(ValueError, match=r"^task\.data=.*set: "):
+        ImageFolder(write_folder(tmp_path / "set", columns), **IMAGES)
+
+
+def test_texts_in_another_encoding_are_reported(tmp_path):
+    path = write_labels(tmp_path, [0, 1], encoding="latin-1")
+    with pytest.raises(ValueError, match=r"^task\.data=.*UnicodeDecodeError"):
+        TextClassification(path, **TEXTS)
+
+
+def test_a_missing_file_is_not_looked_up_on_the_hub(monkeypatch):
+    monkeypatch.setattr("ed.datasets.images.hub_or_cache", None)  # fails if used
+    with pytest.raises(FileNotFoundError, match=r"^task\.data=nowhere\.csv: "):
+        TextClassification("nowhere.csv", **TEXTS)
 
 
 def test_a_missing_column_is_reported(bert, tmp_path):
