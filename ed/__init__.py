@@ -15,6 +15,7 @@ bases (`chebyshev`, `legendre`), `fit`, `principal_scores`, and degrees (`effect
 """
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # at run time, `__getattr__` resolves these names
@@ -57,7 +58,8 @@ _MODULES = {
     "ed.engine.main": "LoadedRun load_run",
 }
 _EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = sorted(_EXPORTS)
+# without the extra `train`, leaves out what needs it: `help` and completion load every name
+__all__ = sorted(n for n, m in _EXPORTS.items() if m.startswith("ed.core") or find_spec("hydra"))
 
 
 if not TYPE_CHECKING:  # type checkers would otherwise accept any name
@@ -65,7 +67,14 @@ if not TYPE_CHECKING:  # type checkers would otherwise accept any name
     def __getattr__(name: str):
         if name not in _EXPORTS:
             raise AttributeError(f"module 'ed' has no attribute {name!r}")
-        return getattr(importlib.import_module(_EXPORTS[name]), name)
+        try:
+            return getattr(importlib.import_module(_EXPORTS[name]), name)
+        except ModuleNotFoundError as error:
+            from ed.runtime.extras import missing_package
+
+            if (reason := missing_package(error)) is None:
+                raise
+            raise ModuleNotFoundError(f"ed.{name}: {reason}", name=error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-from ed.runtime.files import APP
+from ed.runtime.extras import missing_package
 
 
 def train() -> None:
@@ -27,5 +27,12 @@ def report() -> None:
 
 
 def _run(name: str) -> None:
-    sys.argv[0] = str(APP / name)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    try:
+        from ed.runtime.files import APP  # requires an extra
+
+        sys.argv[0] = str(APP / name)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except ModuleNotFoundError as error:
+        if (reason := missing_package(error)) is None:
+            raise
+        sys.exit(f"error: {reason}")

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 
 from yaml import YAMLError
 
-from ed.runtime.console import restore
+from ed.runtime.console import is_first, restore
+from ed.runtime.extras import install, missing_package
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes the run
 SPEAKING_SECONDS = 10  # time for rank 0 to find the nearest valid key and print
@@ -68,6 +69,8 @@ def _reason(error: BaseException) -> str | None:
     """Describes a user error in one line; returns None for a bug in ed."""
     if (empty := _empty_choice(error, sys.argv[1:])) is not None:
         return empty
+    if (missing := missing_package(error)) is not None:
+        return missing
     if type(error).__module__.startswith(("hydra.", "omegaconf.")):
         if isinstance(error.__cause__, EXPECTED):  # raised by a constructor that Hydra called
             return str(error.__cause__)
@@ -83,6 +86,11 @@ def _reason(error: BaseException) -> str | None:
         return (
             f"{error.filename}: {error.strerror}; use a path that you can read and write. For run "
             "folders set system.runs or system.run_dir (scripts: --runs)"
+        )
+    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+        return (
+            f"{_one_line(error)}; if memory ran out, use a smaller system.workers. The same "
+            "command resumes from the last checkpoint"
         )
     if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
         return str(error)
@@ -108,11 +116,6 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def is_first() -> bool:
-    """Returns whether this is rank 0; works before the processes have joined."""
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
-
-
 def composition(error: BaseException, overrides: Sequence[str]) -> str:
     """Explains why these overrides do not compose and suggests similar valid names."""
     from hydra import errors as hydra
@@ -128,7 +131,7 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
     if isinstance(error, hydra.MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         if choice == "submitit_slurm":
-            return "hydra/launcher=slurm needs hydra-submitit-launcher: pip install '.[slurm]'"
+            return f"hydra/launcher=slurm needs hydra-submitit-launcher: {install('slurm')}"
         return Overrides(overrides).wrong_choice(group, choice)
     if isinstance(error, MissingMandatoryValue):
         key = error.full_key

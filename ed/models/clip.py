@@ -19,6 +19,7 @@ from ed.models.prompts import captions
 from ed.models.weights import load_weights, read_weights
 from ed.runtime import runs
 from ed.runtime.console import track
+from ed.runtime.extras import install
 from ed.runtime.hub import hub_or_cache
 
 LARGEST_SCALE = 100.0  # CLIP's upper limit on the logit scale
@@ -253,6 +254,6 @@ def _float32(like: Tensor) -> contextlib.AbstractContextManager:
 def _open_clip():
     try:
         import open_clip
-    except ImportError as error:
-        raise ValueError("CLIP models need open_clip: pip install '.[clip]'") from error
+    except ModuleNotFoundError as error:
+        raise ValueError(f"CLIP models need {error.name}: {install('clip')}") from error
     return open_clip

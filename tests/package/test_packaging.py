@@ -1,11 +1,13 @@
 """Tests of the wheel: contents, requirements, and use in a new environment."""
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from email.parser import Parser
@@ -14,6 +16,9 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from ed.runtime.extras import EXTRA_OF
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("train", "measure", "launch", "table", "report")
@@ -127,6 +132,62 @@ def test_the_readme_example_needs_only_torch(bare):
     others = ["hydra", "omegaconf", "timm", "numpy", "rich", "tqdm", "matplotlib", "safetensors"]
     code = f"from importlib.util import find_spec; print([*map(find_spec, {others})])"
     assert run_in(bare, "-c", code).stdout.strip() == str([None] * len(others))
+
+
+WITHOUT_EXTRAS = """
+import ed, pydoc
+from ed import *
+assert callable(estimate) and "estimate" in pydoc.render_doc(ed)
+from ed import load_run
+"""
+
+
+def test_without_extras_the_package_opens_and_the_rest_names_its_extra(bare):
+    run = run_in(bare, "-c", WITHOUT_EXTRAS)
+    assert "ModuleNotFoundError: ed.load_run: " in run.stderr.splitlines()[-1]
+    assert "'effective-degree[train]'" in run.stderr.splitlines()[-1]
+    for script in SCRIPTS:
+        run = run_in(bare, f"venv/bin/ed-{script}", "--help")
+        assert run.returncode == 1
+        assert re.fullmatch(r"error: .*'effective-degree\[train\]'\n", run.stderr), run.stderr
+
+
+DISTRIBUTION = {"PIL": "pillow", "hydra": "hydra-core", "markdown_it": "markdown-it-py"}
+DISTRIBUTION |= {"open_clip": "open-clip-torch", "yaml": "pyyaml"}
+
+
+def imports(*folders: str) -> set[str]:
+    """Returns the top-level names of all imports in these folders of the repository."""
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    trees = [ast.walk(ast.parse(file.read_text())) for file in files]
+    nodes = [node for tree in trees for node in tree]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.partition(".")[0] for name in names}
+
+
+def extra(name: str) -> set[str]:
+    """Returns the packages that an extra of pyproject.toml requires itself or through others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = set()
+    for line in project["optional-dependencies"][name]:
+        requirement = Requirement(line)
+        if requirement.name == "effective-degree":
+            found = found.union(*map(extra, requirement.extras))
+        else:
+            found.add(canonicalize_name(requirement.name))
+    return found
+
+
+def test_every_import_belongs_to_the_extra_that_errors_name():
+    """Packages that come with others: omegaconf, markupsafe and cycler."""
+    own = {path.stem for path in (ROOT / "scripts").glob("*.py")} | {"ed", "scripts"}
+    others = {"torch", "triton", "lightning", "cycler"}  # of lightning, its users have their own
+    unknown = imports("ed", "scripts") - set(sys.stdlib_module_names) - own - others
+    assert unknown == set(EXTRA_OF)
+    for package in unknown - {"omegaconf", "markupsafe"}:
+        name = canonicalize_name(DISTRIBUTION.get(package, package))
+        assert name in extra(EXTRA_OF[package]), package
 
 
 # runs console scripts as files, because their first line points to another Python

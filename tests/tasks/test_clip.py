@@ -186,6 +186,12 @@ def test_openai_architectures_use_quickgelu(name):
         torch.testing.assert_close(gelu, x * torch.sigmoid(1.702 * x))
 
 
+@pytest.mark.parametrize("name", ["clip_b32", "clip_b16_ed"])
+def test_large_checkpoints_are_not_written_every_minute(name):
+    """They contain four copies of the weights, 1.4 GB."""
+    assert compose_config([f"experiment={name}"]).system.save_seconds == 600
+
+
 def test_openai_weights_require_quickgelu():
     settings = {"weights": "openai", "prompts": "cifar10", "classes": 10}
     with pytest.raises(ValueError, match=r"QuickGELU.*ViT-B-32-quickgelu"):
