@@ -20,15 +20,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.live import Live
+    from rich.table import Table
 
 REDRAW_SECONDS = 0.25
 WIDEST = 100  # columns of the live view; wider lines are hard to read
 LABELS = {"acc": "accuracy", "ed": "ED", "ed_se": "± std. error"}
 BEST = "★"  # marks the best evaluation so far
 MOST_SQUEEZED = 2.0  # a table up to twice as wide as the terminal is readable with wrapped cells
+WORDS = re.compile(r"(?<!±) (?!±)")
 CROPPED = {"no_wrap": True, "overflow": "ellipsis", "crop": True}
 
 _displays: weakref.WeakSet[Live] = weakref.WeakSet()
+
+
+def is_first() -> bool:
+    """Returns whether this is rank 0; works before the processes have joined."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def interactive() -> bool:
@@ -36,7 +43,7 @@ def interactive() -> bool:
 
     With several processes, only rank 0 is interactive; the others print nothing.
     """
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+    if not is_first():
         return False
     stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # Rich may wrap stdout
     encoding = (getattr(stream, "encoding", None) or "").lower()
@@ -56,10 +63,10 @@ def terminal() -> Console:
     return Console(highlight=False)
 
 
-def print_facts(facts: Mapping[str, str], console: Console | None = None) -> None:
+def print_facts(facts: Mapping[str, str]) -> None:
     """Prints names and values, one pair per line and aligned."""
     for name, value in facts.items():
-        (console or terminal()).print(f"  [dim]{name:<11}  [/]{_escape(value)}", soft_wrap=True)
+        terminal().print(f"  [dim]{name:<11}  [/]{_escape(value)}", soft_wrap=True)
 
 
 def print_line(text: str, level: int = logging.INFO) -> None:
@@ -80,7 +87,7 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-def print_result(title: str, facts: Mapping[str, str], console: Console | None = None) -> None:
+def print_result(title: str, facts: Mapping[str, str]) -> None:
     """Prints the closing panel of a run, without side borders so that lines can be copied."""
     from rich import box
     from rich.panel import Panel
@@ -90,20 +97,48 @@ def print_result(title: str, facts: Mapping[str, str], console: Console | None =
     for name, value in facts.items():
         grid.add_row(f"[dim]{name}[/]", _escape(value))
     how = {"title_align": "left", "box": box.HORIZONTALS, "border_style": "green"}
-    console = console or terminal()
-    width = min(console.width, WIDEST)
-    console.print(Panel(grid, title=f"[bold green]{title}[/]", width=width, **how))
+    width = min(terminal().width, WIDEST)
+    terminal().print(Panel(grid, title=f"[bold green]{title}[/]", width=width, **how))
 
 
-def print_markdown(text: str, console: Console | None = None) -> None:
+def print_markdown(text: str) -> None:
     """Prints Markdown with formatted tables; footnotes become a numbered list."""
-    from rich.markdown import Markdown
+    from rich.markdown import Markdown, TableElement
+
+    class Fitted(TableElement):
+        def __rich_console__(self, console, options):
+            for table in super().__rich_console__(console, options):
+                _set_widths(table, options.max_width)
+                yield table
+
+    class Page(Markdown):
+        elements = Markdown.elements | {"table_open": Fitted}
 
     text = re.sub(r"^\[\^(\d+)\]: ", r"\1. ", text, flags=re.MULTILINE)
     text = re.sub(r"\[\^(\d+)\]", r"(\1)", text)
-    console = console or terminal()
-    text = re.sub(r"(^\|.*\n?)+", lambda found: _fitting(found[0], console.width), text, flags=re.M)
-    console.print(Markdown(text))
+    width = terminal().width
+    text = re.sub(r"(^\|.*\n?)+", lambda found: _fitting(found[0], width), text, flags=re.M)
+    terminal().print(Page(text))
+
+
+def _set_widths(table: Table, width: int) -> None:
+    """Sets column widths so that nothing is cut off, and words and numbers with ± stay whole.
+
+    If these do not fit, the widest columns wrap within words.
+    """
+    texts = [[str(cell) for cell in (column.header, *column.cells)] for column in table.columns]
+    full = [max(map(len, column)) for column in texts]
+    widths = [max(len(word) for text in column for word in WORDS.split(text)) for column in texts]
+    room = width - sum(widths) - 2 * len(widths)  # two spaces between columns
+    for _ in range(-room):
+        widths[widths.index(max(widths))] -= 1
+    places = sorted(range(len(widths)), key=lambda place: full[place] - widths[place])
+    for left, place in zip(range(len(places), 0, -1), places, strict=True):  # equal shares
+        extra = min(full[place] - widths[place], max(room, 0) // left)
+        widths[place] += extra
+        room -= extra
+    for column, own in zip(table.columns, widths, strict=True):
+        column.overflow, column.width = "fold", max(own, 1)
 
 
 def _fitting(table: str, width: int) -> str:
@@ -118,7 +153,7 @@ def _fitting(table: str, width: int) -> str:
 Cell = str | tuple[str, str]  # text, or (text, style)
 
 
-def print_table(rows: Sequence[Sequence[Cell]], console: Console | None = None) -> None:
+def print_table(rows: Sequence[Sequence[Cell]]) -> None:
     """Prints a table; the first row is the header, where names wrap before . and /."""
     from rich import box
     from rich.table import Table
@@ -129,7 +164,7 @@ def print_table(rows: Sequence[Sequence[Cell]], console: Console | None = None) 
         table.add_column(Text(re.sub(r"(?<=\w)([./])", r"\n\1", name)), overflow="fold")
     for row in rows[1:]:
         table.add_row(*(Text(c) if isinstance(c, str) else Text(*c) for c in row))
-    (console or terminal()).print(table)
+    terminal().print(table)
 
 
 def track(items: Iterable, what: str, *, total: int | None = None) -> Iterator:
@@ -180,14 +215,13 @@ class RunView:
         higher_is_better: bool = True,
         best: float | None = None,
         labels: Mapping[str, str] | None = None,
-        console: Console | None = None,
     ):
         from rich.live import Live
 
         self.total, self.step, self.eta = total, start, "?"
         self.metric, self.sign, self.best = metric, 1 if higher_is_better else -1, best
         self.labels, self.columns = labels or {}, []
-        self.console, self.training, self.activity = console or terminal(), {}, ""
+        self.console, self.training, self.activity = terminal(), {}, ""
         self.drawn = time.monotonic()
         self.live = _registered(Live(get_renderable=self.draw, console=self.console, **_live()))
         self.live.start(refresh=True)

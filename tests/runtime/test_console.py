@@ -26,15 +26,17 @@ TRAINING = {"train/loss": 1.25, "train/acc": 50.0, "train/penalty": 0.0321, "tim
 
 
 @pytest.fixture
-def console():
-    return Console(record=True, width=WIDTH, force_terminal=True, file=io.StringIO())
+def console(monkeypatch):
+    """Returns a console that records what is printed on the terminal."""
+    console = Console(record=True, width=WIDTH, force_terminal=True, file=io.StringIO())
+    monkeypatch.setattr(drawing, "terminal", lambda: console)
+    return console
 
 
 @pytest.fixture
 def watched(console, monkeypatch):
     """Makes `console` stand in for an interactive terminal."""
     monkeypatch.setattr(drawing, "interactive", lambda: True)
-    monkeypatch.setattr(drawing, "terminal", lambda: console)
     return console
 
 
@@ -48,13 +50,13 @@ def shows_cursor(printed: str) -> bool:
     return -1 < printed.rfind("\x1b[?25l") < printed.rfind("\x1b[?25h")
 
 
-def new_view(console: Console, **settings) -> RunView:
-    return RunView(1000, 0, metric="eval/acc", console=console, **settings)
+def new_view(**settings) -> RunView:
+    return RunView(1000, 0, metric="eval/acc", **settings)
 
 
 def still_view(console: Console, **settings) -> RunView:
     """Returns a view without live lines, so that only its rows are recorded."""
-    view = new_view(console, **settings)
+    view = new_view(**settings)
     view.close()
     console.export_text(clear=True)
     return view
@@ -62,7 +64,7 @@ def still_view(console: Console, **settings) -> RunView:
 
 @pytest.mark.parametrize("extra", [0, 20])
 def test_live_view_has_two_lines_that_fit_the_terminal(console, extra):
-    view = new_view(console, labels={"train/penalty": "ED"})
+    view = new_view(labels={"train/penalty": "ED"})
     view.advance(420, "0:01:02")
     view.show(420, TRAINING | {f"train/another_{i}": 1.0 for i in range(extra)})
     bar, numbers = lines_of(console, view.draw())
@@ -75,7 +77,7 @@ def test_live_view_has_two_lines_that_fit_the_terminal(console, extra):
 
 
 def test_current_activity_is_shown_until_its_result(console):
-    view = new_view(console)
+    view = new_view()
     view.begin("measuring ed")
     assert "measuring ed" in lines_of(console, view.draw())[1]
     view.show(1, {"measure/ed": 0.1})
@@ -84,7 +86,7 @@ def test_current_activity_is_shown_until_its_result(console):
 
 
 def test_columns_do_not_move(console):
-    view = new_view(console)
+    view = new_view()
     places = []
     for loss in (1.25, 0.012345, 12.0):
         view.show(1, TRAINING | {"train/loss": loss})
@@ -117,7 +119,7 @@ def test_new_metrics_start_a_new_header(console):
 
 
 def test_closing_the_view_shows_the_cursor(console):
-    view = new_view(console)
+    view = new_view()
     view.show(1, TRAINING)
     restore()  # called before an error is printed
     assert shows_cursor(console.file.getvalue())
@@ -132,7 +134,7 @@ def test_final_panel_fits_and_suggests_measuring(console, tmp_path, keep, degree
     last = {"eval/acc": 80.0} | ({} if degree is None else {"measure/ed": degree})
     summary = {"last": last, "best": {"eval/acc": 81.5}, "seconds": 3700.0}
     folder = tmp_path.relative_to("/") / "seed0"
-    print_result("done", closing_facts(cfg, task, folder, summary), console)
+    print_result("done", closing_facts(cfg, task, folder, summary))
     text = console.export_text()
     assert "done" in text
     assert "81.5" in text
@@ -142,10 +144,10 @@ def test_final_panel_fits_and_suggests_measuring(console, tmp_path, keep, degree
 
 
 def test_tables_print_brackets_literally(console):
-    print_table([["key", "state"], ["betas=[a]", ("✓ done", "green")]], console)
+    print_table([["key", "state"], ["betas=[a]", ("✓ done", "green")]])
     text = console.export_text()
     assert "betas=[a]" in text
-    print_table([["optimizer.weight_decay"] * 5, ["0.1"] * 5], console)
+    print_table([["optimizer.weight_decay"] * 5, ["0.1"] * 5])
     assert "weight_decay" in console.export_text()
     assert "✓ done" in text
 
@@ -153,12 +155,34 @@ def test_tables_print_brackets_literally(console):
 def test_wide_markdown_tables_are_replaced_by_a_sentence(console):
     narrow = "| a | b |\n| --- | --- |\n| 1 | 2 [^1] |\n"
     wide = f"| {' | '.join(['a long heading'] * 20)} |\n" * 3
-    print_markdown(f"# Title\n\n{narrow}\n{wide}\n[^1]: a footnote\n", console)
+    print_markdown(f"# Title\n\n{narrow}\n{wide}\n[^1]: a footnote\n")
     text = console.export_text()
     assert "2 (1)" in text
     assert "20 columns" in text
     assert "1 a footnote" in text
     assert "[^" not in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_markdown_tables_cut_nothing_off(console):
+    header = "| | paper | ours (n) | difference [95 % interval] | verdict | notes |\n"
+    header += "| --- " * 6 + "|\n"
+    label = "ED without anchors (efficiency configuration)"
+    row = f"| {label} | 90.00 ± 0.60 | 90.44 ± 0.75 (3) | +0.44 [-1.1, +2.0] | match | [^1] |\n"
+    row += "| SAM | 87.85 ± 1.27 | - | | pending 0 of 3 | [^2] |\n"
+    print_markdown(header + row)
+    text = console.export_text()
+    assert "…" not in text
+    for whole in ("configuration)", "90.00 ± 0.60", "difference", "notes"):
+        assert whole in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_narrow_columns_of_markdown_tables_break_words(console):
+    names = [f"{letter * 15}" for letter in "abcdefgh"]
+    print_markdown(f"| {' | '.join(names)} |\n{'| --- ' * 8}|\n")
+    text = console.export_text()
+    assert [text.count(letter) for letter in "abcdefgh"] == [15] * 8
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
