@@ -1,4 +1,3 @@
-# ruff: noqa: E402, imports follow the line that makes ed importable without installation
 """Update the headline table of README.md: python scripts/readme.py [--check]
 
 The rows come from the committed results. Claims that cannot run here appear only in the report.
@@ -10,24 +9,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
+from ed.analysis.markdown import plain_table
 from ed.analysis.verdicts import Headline, Verdict, headline
+from ed.runtime.files import APP
 
-README = ROOT / "README.md"
+README = APP / "README.md"
 MARKERS = "<!-- headline: python scripts/readme.py -->\n", "<!-- end of headline -->"
 
 
 def as_markdown(rows: Sequence[Headline]) -> str:
-    lines = ["| Claim | Paper | Ours | Verdict | GPU h |", "| --- | --- | --- | --- | --- |"]
+    body = []
     for row in rows:
         if row.verdict is not Verdict.NOT_RUNNABLE:
             link = f"[{row.claim}](experiments/results/{row.table}/README.md)"
+            run = f"`{row.command.removeprefix('python scripts/')}`"
             hours = "-" if row.gpu_hours is None else f"{row.gpu_hours:.2g}"
-            cells = (link, row.paper, row.ours, row.verdict.value, hours)
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            body.append((link, row.paper, row.ours, row.verdict.value, run, hours))
+    return plain_table(("Claim", "Paper", "Ours", "Verdict", "Command", "GPU h"), body) + "\n"
 
 
 def updated(text: str, table: str) -> str:

@@ -1,4 +1,3 @@
-# ruff: noqa: E402, imports follow the line that makes ed importable without installation
 """Build the report page: python scripts/report.py [--out report/index.html]
 
 The report is one self-contained HTML file with verdicts on the paper's numbers, every table and run
@@ -9,11 +8,11 @@ import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
 from ed.analysis.report.page import build_page
 from ed.analysis.spec import EXPERIMENTS
+from ed.engine.errors import explain
 from ed.runtime.files import HOME, write_atomic
 
 
@@ -26,17 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help="another folder"
     )
     options = parser.parse_args(arguments)
-    if not any(
-        options.experiments.glob("*.yaml")
-    ):  # otherwise an empty page would replace a full one
+    if not any(options.experiments.glob("*.yaml")):  # an empty page would replace a full one
         parser.error(f"--experiments {options.experiments}: no experiment files (*.yaml) there")
     try:
         page = build_page(options.experiments)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(options.out, page)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except Exception as error:
+        return explain(error)
     print(f"{options.out}: {len(page.encode()) / 1024:,.0f} KiB")
     return 0
 

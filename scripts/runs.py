@@ -29,9 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--csv", action="store_true", help="print one line per run as CSV")
     options = parser.parse_args(arguments)
     try:
-        rows = (run_rows if options.csv else summary_rows)(
-            read_runs(options.folders), options.metrics
-        )
+        summarise = run_rows if options.csv else summary_rows
+        rows = summarise(read_runs(options.folders), options.metrics)
     except (ValueError, OSError) as error:
         return explain(error)
     if options.csv:

@@ -67,29 +67,27 @@ def totals(rows: Sequence[Row]) -> str:
     """Returns text such as `9 runs: 7 done (5 committed), 1 running, 1 pending`."""
     counts = Counter(Status.DONE if row.status == COMMITTED else row.status for row in rows)
     committed = sum(row.status == COMMITTED for row in rows)
-    words = [f"{count} {status}" for status, count in counts.items()]
-    if committed:
-        place = next(i for i, word in enumerate(words) if word.endswith(f" {Status.DONE}"))
-        words[place] += f" ({committed} committed)"
+    remarks = {Status.DONE: f" ({committed} committed)"} if committed else {}
+    words = [f"{count} {status}{remarks.get(status, '')}" for status, count in counts.items()]
     return f"{len(rows)} runs: {', '.join(words)}"
 
 
 def print_rows(table: Table, rows: Sequence[Row]) -> None:
     """Prints one line per run, for output that is not a terminal."""
-    width = max(len(row.cell) for row in rows)
-    for row in rows:
+    names = [_name(row, table) for row in rows]
+    width = max(map(len, names))
+    for name, row in zip(names, rows, strict=True):
         about = f"{row.last[table.primary]:.4g}" if table.primary in row.last else ""
         if row.status in UNDER_WAY:
             about = f"{row.steps or 0} of {row.total_steps or '?'} steps  {about}"
-        print(f"{row.cell:{width}}  seed {row.seed}  {row.status:8} {row.error or about}".rstrip())
+        print(f"{name:{width}}  seed {row.seed}  {row.status:8} {row.error or about}".rstrip())
 
 
 def print_grid(table: Table, rows: Sequence[Row]) -> None:
     """Prints a grid of cells by seeds, then the errors, for terminals."""
     by_cell: dict[str, dict[int, Row]] = {}
     for row in rows:
-        name = row.cell if row.table == table.name else f"{row.table}/{row.cell}"
-        by_cell.setdefault(name, {})[row.seed] = row
+        by_cell.setdefault(_name(row, table), {})[row.seed] = row
     seeds = sorted({row.seed for row in rows})
     widest = 3 + max(map(len, by_cell)) + len(seeds) * (len("✓ committed") + 2)
     short = widest > terminal().width
@@ -103,7 +101,12 @@ def print_grid(table: Table, rows: Sequence[Row]) -> None:
         print("  ✓ done   ✓c committed   % running   ✗ failed   · pending")
     for row in rows:
         if row.error:
-            print_line(f"✗ {row.cell} seed {row.seed}: {row.error}", logging.ERROR)
+            print_line(f"✗ {_name(row, table)} seed {row.seed}: {row.error}", logging.ERROR)
+
+
+def _name(row: Row, table: Table) -> str:
+    """Returns the cell of a run, with its table if that is another one."""
+    return row.cell if row.table == table.name else f"{row.table}/{row.cell}"
 
 
 def mark(row: Row, *, short: bool) -> tuple[str, str]:

@@ -1,4 +1,3 @@
-# ruff: noqa: E402, imports follow the line that makes ed importable without installation
 """Collect a table's runs: python scripts/table.py TABLE [--latex] [--out DIR] [--commit] [--check]
 
 Prints the paper's numbers beside ours, as Markdown if the output is not a terminal. Our numbers
@@ -29,8 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
 from ed.analysis.collect import NoHistory, Row, collect, seed_differences
 from ed.analysis.merging import layered, merge
@@ -45,19 +43,22 @@ from ed.analysis.store import (
     write_results,
 )
 from ed.analysis.tables import load_table, table_names
+from ed.engine.errors import explain
 from ed.runtime.console import interactive, print_markdown
 from ed.runtime.files import HOME
 from ed.runtime.runs import UNDER_WAY, Status
+
+RUNS = HOME / "runs"
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     try:
+        require(options)
         names = all_names() if options.tables == ["all"] else options.tables
         stale = [name for name in names if not handle(load_table(name), options)]
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except Exception as error:
+        return explain(error)
     for name in stale:
         print(
             f"error: the results of {name} are out of date; run "
@@ -65,6 +66,14 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
     return 1 if stale else 0
+
+
+def require(options: argparse.Namespace) -> None:
+    """Raises unless the given folders and files exist; the default run folder may be missing."""
+    for name, paths in (("--runs", options.runs), ("--add", options.add)):
+        missing = [path for path in paths if not path.exists() and path != RUNS]
+        if missing:
+            raise SpecError(f"{name} {missing[0]}: no such file or folder")
 
 
 def all_names() -> list[str]:
@@ -84,7 +93,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--commit", action="store_true", help=commit)
     parser.add_argument("--latex", action="store_true", help="also print the table as LaTeX")
     parser.add_argument("--check", action="store_true", help="only check the committed results")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[HOME / "runs"], metavar="DIR")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[RUNS], metavar="DIR")
     available = "draw only runs with logged values, finished or not"
     parser.add_argument("--available", action="store_true", help=available)
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="CSV")
@@ -95,9 +104,6 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
     """Prints the table and writes its files, or checks that committed files are up to date."""
     if options.check:
         return is_current(table)
-    missing = [path for path in options.add if not path.exists()]
-    if missing:
-        raise SpecError(f"--add {missing[0]}: no such file")
     added = [row for path in options.add for row in read_results(path, table)]
     ours = merge(collect(table, options.runs, warn=warn_of_damage))
     fresh = {row.key for row in ours if row.status == Status.DONE}

@@ -3,20 +3,18 @@
 `ed.analysis.store` reads committed results, and `ed.analysis.merging` merges the two.
 """
 
-import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import yaml
-
-from ed.analysis.recipes import group_defaults
-from ed.analysis.spec import EXPERIMENTS, PLACES, Run, Table, expand, nested, parse_value
+from ed.analysis.recipes import group_defaults, target_of
+from ed.analysis.spec import PLACES, Run, Table, expand, nested, parse_value
 from ed.runtime import runs
 from ed.runtime.runs import Record, Status
 
 UNKNOWN_CODE = "code state unknown"
+JOINT = " + "  # between the names of a run that was resumed elsewhere
 DAMAGED = "damaged"  # the status of a run whose folder cannot be read
 NEEDS = {"task.crop_area": ("task.crop", "resized")}  # settings unused unless another has a value
 
@@ -87,14 +85,11 @@ def series(history: Iterable[dict], key: str) -> tuple[list[int], list[float]]:
     return [row["step"] for row in rows], [row[key] for row in rows]
 
 
-def collect(
-    table: Table, roots: Sequence, *, warn: Callable[[str], None] | None = None
-) -> list[Row]:
+def collect(table: Table, roots: Sequence, *, warn: Callable[[str], None]) -> list[Row]:
     """Reads all runs of a table under these folders, including reduced runs.
 
     Args:
-        warn: called with a message for each damaged folder, which is then skipped; if None, the
-            first damaged folder raises.
+        warn: called with a message for each damaged folder, which is then skipped.
     """
     found = []
     for root in roots:
@@ -103,17 +98,13 @@ def collect(
             try:
                 reduced = expand(table, sets=runs.read_deviations(path), root=root)
             except ValueError as error:
-                if warn is None:
-                    raise
                 warn(str(error))
                 continue
             rows = (row_or_damage(run, table) for run in reduced)
             found += [row for row in rows if row.status != Status.PENDING]
-    damaged = [row for row in found if row.status == DAMAGED]
-    if damaged and warn is None:
-        raise CollectError(damaged[0].error)
-    for row in damaged:
-        warn(row.error)
+    for row in found:
+        if row.status == DAMAGED:
+            warn(row.error)
     return [row for row in found if row.status != DAMAGED]
 
 
@@ -191,10 +182,13 @@ def _may_differ(key: str, table: Table) -> bool:
 
 
 def changes(setting: str, metric: str) -> bool:
-    """Whether a measure's setting affects a metric, e.g. ed.pairs and measure/ed_se."""
+    """Whether a measure's setting affects a metric, e.g. ed.pairs and measure/ed_se.
+
+    Chunk sizes do not affect results, and each radius has its own metric.
+    """
     measure, _, name = setting.partition(".")
     ours = re.fullmatch(rf"measure/{re.escape(measure)}(_.*)?", metric)
-    return ours is not None and name not in ("memory_gib", "batch_size")  # chunk sizes
+    return ours is not None and name not in ("memory_gib", "batch_size", "radii")
 
 
 def other_run(run: Run, table: Table, record: Record) -> str | None:
@@ -241,18 +235,6 @@ def _instead_of(key: str, text: str, config: dict, choices: dict[str, str]) -> s
     return None if stored == wanted or both_nan else f"{key}={stored}"
 
 
-@functools.cache
-def target_of(group: str, choice: str) -> str | None:
-    """Returns the `_target_` of a group's choice; None for a list or a user's own config."""
-    path = EXPERIMENTS.with_name("configs") / group / f"{choice}.yaml"
-    if not path.is_file():
-        return None
-    config = yaml.safe_load(path.read_bytes()) or {}
-    parents = [name for name in config.get("defaults", ()) if isinstance(name, str)]
-    inherited = [target_of(group, name) for name in parents if name != "_self_"]
-    return config.get("_target_") or next(iter(inherited), None)
-
-
 def _in_the_way(run: Run) -> str:
     """Returns the folder to move away; the cell's or table's if no run in it has started."""
     for folder in (run.folder.parents[1], run.folder.parent):
@@ -283,7 +265,7 @@ def _surroundings(sessions: Sequence[dict]) -> dict:
     """Returns the devices, torch versions and commits of all sessions, in order."""
 
     def joined(values: Iterable) -> str:
-        return " + ".join(dict.fromkeys(" ".join(str(v).split()) for v in values if v))
+        return JOINT.join(dict.fromkeys(" ".join(str(v).split()) for v in values if v))
 
     dirty = [s.get("dirty") for s in sessions]
     return {

@@ -21,6 +21,7 @@ from ed.runtime.files import write_atomic
 from ed.runtime.runs import Record
 
 COLUMNS = ("cell", "seed", "step", "metric", "value")
+FIELDS = ("config", "meta", "done", "failure")  # of a record, stored for each run
 
 Key = tuple[str, int]  # cell and seed
 
@@ -32,7 +33,7 @@ def read_curves(path: Path) -> dict[Key, Record]:
     rows = functools.cache(functools.partial(_read_rows, path))
 
     def record(name: str, about: dict) -> Record:
-        known = {field: about[field] for field in ("config", "meta", "done", "failure")}
+        known = {field: about[field] for field in FIELDS}
         return Record(source=f"{path}, {name}", history=lambda: rows().get(_key(name), []), **known)
 
     parquet = _parquet(path)
@@ -84,12 +85,7 @@ def _to_bytes(records: Mapping[Key, Record]) -> bytes:
 def _content(records: Mapping[Key, Record]) -> tuple[str, list[tuple]]:
     """Returns the content of a file: the JSON metadata of the runs and the rows of the table."""
     about = {
-        f"{cell}/seed{seed}": {
-            "config": record.config,
-            "meta": record.meta,
-            "done": record.done,
-            "failure": record.failure,
-        }
+        f"{cell}/seed{seed}": {field: getattr(record, field) for field in FIELDS}
         for (cell, seed), record in records.items()
     }
     values = [

@@ -26,7 +26,8 @@ class Finding:
 def finding(experiment: Experiment) -> str:
     """Returns a summary of a table's results; empty until a run has finished."""
     text = minus(_finding(experiment))
-    return text[:1].upper() + text[1:]
+    symbol = re.match(r"\w\b", text)  # as in "r=4" or "x * y"
+    return text if symbol else text[:1].upper() + text[1:]
 
 
 def _finding(experiment: Experiment) -> str:
@@ -39,11 +40,14 @@ def _finding(experiment: Experiment) -> str:
     judged = [number for number in experiment.numbers if number.ours.count]
     if table.comparable and len(judged) >= MANY:
         return _tally(experiment)
-    found = [_comparison(table, *pair) for pair in pairs(experiment)]
-    if len(found) > 1:
-        ahead = sum(after.ours.mean > before.ours.mean for before, after in pairs(experiment))
-        found.append(f"ED is ahead in {ahead} of {len(found)} comparisons.")
-    return " ".join(found[:1] + found[1:][-1:]) if found else _extremes(experiment)
+    compared = pairs(experiment)
+    if not compared:
+        return _extremes(experiment)
+    text = _comparison(table, *compared[0])
+    if len(compared) > 1:
+        ahead = sum(after.ours.mean > before.ours.mean for before, after in compared)
+        text += f" ED is ahead in {ahead} of {len(compared)} comparisons."
+    return text
 
 
 def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
@@ -86,9 +90,9 @@ def _shown(side: Ours, table: Table) -> str:
 def _comparison(table: Table, before: Line, after: Line) -> str:
     apart, half = gain(before, after)
     interval = "" if half is None else f", 95 % interval {apart - half:+.2f} to {apart + half:+.2f}"
-    runs = f"n = {before.ours.count}"
+    runs = f"n = {after.ours.count}"
     if after.ours.count != before.ours.count:
-        runs += f" and {after.ours.count}"
+        runs += f" and {before.ours.count}"
     return (
         f"{after.label}: {_shown(after.ours, table)} against {_shown(before.ours, table)} for "
         f"{before.label} ({apart:+.2f}, {runs}{interval})."

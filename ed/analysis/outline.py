@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 # sections of the report, in the paper's order; unlisted tables come last
 PARTS = {
-    "Effective degree tracks generalization": (
+    "Effective degree and generalization": (
         "correlation_resnet18",
         "correlation_resnet18_short",
         "correlation_clip_mixup",

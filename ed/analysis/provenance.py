@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ed.analysis.collect import UNKNOWN_CODE, Row
+from ed.analysis.collect import JOINT, UNKNOWN_CODE, Row
 from ed.analysis.spec import Table
 from ed.runtime.runs import BROKEN, UNDER_WAY, Status
 
@@ -29,19 +29,27 @@ def footer(table: Table, rows: Sequence[Row]) -> str:
     if not done:
         return f"No run is done yet. {made}"
     hours = sum(row.seconds or 0 for row in done) / 3600
-    devices, versions = _distinct(row.device for row in done), _distinct(row.torch for row in done)
-    commits = _distinct(row.commit[:8] for row in done)
+    devices = _distinct(name for row in done for name in row.device.split(JOINT))
+    versions = _distinct(name for row in done for name in row.torch.split(JOINT))
+    commits = _distinct(name[:8] for row in done for name in row.commit.split(JOINT))
     best = any(metric.startswith("best/") for metric in table.metrics)
     unknown = sum(row.code_state == UNKNOWN_CODE for row in done)
     state = f"Uncommitted changes were not recorded for {_runs(unknown)}. " if unknown else ""
     reported = "the last step and the best evaluation" if best else "the last step"
-    papers = [paper for cell in table.cells.values() for paper in cell.paper.values()]
-    judged = table.comparable and any(paper.std is not None for paper in papers)
-    meaning = "Match: at most two standard errors from the paper. " if judged else ""
     return (
         f"{_runs(len(done))} in {hours:.2f} hours on {devices}, torch {versions}, commit {commits}."
-        f" {state}{meaning}Values are from {reported}. {made}"
+        f" {state}{_meaning(table)}Values are from {reported}. {made}"
     )
+
+
+def _meaning(table: Table) -> str:
+    """Explains the verdict `match`, if the table can have it."""
+    papers = [paper for cell in table.cells.values() for paper in cell.paper.values()]
+    if not table.comparable or all(paper.std is None for paper in papers):
+        return ""
+    if len(table.seeds) == 1:
+        return "Match: within two of the paper's standard deviations, as we have one run each. "
+    return "Match: at most two standard errors from the paper. "
 
 
 def measured(steps: Sequence[Mapping[str, str]]) -> str:

@@ -9,6 +9,7 @@ import yaml
 
 from ed.analysis.spec import SpecError, nearest
 from ed.runtime.files import APP, yaml_text
+from ed.runtime.runs import flat
 
 CHOICE = "experiment="
 GROUPS = ("task", "model", "optimizer", "regularizer")
@@ -37,13 +38,18 @@ def group_defaults(overrides: Sequence[str]) -> dict[str, str]:
     return {key: word for key, word in found.items() if f"debug.{key}" not in changed}
 
 
+def target_of(group: str, choice: str) -> str | None:
+    """Returns the `_target_` of a group's choice; None for a list or a user's own config."""
+    return _group_file(group, choice).get(f"{group}._target_")
+
+
 def choice_of(group: str, config: Mapping) -> str | None:
     """Returns the name of the group file behind part of a config, e.g. `ed_fast`.
 
     Among the files with the same `_target_`, this is the one whose settings match best; None if
     no file has that `_target_`.
     """
-    own = {f"{group}.{key}": word for key, word in _flat(dict(config)).items()}
+    own = {f"{group}.{key}": word for key, word in _words(config).items()}
     agreements = {}
     for path in sorted((APP / "configs" / group).glob("*.yaml")):
         settings = _group_file(group, path.stem)
@@ -62,7 +68,7 @@ def _group_file(group: str, choice: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in raw.pop("defaults", []):
         found |= _group_file(group, entry) if isinstance(entry, str) else {}
-    settings = {f"{group}.{key}": word for key, word in _flat(raw).items()}
+    settings = {f"{group}.{key}": word for key, word in _words(raw).items()}
     return found | {k: word for k, word in settings.items() if "${" not in word and word != "???"}
 
 
@@ -92,15 +98,12 @@ def _settings(name: str, folders: Sequence[Path], *, above: tuple[str, ...]) -> 
             found |= {k.removeprefix("override /"): _word(value) for k, value in entry.items()}
         elif entry != "_self_":
             found |= _settings(entry, folders, above=(*above, name))
-    return found | {key: word for key, word in _flat(raw).items() if "${" not in word}
+    return found | {key: word for key, word in _words(raw).items() if "${" not in word}
 
 
-def _flat(config: dict, prefix: str = "") -> dict[str, str]:
-    found = {}
-    for key, value in config.items():
-        inner = isinstance(value, dict) and value
-        found |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": _word(value)}
-    return found
+def _words(config: Mapping) -> dict[str, str]:
+    """Returns the settings of a config by dotted key, as they are written in overrides."""
+    return {key: _word(value) for key, value in flat(config).items()}
 
 
 def _word(value) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ed.analysis import costs, provenance, returns
 from ed.analysis.collect import Row
@@ -35,7 +35,7 @@ class Line:
     verdict: str
     begun: bool  # whether any of its runs has started
     remarks: list[str]
-    by_seed: dict[int, float] = field(default_factory=dict)  # our values
+    by_seed: dict[int, float]  # our values
 
 
 def to_markdown(
@@ -73,8 +73,8 @@ def to_latex(table: Table, rows: Sequence[Row]) -> str:
         " & ".join(
             (
                 _escape(_label(table, line)),
-                _latex_number(line.paper.mean, line.paper.std, table),
-                _latex_number(line.ours.mean, line.ours.std, table),
+                _latex_number(line.paper, table),
+                _latex_number(line.ours, table),
                 str(line.ours.count),
                 _escape(line.verdict),
             )
@@ -97,48 +97,38 @@ def to_latex(table: Table, rows: Sequence[Row]) -> str:
 
 def table_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[Line]:
     """Returns the lines of the table's cells, for the runs with these deviations."""
-    here = [row for row in rows if row.deviations == deviations]
-    lines = []
-    for cell in table.cells.values():
-        chosen, remarks = _runs_of(table, cell, here)
-        homes = _homes(table, cell)
-        own = [row for row in here if row.home in homes]
-        planned = len(table.seeds) * len(homes)
-        for metric in cell.metrics:
-            values = _values(chosen, metric)
-            done = len(_values(own, metric))
-            if cell.best_of is not None and chosen:  # a diverged grid run counts as done
-                done += sum(row.status == Status.DIVERGED for row in own)
-            ours, paper = summarise(values), cell.paper.get(metric, Paper())
-            judged = verdict(
-                ours,
-                paper,
-                paper_count=table.paper_seeds,
-                done=done,
-                planned=planned,
-                comparable=table.comparable and not deviations,
-            )
-            by_seed = {row.seed: value for row in chosen for value in _values([row], metric)}
-            begun = _begun(own)
-            lines.append(Line(cell.label, metric, paper, ours, judged, begun, remarks, by_seed))
-    return lines
+    cells = table.cells.values()
+    shown = [(cell, metric) for cell in cells for metric in cell.metrics]
+    return [_line(table, cell, metric, rows, deviations) for cell, metric in shown]
 
 
 def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[Line]:
     """Returns one line per point of the tuning grids."""
+    grids = table.tuning.values()
+    shown = [(point, grid.metric) for grid in grids for point in grid.points]
+    return [_line(table, point, metric, rows, deviations) for point, metric in shown]
+
+
+def _line(table: Table, cell: Cell, metric: str, rows: Sequence[Row], deviations: str) -> Line:
     here = [row for row in rows if row.deviations == deviations]
-    lines = []
-    for grid in table.tuning.values():
-        for point in grid.points:
-            own = [row for row in here if row.home == point.home]
-            metric = point.metrics[0]
-            ours = summarise(_values(own, metric))
-            judged = verdict(
-                ours, Paper(), paper_count=None, done=ours.count, planned=len(table.seeds)
-            )
-            remarks = provenance.remarks(own)
-            lines.append(Line(point.label, metric, Paper(), ours, judged, _begun(own), remarks))
-    return lines
+    chosen, remarks = _runs_of(table, cell, here)
+    homes = _homes(table, cell)
+    own = [row for row in here if row.home in homes]
+    done = len(_values(own, metric))
+    if cell.best_of is not None and chosen:  # a diverged grid run counts as done
+        done += sum(row.status == Status.DIVERGED for row in own)
+    ours, paper = summarise(_values(chosen, metric)), cell.paper.get(metric, Paper())
+    judged = verdict(
+        ours,
+        paper,
+        paper_count=table.paper_seeds,
+        done=done,
+        planned=len(table.seeds) * len(homes),
+        comparable=table.comparable and not deviations,
+    )
+    begun = any(row.status != Status.PENDING for row in own)
+    by_seed = {row.seed: value for row in chosen for value in _values([row], metric)}
+    return Line(cell.label, metric, paper, ours, judged, begun, remarks, by_seed)
 
 
 def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
@@ -155,7 +145,7 @@ def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
 
 def glance_header(table: Table, lines: Sequence[Line]) -> dict[str, str]:
     """Returns the column titles by metric; the key of the first column is ""."""
-    first = "ours [paper]" if any(line.paper.mean is not None for line in lines) else ""
+    first = "ours [paper]" if _in_paper(lines) else ""
     used = {line.metric for line in lines}
     return {"": first} | {key: label for key, label in table.metrics.items() if key in used}
 
@@ -164,7 +154,7 @@ def both(line: Line | None, table: Table) -> str:
     """Formats our number, with the paper's in brackets if there is one."""
     if line is None:
         return ""
-    ours, paper = (_number(side.mean, side.std, table) for side in (line.ours, line.paper))
+    ours, paper = (_number(side, table) for side in (line.ours, line.paper))
     return ours if line.paper.mean is None else f"{ours} [{paper}]"
 
 
@@ -174,23 +164,24 @@ def _glance_table(table: Table, lines: Sequence[Line]) -> list[str]:
         (label, *(both(own.get(metric), table) for metric in metrics))
         for label, own in glance(lines).items()
     ]
-    return [plain_table(list(header.values()), body), "## Number by number"] if body else []
+    shown = body and _in_paper(lines)
+    return [plain_table(list(header.values()), body), "## Number by number"] if shown else []
 
 
 def _sections(table: Table, rows: Sequence[Row], footnotes: list[str]) -> list[str]:
     if table.correlation is not None:
         return pool_sections(table, rows)
     lines = table_lines(table, rows)
-    parts = [*_glance_table(table, lines), _markdown_table(table, lines, footnotes)]
+    parts = [*_glance_table(table, lines), _numbers(table, lines, footnotes)]
     parts += _aggregate_section(table, rows, "") + _cost_section(table, rows)
     if table.tuning:
         rules = [f"- {grid.name}: {grid.rule}" for grid in table.tuning.values()]
         parts += ["## Tuning", "\n".join(rules)]
-        parts.append(_markdown_table(table, grid_lines(table, rows), footnotes))
+        parts.append(_numbers(table, grid_lines(table, rows), footnotes))
     for deviations in sorted({row.deviations for row in rows} - {""}):
         lines = table_lines(table, rows, deviations) + grid_lines(table, rows, deviations)
         begun = [line for line in lines if line.begun]
-        parts += [f"## Reduced: {deviations}", _markdown_table(table, begun, footnotes)]
+        parts += [f"## Reduced: {deviations}", _numbers(table, begun, footnotes)]
         parts += _aggregate_section(table, rows, deviations)
     return parts
 
@@ -269,30 +260,60 @@ def _homes(table: Table, cell: Cell) -> set[tuple[str, str]]:
     return {point.home for point in table.tuning[cell.best_of].points}
 
 
-def _begun(rows: Sequence[Row]) -> bool:
-    return any(row.status != Status.PENDING for row in rows)
-
-
 def _values(rows: Sequence[Row], metric: str) -> list[float]:
     """Returns the metric's values of finished runs."""
     return [row.last[metric] for row in rows if row.status == Status.DONE and metric in row.last]
 
 
-def _markdown_table(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
+def _in_paper(lines: Sequence[Line]) -> bool:
+    return any(line.paper.mean is not None for line in lines)
+
+
+def _numbers(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
+    """Renders our numbers, beside the paper's if it has any of them."""
+    show = _compared if _in_paper(lines) else _ours_alone
+    return show(table, lines, footnotes)
+
+
+def _ours_alone(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
+    """Renders one row per cell, with a column per metric if cells have several."""
+    cells = glance(lines)
+    metrics = {key: title for key, title in glance_header(table, lines).items() if key}
+    if not any(len(own) > 1 for own in cells.values()):
+        cells = {_label(table, line): {"": line} for line in lines}
+        metrics = {"": "ours"}
+    body = []
+    for label, own in cells.items():
+        fewest = min(own.values(), key=lambda line: line.ours.count)
+        numbers = [both(own.get(metric), table) for metric in metrics]
+        body.append((label, *numbers, count_of(fewest), _marks(fewest.remarks, footnotes)))
+    return plain_table(("", *metrics.values(), "runs", "notes"), body)
+
+
+def count_of(line: Line) -> str:
+    """Returns the number of finished runs, with the planned number while some are missing."""
+    counted = line.verdict.removeprefix("pending ")
+    return str(line.ours.count) if counted == line.verdict else counted
+
+
+def _marks(remarks: Sequence[str], footnotes: list[str]) -> str:
+    """Returns references to the remarks, which are added to `footnotes`."""
+    footnotes += [remark for remark in remarks if remark not in footnotes]
+    return " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in remarks)
+
+
+def _compared(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
     body = []
     for line in lines:
-        for remark in line.remarks:
-            if remark not in footnotes:
-                footnotes.append(remark)
         count = f" ({line.ours.count})" if line.ours.count else ""
         body.append(
             (
                 _label(table, line),
-                _number(line.paper.mean, line.paper.std, table),
-                _number(line.ours.mean, line.ours.std, table) + count,
+                _number(line.paper, table),
+                _number(line.ours, table) + count,
                 _difference(table, line),
                 line.verdict,
-                " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in line.remarks),
+                _marks(line.remarks, footnotes),
             )
         )
     bracketed = any(fields[3].endswith("]") for fields in body)
@@ -323,14 +344,14 @@ def _label(table: Table, line: Line) -> str:
     return line.label if len(table.metrics) == 1 else f"{line.label}, {table.metrics[line.metric]}"
 
 
-def _number(mean: float | None, std: float | None, table: Table) -> str:
-    return "-" if mean is None else mean_and_std(mean, std, table.digits)
+def _number(side: Ours | Paper, table: Table) -> str:
+    return "-" if side.mean is None else mean_and_std(side.mean, side.std, table.digits)
 
 
-def _latex_number(mean: float | None, std: float | None, table: Table) -> str:
-    if mean is None:
+def _latex_number(side: Ours | Paper, table: Table) -> str:
+    if side.mean is None:
         return "--"
-    text = mean_and_std(mean, std, table.digits).replace("±", r"\pm")
+    text = mean_and_std(side.mean, side.std, table.digits).replace("±", r"\pm")
     text = re.sub(r"e([+-]\d+)", lambda found: rf" \cdot 10^{{{int(found[1])}}}", text)
     return f"${text}$"
 

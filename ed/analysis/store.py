@@ -126,13 +126,14 @@ def figure_stem(deviations: str) -> str:
 
 
 def is_current(table: Table) -> bool:
-    """Whether the CSV file and the README are up to date and agree with the records."""
+    """Whether the CSV file and the README have the table's committed runs, shared ones included."""
     folder = results_folder(table)
     there = [(folder / name).exists() for name in (CSV, README)]
     if not all(there):
         return not any(there)  # a table without results is up to date
-    rows = merge(read_results(folder / CSV, table))
-    merge([*rows, *stored(table)])  # raises if the CSV file and the records disagree
+    own = read_results(folder / CSV, table)
+    merge([*own, *stored(table)])  # raises if the CSV file and the records disagree
+    rows = committed(table)
     same_csv = (folder / CSV).read_text("utf-8") == to_csv(table, rows)
     return same_csv and (folder / README).read_text("utf-8") == readme(table, rows, folder)
 

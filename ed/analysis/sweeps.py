@@ -133,7 +133,7 @@ def _values(run: SweepRun, keys: Sequence[str]) -> list[str]:
 def _metrics(runs: Sequence[SweepRun], wanted: Sequence[str]) -> list[str]:
     found = dict.fromkeys(name for run in runs for name in run.last or {})
     for name in wanted:
-        if name not in found:
+        if found and name not in found:
             raise CollectError(f"--metrics {name}: no run has it; use {', '.join(found)}")
     return list(wanted) or [name for name in found if not name.endswith("_se")]
 

@@ -85,7 +85,7 @@ class Experiment:
         return [
             Number(self.table, cell, x.metric, x.paper, x.ours, _verdict(self.table, x, printed))
             for cell, x in self.lines
-            if x in printed
+            if x.paper.mean is not None
         ]
 
     @cached_property

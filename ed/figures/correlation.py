@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from ed.analysis.collect import Row
 from ed.analysis.correlation import (
@@ -32,7 +33,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
         return None
     columns = min(COLUMNS, len(chosen))
     lines = math.ceil(len(chosen) / columns)
-    figure = Figure(figsize=(max(2.4 * columns, WIDTH / 2), 2.5 * lines + 0.4))
+    figure = Figure(figsize=(max(2.4 * columns, WIDTH / 2), 2.5 * lines + 0.6))
     axes = []
     for place, found in enumerate(chosen, start=1):
         axes.append(figure.add_subplot(lines, columns, place, sharey=axes[0] if axes else None))
@@ -42,9 +43,9 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     axes[0].set_ylim(heights.min() - room, heights.max() + room)  # bands may be cut off
     for axis in axes[::columns]:
         axis.set_ylabel(f"{table.metrics[table.correlation.against]} (points)")
-    handles, labels = axes[0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+    handles, _ = axes[0].get_legend_handles_labels()
+    handles.append(Patch(color=BASELINE, label="band, brackets: 95 % interval", **BAND))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(COLUMNS, len(handles)))
     return figure
 
 

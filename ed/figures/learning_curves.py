@@ -164,6 +164,6 @@ def _legend(figure: Figure, curves: Sequence[Curves]) -> None:
     ]
     spread = any(found.seeds > 1 for found in curves)
     smooth = "unseen levels, smoothed" + (" mean ± standard error" if spread else "")
-    looks = {smooth: MEAN, "one seed": SEED, "training levels, smoothed": DASHED}
+    looks = {smooth: MEAN, "not smoothed": SEED, "training levels, smoothed": DASHED}
     handles += [Line2D([], [], color=INK, label=label, **look) for label, look in looks.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=1)

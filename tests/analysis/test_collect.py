@@ -7,15 +7,9 @@ import math
 import pytest
 import yaml
 
-from ed.analysis.collect import (
-    CollectError,
-    Row,
-    collect,
-    collect_run,
-    seed_differences,
-    target_of,
-)
+from ed.analysis.collect import CollectError, Row, collect, collect_run, seed_differences
 from ed.analysis.merging import merge
+from ed.analysis.recipes import target_of
 from ed.analysis.spec import expand
 from ed.runtime.runs import METRICS, Status, read_metrics
 from tests.helpers.tables import fabricate, write_table
@@ -131,16 +125,16 @@ def test_settings_that_do_not_affect_results_may_differ(table, tmp_path):
 
 
 def test_seeds_with_different_measure_settings_are_reported(table, tmp_path):
-    """Memory limits are ignored, and so are measures that the table does not show."""
+    """Memory limits and other radii are ignored, and so are measures that the table lacks."""
     runs = expand(table, cells=["ed"], root=tmp_path)
     for run, pairs, bound in zip(runs, (400, 2), (1, 4), strict=True):
         fabricate(run)
-        measures = {"measures": {"ed": {"pairs": pairs, "memory_gib": bound}}}
+        measures = {"ed": {"pairs": pairs, "memory_gib": bound}, "sharpness": {"radii": [1, bound]}}
         with open(run.folder / "config.yaml", "a") as file:
-            file.write(yaml.safe_dump(measures))
+            file.write(yaml.safe_dump({"measures": measures}))
     rows = [collect_run(run, table) for run in runs]
     assert seed_differences(rows, table) == []
-    measured = dataclasses.replace(table, metrics={"measure/ed": "ED"})
+    measured = dataclasses.replace(table, metrics={"measure/ed": "", "measure/sharpness_1": ""})
     expected = "mini/ed: seeds differ in measures.ed.pairs: 400 (seed 0), 2 (seed 1)"
     assert seed_differences(rows, measured) == [expected]
 
@@ -242,7 +236,7 @@ def test_two_different_runs_of_the_same_cell_raise(table, tmp_path):
     for root, accuracy in (("a", 80.0), ("b", 81.0)):
         fabricate(expand(table, root=tmp_path / root)[0], accuracy)
     with pytest.raises(CollectError, match="mini/baseline/seed0") as error:
-        merge(collect(table, [tmp_path / "a", tmp_path / "b"]))
+        merge(collect(table, [tmp_path / "a", tmp_path / "b"], warn=pytest.fail))
     assert all(str(tmp_path / root / "mini/baseline/seed0") in str(error.value) for root in "ab")
 
 

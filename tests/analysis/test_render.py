@@ -102,6 +102,13 @@ def test_markdown_shows_numbers_verdicts_and_footnotes(table):
     assert r"& 2 & no std: -6 \% \\" in latex  # an unescaped % would start a comment
 
 
+def test_the_footer_says_how_single_runs_are_judged(table):
+    rows = [row for row in full_rows(table) if row.seed == table.seeds[0]]
+    one = replace(table, seeds=table.seeds[:1])
+    assert "Match: at most two standard errors" not in to_markdown(one, rows)
+    assert "standard deviations" in to_markdown(one, rows)
+
+
 def test_the_footer_counts_runs_with_unknown_code_state(table):
     about = {"device": "cpu", "torch": "2.0", "commit": "abcdef0123", "dirty": False}
     rows = [replace(row, **about) for row in full_rows(table)]
@@ -114,6 +121,14 @@ def test_the_footer_counts_runs_with_unknown_code_state(table):
     assert "not recorded for 2 runs." in text
     rows[1] = replace(rows[1], dirty=True)  # modified code counts as recorded
     assert "not recorded for 1 run." in to_markdown(table, rows)
+
+
+def test_the_footer_lists_all_commits_and_devices_of_a_resumed_run(table):
+    resumed = {"device": "a + b", "torch": "2.0 + 2.1", "commit": "abcdef0123 + 9876543210"}
+    rows = [replace(row, device="b", torch="2.0", commit="abcdef0123") for row in full_rows(table)]
+    rows[0] = replace(rows[0], **resumed)
+    text = to_markdown(table, rows)
+    assert "hours on a, b, torch 2.0, 2.1, commit 98765432, abcdef01." in text
 
 
 def test_the_table_sets_the_number_of_decimals(tmp_path):
@@ -144,6 +159,23 @@ def test_several_metrics_start_with_an_overview(tmp_path):
     assert table.cells["sam"].paper == {"eval/acc": Paper(70.0)}
     assert "| plain, accuracy | 80.00 | 79.50 ± 0.71 (2) |" in line_by_line
     assert "Number by number" not in to_markdown(table, [])  # there are no numbers yet
+
+
+def test_numbers_that_are_not_in_the_paper_stand_alone(tmp_path):
+    cells = {name: {"overrides": [f"regularizer={name}"], "paper": None} for name in ("ed", "sam")}
+    cells["sam"]["note"] = "by hand"
+    done = {"eval/acc": 79.0, "eval/ood": 8.5}
+    rows = [Row("mini", "ed", seed, status="done", last=done) for seed in (0, 1)]
+    table = write_table(tmp_path, cells=cells, tuning=None)
+    text = to_markdown(table, rows)
+    assert "|  | ours | runs | notes |" in text
+    assert "| ed | 79.00 ± 0.00 | 2 |  |\n| sam | - | 0 of 2 | [^1] |\n\n" in text
+    metrics = {"eval/acc": "accuracy", "eval/ood": "shifted"}
+    table = write_table(tmp_path, "wide", cells=cells, tuning=None, metric=None, metrics=metrics)
+    text = to_markdown(table, [replace(row, table="wide") for row in rows])
+    assert "|  | accuracy | shifted | runs | notes |" in text
+    assert "| ed | 79.00 ± 0.00 | 8.50 ± 0.00 | 2 |  |" in text
+    assert "Number by number" not in text
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,7 @@ def test_the_best_grid_point_is_selected_by_the_metric_of_the_cell(tmp_path):
         done = {"last": {"eval/acc": accuracy, "eval/matthews": matthews}, "steps": 1, "seconds": 1}
         done["best"] = {"eval/matthews": matthews + 5}
         (run.folder / "DONE").write_text(json.dumps(done))
-    rows = merge(collect(table, [tmp_path]))
+    rows = merge(collect(table, [tmp_path], warn=pytest.fail))
     (line,) = table_lines(table, rows)
     assert (line.metric, line.ours.mean) == ("eval/matthews", 32)
     assert line.remarks == ["rho-0.5: the best of 2 of 2 grid points"]

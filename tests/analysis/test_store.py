@@ -102,7 +102,7 @@ def test_results_contain_all_runs_that_have_started(tmp_path):
         fabricate(run, done=False)
     (runs[2].folder / FAILED).write_text("exit 1: error: no space\n")
     (runs[3].folder / FAILED).write_text("exit 1: error: diverged: train/loss = nan\n")
-    rows = merge(collect(table, [tmp_path / "runs"]))
+    rows = merge(collect(table, [tmp_path / "runs"], warn=pytest.fail))
     folder = results_folder(table)
     write_results(table, rows, folder, {})
     assert {path.name for path in folder.iterdir()} == {README, CSV, CURVES}
@@ -121,7 +121,7 @@ def test_a_running_run_is_committed_as_stopped(tmp_path):
     fabricate(run, done=False)
     with open(run.folder / LOCK, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        rows = collect(table, [tmp_path / "runs"])
+        rows = collect(table, [tmp_path / "runs"], warn=pytest.fail)
     assert rows[0].status == Status.RUNNING
     write_results(table, rows, results_folder(table), {})
     assert [row.status for row in committed(table)] == [Status.STOPPED]
@@ -133,11 +133,33 @@ def test_curves_of_reused_runs_are_stored_with_their_own_table(tmp_path):
     cells = {"same": {"same_as": "mini/ed", "paper": None}}
     other = write_table(tmp_path, "other", cells=cells, tuning=None)
     for table in (home, other):
-        write_results(table, collect(table, [tmp_path / "runs"]), results_folder(table), {})
+        write_results(
+            table, collect(table, [tmp_path / "runs"], warn=pytest.fail), results_folder(table), {}
+        )
     assert not (results_folder(other) / CURVES).exists()
     (row,) = stored(other)
     assert row.last == {"eval/acc": 85.0}
     assert row.history()[-1]["eval/acc"] == 85.0
+
+
+def test_a_table_is_out_of_date_once_another_commits_a_shared_run(tmp_path):
+    home = write_table(tmp_path)
+    cells = {"same": {"same_as": "mini/ed", "paper": None}}
+    other = write_table(tmp_path, "other", cells=cells, tuning=None)
+    runs = expand(home, cells=["ed"], root=tmp_path / "runs")
+    fabricate(runs[0], 85.0)
+    for table in (home, other):
+        write_results(
+            table, collect(table, [tmp_path / "runs"], warn=pytest.fail), results_folder(table), {}
+        )
+    assert is_current(other)
+    fabricate(runs[1], 86.0)
+    write_results(
+        home, collect(home, [tmp_path / "runs"], warn=pytest.fail), results_folder(home), {}
+    )
+    assert not is_current(other)
+    write_results(other, committed(other), results_folder(other), {})
+    assert is_current(other)
 
 
 def test_the_readme_includes_hand_written_notes(tmp_path):
@@ -146,7 +168,7 @@ def test_the_readme_includes_hand_written_notes(tmp_path):
     folder = results_folder(table)
     folder.mkdir(parents=True)
     (folder / NOTES).write_text("By hand: <b>bold</b>.\n")
-    write_results(table, collect(table, [tmp_path / "runs"]), folder, {})
+    write_results(table, collect(table, [tmp_path / "runs"], warn=pytest.fail), folder, {})
     assert "\n\nBy hand: &lt;b>bold&lt;/b>.\n\n" in (folder / README).read_text()
     assert is_current(table)
 

@@ -149,6 +149,12 @@ def test_errors_name_the_invalid_argument(runs, capsys, arguments, message):
     assert message.replace("RUNS", str(runs)) in capsys.readouterr().err
 
 
+def test_runs_without_a_finished_one_are_counted(tmp_path, capsys):
+    write_run(tmp_path / "seed0", 0, ED, None)
+    assert main([str(tmp_path), "--metrics", "eval/acc"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["runs    eval/acc", "0 of 1"]
+
+
 def test_a_damaged_record_is_reported(runs, capsys):
     (runs / "ed" / "seed0" / "DONE").write_text("{")
     assert main([str(runs)]) == 1

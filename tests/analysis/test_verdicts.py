@@ -233,6 +233,16 @@ def test_findings_contain_numbers_and_seeds():
     assert finding(Experiment(load_table("table1"), [])) == ""
 
 
+def test_a_finding_keeps_the_case_of_symbols():
+    text = finding(experiment("grokking_search", {"product": [24.0]}))
+    assert text.startswith("x * y")
+
+
+def test_a_finding_lists_the_numbers_of_runs_in_the_order_of_the_values():
+    text = finding(experiment("table1", {"baseline": [87.0], "ed": [86.5, 86.7]}))
+    assert "n = 2 and 1" in text
+
+
 def test_the_top_finding_uses_the_table_with_more_seeds():
     short = experiment("table1_100", {"baseline": [83.0, 83.2, 83.4], "ed": [86.0, 86.2, 86.4]})
     full = experiment("table1", {"baseline": [87.0], "ed": [90.0]})

@@ -130,7 +130,7 @@ def test_panels_show_the_means_of_the_runs():
     assert titles[-1] == "4 games, interquartile mean, 95 % interval"
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
-        "PPO", "PPO + ED", "unseen levels, smoothed mean ± standard error", "one seed",
+        "PPO", "PPO + ED", "unseen levels, smoothed mean ± standard error", "not smoothed",
         "training levels, smoothed",
     ]  # fmt: skip
     train, test = figure.axes[0].lines[:2]  # PPO on Dodgeball

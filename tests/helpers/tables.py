@@ -5,7 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from ed.analysis.collect import Row, target_of
+from ed.analysis.collect import Row
+from ed.analysis.recipes import target_of
 from ed.analysis.spec import Table
 from ed.analysis.tables import load_table
 

@@ -68,3 +68,11 @@ def test_the_grid_shows_every_status_and_fits_the_terminal(tmp_path, watched, ca
     for word in words:
         assert word in text
     assert capsys.readouterr().out.startswith(f"six: {seeds + 2} runs: 1 running")
+
+
+def test_runs_of_other_tables_are_listed_with_their_table(capsys):
+    rows = [Row("table1", "baseline", 0, **DONE), Row("resolution", "efficiency", 0, **DONE)]
+    assert standings.report(load_table("table1"), rows) == 0
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("baseline ")
+    assert second.startswith("resolution/efficiency ")

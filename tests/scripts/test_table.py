@@ -18,6 +18,7 @@ from ed.analysis.spec import Table, expand
 from ed.analysis.store import CSV, CURVES, README, committed, read_results, to_csv
 from ed.runtime.runs import Record
 from scripts import table as script
+from tests.helpers.commands import ROOT
 from tests.helpers.tables import fabricate, full_rows, write_table
 
 
@@ -89,6 +90,7 @@ def test_a_committed_run_with_outdated_settings_raises_until_rerun(tmp_path, cap
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     assert main(here) == 0
     (tmp_path / "runs").rename(tmp_path / "old")
+    (tmp_path / "runs").mkdir()
     table = write_table(tmp_path, fixed=["task=cifar10", "task.epochs=200"])
     for more in ([], ["--check"]):
         assert main([*here, *more]) == 1
@@ -162,7 +164,9 @@ def test_results_of_another_file_are_added(table, tmp_path):
     far = tmp_path / "far.csv"
     (tmp_path / "results" / "mini" / CSV).rename(far)
     shutil.rmtree(tmp_path / "results")
-    assert main([str(table.path), "--runs", str(tmp_path / "none"), "--add", str(far)]) == 0
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main([str(table.path), "--runs", str(empty), "--add", str(far)]) == 0
     assert (tmp_path / "results" / "mini" / "runs.csv").read_text() == far.read_text()
 
 
@@ -214,6 +218,7 @@ def test_a_damaged_results_file_raises_and_is_not_overwritten(
     [
         (["tabel1"], "'tabel1'; did you mean table1"),
         (["table1", "--add", "nowhere.csv"], "--add nowhere.csv"),
+        (["table1", "--runs", "nowhere"], "--runs nowhere: no such file or folder"),
     ],
 )
 def test_invalid_arguments_print_one_line(arguments, complaint, capsys):
@@ -222,6 +227,17 @@ def test_invalid_arguments_print_one_line(arguments, complaint, capsys):
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert complaint in error
+
+
+def test_a_closed_pipe_is_not_an_error(table):
+    """For example, `table.py all | head` must not print an error."""
+    words = [sys.executable, ROOT / "scripts/table.py", table.path]
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    result = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, env=environment)
+    os.close(writer)
+    assert result.stderr == b""
 
 
 def test_check_detects_an_edited_table(table, tmp_path, capsys):
@@ -288,6 +304,7 @@ def test_figures_are_drawn_from_finished_runs_and_are_reproducible(drawn, tmp_pa
     assert first[:4] == b"\x89PNG"
     # without the run folders, the committed curves give the same file
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    (tmp_path / "runs").mkdir()
     (results / "figure.png").unlink()
     assert main(here) == 0
     assert first == (results / "figure.png").read_bytes()

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import yaml
 
-from ed.analysis.collect import Row, series
+from ed.analysis.collect import JOINT, Row, series
 from ed.analysis.report.grids import Grid, grid, number
 from ed.analysis.spec import Cell, Table
-from ed.runtime.runs import Status
+from ed.runtime.runs import ENVIRONMENT, Status
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # faster, if installed
 MOST_POINTS = 80  # per curve; the chart is 320 pixels wide
@@ -52,7 +52,8 @@ def _run_fields(row: Row, metrics: Sequence[str]) -> list[str]:
 
 def commit_text(row: Row) -> str:
     state = f", {row.code_state}" if row.code_state else ""
-    return (row.commit[:8] or "commit unknown") + state
+    commits = JOINT.join(name[:8] for name in row.commit.split(JOINT))
+    return (commits or "commit unknown") + state
 
 
 def _curves(table: Table, rows: Sequence[Row]) -> list[dict]:
@@ -82,8 +83,12 @@ def _name(row: Row) -> str:
 
 
 def _record(row: Row) -> dict:
-    """Returns the full settings and versions of one run; other seeds differ only in the seed."""
-    config = yaml.dump(row.record.config, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
+    """Returns the versions and the settings of one run, without those that never affect results.
+
+    Other seeds differ only in the seed.
+    """
+    settings = {key: value for key, value in row.record.config.items() if key not in ENVIRONMENT}
+    config = yaml.dump(settings, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
     sessions = [_session(session) for session in row.record.sessions]
     return {"name": _name(row), "config": config, "sessions": sessions}
 

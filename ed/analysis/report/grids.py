@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ed.analysis.verdicts import minus
+
 Interval = tuple[float | None, float | None]  # mean and standard deviation
 NUMBER = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+(e[-+]?\d+)?( ?(±|%|of|to|\[).*)?")
 
@@ -40,11 +42,15 @@ class Grid(NamedTuple):
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[Field | str]]) -> Grid:
     """Builds a table without its empty columns; columns of numbers are marked as numeric."""
-    fields = [[Field(one) if isinstance(one, str) else one for one in row] for row in rows]
+    fields = [[_text(one) if isinstance(one, str) else one for one in row] for row in rows]
     columns = list(zip(*fields, strict=True)) if rows else [()] * len(header)
     kept = [i for i, own in enumerate(columns) if i == 0 or any(map(any, own))]
     heads = [Column(header[i], i > 0 and _is_numeric(columns[i])) for i in kept]
     return Grid(heads, [[row[i] for i in kept] for row in fields])
+
+
+def _text(text: str) -> Field:
+    return Field(minus(text) if NUMBER.fullmatch(text) else text)
 
 
 def _is_numeric(fields: Sequence[Field]) -> bool:

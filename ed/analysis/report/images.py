@@ -9,11 +9,12 @@ from PIL import Image
 
 KINDS = (".png", ".svg")
 MOST_PIXELS = 1440  # maximum width; most figures have it
+PER_INCH = 133  # pixels of the page per inch of a figure, so that all figures have equal letters
 WAYS = ({"quality": 78}, {"lossless": True})  # flat figures are often smaller without loss
 
 
 class Embedded(NamedTuple):
-    """An embedded image: its data URI, and its size in pixels if known."""
+    """An embedded image: its data URI, and its size on the page if known."""
 
     source: str
     width: int | None = None
@@ -29,6 +30,8 @@ def embed(path: Path) -> Embedded:
         return Embedded(_uri("image/svg+xml", path.read_bytes()))
     try:
         with Image.open(path) as image:
+            dots, _ = image.info.get("dpi", (PER_INCH, PER_INCH))
+            width = round(image.width * PER_INCH / dots)
             image = image.convert("RGB")
     except OSError as error:
         raise ValueError(f"{path} is not an image ({error}); restore the file") from None
@@ -36,7 +39,8 @@ def embed(path: Path) -> Embedded:
         height = round(image.height * MOST_PIXELS / image.width)
         image = image.resize((MOST_PIXELS, height), Image.Resampling.LANCZOS)
     content = min((_webp(image, **way) for way in WAYS), key=len)
-    return Embedded(_uri("image/webp", content), image.width, image.height)
+    width = min(width, image.width)
+    return Embedded(_uri("image/webp", content), width, round(width * image.height / image.width))
 
 
 def _webp(image: Image.Image, **settings) -> bytes:

@@ -101,6 +101,7 @@ for (const button of document.querySelectorAll(".enlarge")) {
   button.addEventListener("click", () => {
     const image = button.querySelector("img").cloneNode();
     image.loading = "eager";
+    for (const side of ["width", "height"]) image.removeAttribute(side); // shows all pixels
     dialog.querySelector("div").replaceChildren(image);
     dialog.showModal();
   });

@@ -27,7 +27,8 @@ FULL, SHORT = "table1", "table1_100"  # the tables in the hero figure
 CAPTIONS = {
     "demo": "The demo: outputs of two small networks along paths between test images, plain and "
     "with ED, and the mean coefficient of each degree (make demo).",
-    "procgen_play": "Frames of one StarPilot episode, played by a trained policy.",
+    "procgen_play": "Frames of one StarPilot episode, played by a trained policy, with the next "
+    "action and its probability. Letters are Procgen's buttons.",
 }
 SCALES = {FULL: (86.0, 91.5), SHORT: (78.0, 88.0)}  # accuracy axes (%) of its panels
 TICKS = {FULL: range(86, 92), SHORT: range(78, 89, 2)}

@@ -11,11 +11,13 @@ from ed.analysis.outline import MISSING
 from ed.analysis.report.cells import anchor, cell_view
 from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
 from ed.analysis.report.images import embed
-from ed.analysis.report.text import items, markdown, plural
+from ed.analysis.report.text import markdown, plural
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, difference
 from ed.analysis.store import FIGURE, NOTES, results_folder
 from ed.analysis.verdicts import Experiment, command, gpu_hours, header_comment
+
+SIDES = ("paper\N{NO-BREAK SPACE}□", "ours\N{NO-BREAK SPACE}●")  # with the signs in the charts
 
 
 def section_id(table: Table) -> str:
@@ -31,16 +33,16 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
     table, found = experiment.table, finding(experiment)
     footnotes: list[str] = []
     image = results_folder(table) / f"{FIGURE}.png"
-    planned = len(experiment.planned)
+    done, planned = len(experiment.done), len(experiment.planned)
     view = {
         "id": section_id(table),
         "table": table,
         "begun": experiment.begun,
-        "finding": found or f"No finished run yet: {plural(planned, 'run')} planned.",
+        "finding": found or f"No result yet: {done} of {plural(planned, 'run')} done.",
         "missing": MISSING.get(table.name),
         "command": command(table),
         "hours": hours_text(table),
-        "done": len(experiment.done),
+        "done": done,
         "planned": planned,
         "how_to_run": header_comment(table.path),
         "glance": None,
@@ -58,7 +60,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
         view["cost"] = _cost(experiment)
     else:
         view["pool"] = _pool(experiment)
-    view["footnotes"], view["notes"] = footnotes, list(items(table.notes))
+    view["footnotes"], view["notes"] = footnotes, table.notes
     written = results_folder(table) / NOTES
     view["written"] = markdown(written.read_text("utf-8")) if written.exists() else ""
     view["cells"] = _cells(table, pool)
@@ -77,9 +79,11 @@ def _glance(table: Table, lines: Sequence[render.Line]) -> Grid | None:
     _, *metrics = header = render.glance_header(table, lines)
     body = []
     for label, own in render.glance(lines).items():
-        found = [own.get(metric) for metric in metrics]
-        body.append([label, *(render.both(line, table) for line in found)])
-    return grid(list(header.values()), body) if body else None
+        fewest = min(own.values(), key=lambda line: line.ours.count)
+        numbers = [render.both(own.get(metric), table) for metric in metrics]
+        shown = ["" if text == "-" else text for text in numbers]
+        body.append([label, *shown, render.count_of(fewest)])
+    return grid([*header.values(), "n"], body) if body else None
 
 
 def comparison(experiment: Experiment, footnotes: list[str]) -> Grid:
@@ -100,7 +104,7 @@ def _compared(
     for metric in table.metrics:
         own = (_named(line).values() for _, line, _ in lines if line.metric == metric)
         scales[metric] = extent([side for sides in own for side in sides])
-    header = ["cell", "metric", "paper □", "ours ●", "n", "difference", "verdict", "", "notes"]
+    header = ["cell", "metric", *SIDES, "n", "difference", "verdict", "", "notes"]
     several = len(table.metrics) > 1
     body = []
     for cell, line, verdict in lines:
@@ -115,21 +119,14 @@ def _compared(
                 table.metrics[line.metric] if several else "",
                 mean_std(paper, table),
                 mean_std(ours, table),
-                _count(ours, table),
-                shown.replace("-", "\N{MINUS SIGN}"),
+                render.count_of(line) if ours.count or not verdict else "",
+                shown,
                 Field(verdict, style=verdict and f"verdict {verdict.replace(' ', '-')}"),
                 Field(style=strip and method(line.label), strip=strip),
                 Field(notes=numbers),
             ]
         )
     return grid(header, body)
-
-
-def _count(ours: Ours, table: Table) -> str:
-    """Returns the number of seeds, with the planned number while some are missing."""
-    if not 0 < ours.count < len(table.seeds):
-        return str(ours.count or "")
-    return f"{ours.count} of {len(table.seeds)}"
 
 
 def method(label: str) -> str:

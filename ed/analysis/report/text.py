@@ -1,13 +1,9 @@
-"""Converts Markdown and long notes to HTML, with any HTML in them escaped."""
+"""Converts Markdown to HTML, with any HTML in it escaped."""
 
 import re
-from collections.abc import Iterator, Sequence
 
 from markdown_it import MarkdownIt
 from markupsafe import Markup
-
-MOST_WORDS = 40  # per item in a list of notes
-
 
 # links to local files do not work on the page, so only their text is kept
 LOCAL_LINK = re.compile(r"!?\[([^\]]*)\]\((?!https?://)[^)]*\)")
@@ -30,18 +26,6 @@ def markdown(text: str) -> Markup:
 def inline(text: str) -> Markup:
     """Renders inline Markdown: code, emphasis and links."""
     return Markup(PARSER.renderInline(LOCAL_LINK.sub(r"\1", text)))
-
-
-def items(notes: Sequence[str]) -> Iterator[str]:
-    """Splits notes between sentences into items of up to about MOST_WORDS words."""
-    for note in notes:
-        item: list[str] = []
-        for sentence in re.split(r"(?<=[.:;]) +(?=[A-Z`(])", " ".join(note.split())):
-            if item and sum(len(part.split()) for part in (*item, sentence)) > MOST_WORDS:
-                yield " ".join(item)
-                item = []
-            item.append(sentence)
-        yield " ".join(item)
 
 
 def plural(count: int, noun: str) -> str:
