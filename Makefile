@@ -42,7 +42,7 @@ test-slurm: .venv/ready
 test-browser: .venv/ready
 	@echo "test-browser: install Chromium if it is missing, and test the report page in it; 1 minute"
 	bash scripts/setup_browser.sh
-	$(BIN)/python -m pytest tests/analysis/test_report.py -m browser
+	$(BIN)/python -m pytest tests/analysis -m browser
 
 test-lowest:
 	@echo "test-lowest: install the oldest allowed packages into .venv-lowest (several GB), then test"
@@ -77,4 +77,4 @@ format: .venv/ready
 	PYTHON="$(PYTHON)" bash scripts/setup.sh
 
 clean:
-	rm -rf .venv .venv-lowest demo docs/site .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest build demo docs/site .pytest_cache .ruff_cache .hypothesis
