@@ -9,8 +9,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from ed.engine.errors import INTERRUPTED, explain, is_first, or_explain
-from ed.runtime.console import interactive, print_facts, working
+from ed.engine.errors import INTERRUPTED, explain, or_explain
+from ed.runtime.console import interactive, is_first, print_facts, working
 from ed.runtime.files import refuse_control
 from ed.runtime.slurm import require_cluster
 

@@ -6,6 +6,7 @@ that `torch.load(path, weights_only=True)` can read. A digest at the end detects
 """
 
 import io
+import logging
 import os
 import re
 from pathlib import Path
@@ -15,16 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ed.models.weights import read_state
-from ed.runtime.files import (
-    BLANK,
-    STAMP,
-    check_seal,
-    create,
-    read_bytes,
-    seal,
-    stamp,
-    write_atomic,
-)
+from ed.runtime.files import BLANK, STAMP, check_seal, create, read_bytes, seal, stamp, write_atomic
 from ed.runtime.runs import (
     CHECKPOINTS,
     LAST,
@@ -36,6 +28,8 @@ from ed.runtime.runs import (
     differences,
     flat,
 )
+
+logger = logging.getLogger("ed")
 
 
 class SaveError(RuntimeError):
@@ -79,7 +73,7 @@ def save_weights(folder: Path, model: nn.Module) -> None:
         raise _cannot_save(WEIGHTS, folder, error) from error
 
 
-def trained_weights(folder: Path, config: dict, warn) -> dict[str, Tensor] | None:
+def trained_weights(folder: Path, config: dict) -> dict[str, Tensor] | None:
     """Loads the state dict from the newest intact checkpoint, else from `model.safetensors`.
 
     A checkpoint of a run with other settings than `config` raises RunError. Locations, classes and
@@ -89,14 +83,14 @@ def trained_weights(folder: Path, config: dict, warn) -> dict[str, Tensor] | Non
     def misfit(state: dict) -> str | None:
         return _without_model(state) or other_config(state, config, shared=True)
 
-    state = load_checkpoint(folder, warn, misfit)
+    state = load_checkpoint(folder, misfit)
     if state is not None:
         return state["training"]["model"]
     path = folder / WEIGHTS
     return read_state(path, str(path)) if path.exists() else None
 
 
-def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
+def load_checkpoint(folder: Path, misfit=None) -> dict | None:
     """Loads the newest intact checkpoint, or returns None if there is none.
 
     Damaged checkpoints are skipped with a warning. A checkpoint of another run is skipped if there
@@ -104,7 +98,6 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
     A file that cannot be read raises OSError, because it may be intact.
 
     Args:
-        warn: called with each warning.
         misfit: returns the reason a state does not belong to this run, or None if it does.
     """
     foreign = None
@@ -118,24 +111,25 @@ def load_checkpoint(folder: Path, warn, misfit=None) -> dict | None:
             if reason is None:
                 return state
             foreign = f"{path} is not a checkpoint of this run: {reason}"
-            warn(f"{foreign}; trying an older one")
+            logger.warning(f"{foreign}; trying an older one")
         except (ValueError, RuntimeError, EOFError) as error:
             reason = str(error).splitlines()[0]
-            warn(f"{path} is damaged ({reason}): trying an older one, if there is any")
+            logger.warning(f"{path} is damaged ({reason}): trying an older one, if there is any")
     if foreign:
         raise RunError(f"{foreign}. Move it, use its values, or use another system.run_dir")
     return None
 
 
-def warn_if_damaged(folder: Path, warn) -> None:
-    """Calls `warn` if the last checkpoint of a finished run is damaged."""
+def warn_if_damaged(folder: Path) -> None:
+    """Warns if the last checkpoint of a finished run is damaged."""
     path = folder / LAST
     if not path.exists():
         return
     try:
         check_seal(read_bytes(path))
     except ValueError as error:
-        warn(f"{path} is damaged ({error}): the run's results are not affected, but do not use it")
+        effect = "the run's results are not affected, but do not use it"
+        logger.warning(f"{path} is damaged ({error}): {effect}")
 
 
 def check_exists(folder: Path) -> None:

@@ -32,11 +32,10 @@ def sampler_is_unused(cfg: DictConfig, overrides: Sequence[str]) -> bool:
     return chosen and "${sampler" not in OmegaConf.to_yaml(cfg)
 
 
-def flat_keys(cfg: DictConfig, prefix: str = "") -> list[str]:
+def flat_keys(config: dict, prefix: str = "") -> list[str]:
+    """Returns the dotted keys of a config, both groups and settings."""
     keys = []
-    for key in cfg:
-        node = cfg._get_node(key)
-        keys.append(f"{prefix}{key}")
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():
-            keys += flat_keys(node, f"{prefix}{key}.")
+    for key, value in config.items():
+        inner = flat_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else []
+        keys += [f"{prefix}{key}", *inner]
     return keys

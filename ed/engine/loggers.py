@@ -6,6 +6,7 @@ import io
 import uuid
 from pathlib import Path
 
+from ed.core.validate import brief
 from ed.runtime.files import read_bytes, read_rows, write_atomic
 from ed.runtime.runs import METRICS, WANDB_ID
 
@@ -30,9 +31,8 @@ class Wandb:
                 resume="allow",
             )
         except Exception as error:  # wandb raises its own types, e.g. without a key or network
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
-                f"logger=wandb: {reason}; log in with `wandb login` or WANDB_API_KEY, or set "
+                f"logger=wandb: {brief(error)}; log in with `wandb login` or WANDB_API_KEY, or set "
                 "logger.mode=offline"
             ) from error
 

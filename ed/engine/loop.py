@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from ed.core import validate
 from ed.core.model_state import evaluating
 from ed.engine.checkpoint import load_checkpoint, other_config, save_checkpoint, save_weights
 from ed.engine.metrics import Metrics, brief, check_finite, duration
@@ -152,7 +153,7 @@ class _Session:
 
     def resume(self) -> int:
         """Loads the newest intact checkpoint and returns its step, or 0 if there is none."""
-        state = load_checkpoint(self.run.path, logger.warning, self._misfit)
+        state = load_checkpoint(self.run.path, self._misfit)
         steps = processes.gather(None if state is None else state["step"])
         if len(set(steps)) > 1:
             raise ValueError(
@@ -189,10 +190,9 @@ class _Session:
             if self.step.device.type == "cuda" and "cuda" in rng:
                 torch.cuda.set_rng_state(rng["cuda"])
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(
-                f"the checkpoint in {path} does not fit this run ({reason}): move it, or use "
-                "another system.run_dir"
+                f"the checkpoint in {path} does not fit this run ({validate.brief(error)}): move "
+                "it, or use another system.run_dir"
             ) from error
         self.earlier_seconds, self.saved_metrics = state["seconds"], state["metrics"]
         threads, current = state["threads"], torch.get_num_threads()

@@ -93,7 +93,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
         if summary is not None:
             report_end("already done", cfg, task, path, summary)
             if writes:
-                warn_if_damaged(path, logger.warning)
+                warn_if_damaged(path)
             names = processes.gather(unmeasured(cfg, measures, path, task) if writes else None)[0]
             if not names:
                 return summary
@@ -107,8 +107,8 @@ def _run(cfg: DictConfig, path: Path) -> dict:
 def check_steps(task: Task) -> None:
     """Checks the step counts, which a user's own task may leave unchecked."""
     for name, least in (("total_steps", 0), ("eval_steps", int(task.total_steps > 0))):
-        if getattr(task, name, least) < least:
-            count = getattr(task, name)
+        count = getattr(task, name, least)
+        if count < least:
             raise ValueError(f"{type(task).__name__}.{name}={count}: must be at least {least}")
 
 
@@ -231,7 +231,7 @@ def unmeasured(cfg: DictConfig, measures: dict, path: Path, task) -> list[str]:
     ]
     if not missing:
         return []
-    state = load_checkpoint(path, logger.warning)
+    state = load_checkpoint(path)
     reached = 0 if state is None else state["step"]  # a published model trains for zero steps
     if reached == task.total_steps:
         logger.info("measuring it: %s", ", ".join(missing))
@@ -303,7 +303,7 @@ def load_run(
     if not runs.is_run(folder):
         raise FileNotFoundError(f"{folder} is not a run folder: it has no {runs.CONFIG}")
     cfg = stored_config(folder, trust=trust)
-    weights = trained_weights(folder, runs.identity(resolved(cfg)), logger.warning)
+    weights = trained_weights(folder, runs.identity(resolved(cfg)))
     if weights is None:
         raise FileNotFoundError(
             f"{folder} has no checkpoint: train with system.keep_checkpoint=true"

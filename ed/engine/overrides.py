@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import OmegaConf
 
 from ed.engine.compose import CONFIGS, compose_config, flat_keys
 
@@ -81,7 +82,8 @@ class Overrides:
 
     def keys(self, *choices: str) -> list[str]:
         """Returns all config keys for the command's choices; `choices` take precedence."""
-        return flat_keys(compose_config([*self.chosen, *choices], folders=self.folders))
+        cfg = compose_config([*self.chosen, *choices], folders=self.folders)
+        return flat_keys(OmegaConf.to_container(cfg))
 
     def wrong_key(self) -> str | None:
         """Describes the first invalid setting, or returns None if all are valid."""

@@ -27,7 +27,7 @@ from ed.engine.loop import Interrupted
 from ed.engine.main import choose_device, load_run, start_tracker
 from ed.engine.run import RunFolder
 from ed.engine.settings import check_settings
-from ed.runtime.files import csv_text, from_csv_text
+from ed.runtime.files import APP, csv_text, from_csv_text
 from ed.runtime.runs import RunError, Status, status
 from ed.tasks.image_folder import ImageFolder
 from scripts import launch, table
@@ -58,7 +58,7 @@ def test_damaged_meta_json_only_warns(content, run, capsys):
 
 
 def test_foreign_checkpoint_falls_back_to_the_previous_one(run, tmp_path, capsys):
-    whole = load_checkpoint(run, print)
+    whole = load_checkpoint(run)
     (run / "DONE").unlink()
     save_checkpoint(run, {"weights": torch.zeros(3)})  # a valid file, but not a run's state
     small_run(run, base=SMALL_GROKKING)
@@ -66,7 +66,7 @@ def test_foreign_checkpoint_falls_back_to_the_previous_one(run, tmp_path, capsys
     small_run(tmp_path / "other", "model.width=16", base=SMALL_GROKKING)
     (run / "DONE").unlink()
     save_checkpoint(run, whole)
-    save_checkpoint(run, load_checkpoint(tmp_path / "other", print))
+    save_checkpoint(run, load_checkpoint(tmp_path / "other"))
     small_run(run, base=SMALL_GROKKING)
     assert "model.width is 16 there" in capsys.readouterr().out
 
@@ -146,7 +146,7 @@ INVALID += [("config", 5), ("training", {}), ("training", {"model": {1: 2}})]
 @pytest.mark.parametrize(("key", "value"), INVALID)
 def test_checkpoint_with_a_value_of_another_type_is_rejected(key, value, run):
     (run / "DONE").unlink()
-    save_checkpoint(run, load_checkpoint(run, print) | {key: value})
+    save_checkpoint(run, load_checkpoint(run) | {key: value})
     (run / "previous.pt").unlink()
     with pytest.raises(ValueError, match=str(run)):
         small_run(run, base=SMALL_GROKKING)
@@ -417,7 +417,7 @@ time.sleep(60)
 
 
 def test_run_stays_locked_if_its_lock_file_is_deleted(tmp_path):
-    root = str(launch.ROOT)
+    root = str(APP)
     code = HOLD.format(root=root, path=str(tmp_path / "run"))
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:

@@ -43,7 +43,7 @@ def test_training_does_not_write_through_a_link(name, run, mine, capsys):
 def test_saving_replaces_links(run, mine):
     for name in ("last.pt.tmp", f"metrics.jsonl.{os.getpid()}.tmp", "metrics.jsonl", "meta.json"):
         replace(run / name, lambda path: path.symlink_to(mine))
-    save_checkpoint(run, load_checkpoint(run, print))
+    save_checkpoint(run, load_checkpoint(run))
     write_atomic(run / "metrics.jsonl", "")
     runs.write_sessions(run, [])
     assert mine.read_text() == MINE
@@ -135,7 +135,7 @@ def test_failures_are_shown_without_control_characters(tmp_path):
 
 @pytest.mark.parametrize("step", [-1, 11])
 def test_a_checkpoint_beyond_the_last_step_is_foreign(step, run):
-    state = load_checkpoint(run, print) | {"step": step}
+    state = load_checkpoint(run) | {"step": step}
     for name in ("DONE", *runs.CHECKPOINTS):
         (run / name).unlink(missing_ok=True)
     save_checkpoint(run, state)

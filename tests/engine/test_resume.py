@@ -149,7 +149,7 @@ def test_sigkill_loses_only_the_steps_after_the_last_checkpoint(method, tmp_path
     words = ["train.py", *SMALL, f"system.run_dir={folder}", *extra, "system.save_seconds=0"]
     assert finish(start_command(words, prepare=die_at_row(4))) == -signal.SIGKILL
     assert not (folder / "DONE").exists()
-    assert load_checkpoint(folder, print)["step"] >= 2  # at most the fourth row is lost
+    assert load_checkpoint(folder)["step"] >= 2  # at most the fourth row is lost
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 99')  # as if killed in the middle of a line
     small_run(folder, *extra)
@@ -164,7 +164,7 @@ def test_sigterm_saves_and_exits_with_75(tmp_path):
     wait_for(lambda: _lines(folder / "metrics.jsonl"), "the first row")
     os.kill(child, signal.SIGTERM)
     assert finish(child) == 75
-    step = load_checkpoint(folder, print)["step"]
+    step = load_checkpoint(folder)["step"]
     assert step == rows_without_time(folder)[-1]["step"]
 
 
@@ -191,7 +191,7 @@ def _lines(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped bit", "empty", "foreign"])
-def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, damage):
+def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, damage, monkeypatch):
     for step in (1, 2):
         save_checkpoint(tmp_path, {"step": step, "weights": torch.arange(1000)})
     last = tmp_path / "last.pt"
@@ -204,7 +204,8 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, damage):
         content = b"" if damage == "empty" else b"PK not ours"
     last.write_bytes(content)
     warnings = []
-    assert load_checkpoint(tmp_path, warnings.append)["step"] == 1
+    monkeypatch.setattr("ed.engine.checkpoint.logger.warning", warnings.append)
+    assert load_checkpoint(tmp_path)["step"] == 1
     assert "last.pt" in warnings[0]
 
 
@@ -223,7 +224,7 @@ def test_kill_during_save_after_a_damaged_checkpoint_loses_nothing(tmp_path, mon
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path, {"step": 3})
-    assert load_checkpoint(tmp_path, print) == {"step": 3}
+    assert load_checkpoint(tmp_path) == {"step": 3}
 
 
 def test_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatch):
@@ -235,7 +236,7 @@ def test_unreadable_checkpoint_is_not_treated_as_damaged(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(PermissionError, match=r"last\.pt"):
-        load_checkpoint(tmp_path, lambda _: None)
+        load_checkpoint(tmp_path)
 
 
 def test_checkpoints_are_plain_torch_files(tmp_path):
@@ -288,7 +289,7 @@ def test_loading_checkpoints_executes_no_code(tmp_path):
     digest = seal(content)
     (tmp_path / "last.pt").write_bytes(bytes(content) + digest)
     with pytest.raises(UnpicklingError, match=r"posix\.system"):
-        load_checkpoint(tmp_path, print)
+        load_checkpoint(tmp_path)
     assert not Path("should_not_exist").exists()
 
 
@@ -297,7 +298,7 @@ def test_state_that_cannot_be_loaded_is_not_saved(tmp_path):
     save_checkpoint(tmp_path, {"step": 1})
     with pytest.raises(SaveError, match=r"numpy.*scalar"):
         save_checkpoint(tmp_path, {"step": 2, "task": {"mean": np.float64(0.5)}})
-    assert load_checkpoint(tmp_path, print) == {"step": 1}
+    assert load_checkpoint(tmp_path) == {"step": 1}
 
 
 def test_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
@@ -312,7 +313,7 @@ def test_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_atomic(tmp_path / "DONE", "{}")
     monkeypatch.undo()
-    assert load_checkpoint(tmp_path, print)["step"] == 1
+    assert load_checkpoint(tmp_path)["step"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.pt"]
 
 
@@ -343,7 +344,7 @@ def test_settings_that_do_not_affect_results_may_change(tmp_path):
 def test_training_time_of_all_sessions_adds_up(tmp_path):
     with pytest.raises(Interrupted):
         small_run(tmp_path, "system.max_minutes=0")
-    state = load_checkpoint(tmp_path, print)
+    state = load_checkpoint(tmp_path)
     save_checkpoint(tmp_path, state | {"seconds": state["seconds"] + 5000})
     with pytest.raises(Interrupted):
         small_run(tmp_path, "system.max_minutes=0")
@@ -432,7 +433,7 @@ def test_checkpoint_between_rows_contains_only_finite_values(tmp_path):
     often = ["optimizer.lr=1e30", "system.log_every=5", "system.save_seconds=0"]
     with pytest.raises(FloatingPointError, match=r"loss = nan.* between steps 1 and \d+ of"):
         small_run(tmp_path, *often)
-    state = load_checkpoint(tmp_path, print)
+    state = load_checkpoint(tmp_path)
     assert state["step"] < 5
     assert all(value.isfinite() for value in state["training"]["sums"].values())
 

@@ -112,7 +112,7 @@ def judged(code: int, printed: str, equal: Callable[[], bool]) -> str:
 
 def same_run(first: Path, second: Path) -> bool:
     """Returns whether two finished runs agree bit for bit, apart from times."""
-    ours, theirs = (load_checkpoint(folder, print) for folder in (first, second))
+    ours, theirs = (load_checkpoint(folder) for folder in (first, second))
     if ours is None or theirs is None:
         return False
     ours, theirs = ours["training"]["model"], theirs["training"]["model"]
@@ -201,7 +201,7 @@ def loaded(setup: Setup, folder: Path) -> str:
     def load() -> dict:
         return load_run(folder, "cpu", data=False).model.state_dict()
 
-    expected = load_checkpoint(setup.whole, print)["training"]["model"]
+    expected = load_checkpoint(setup.whole)["training"]["model"]
     result = attempt(load, folder.with_suffix(".log"))
     return judged(*result, lambda: same_tensors(load(), expected))
 
