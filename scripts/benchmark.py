@@ -18,16 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from benchmark_cases import (
-    CPU_CASES,
-    CUDA,
-    DEVICE,
-    GPU_CASES,
-    RIVALS,
-    Case,
-    Synthetic,
-    penalty,
-)
+from benchmark_cases import CPU_CASES, CUDA, DEVICE, GPU_CASES, RIVALS, Case, Synthetic, penalty
 from benchmark_estimator import compare, estimator_text, networks, throughput
 from benchmark_kernels import SHAPES, kernels_text, time_shape
 from benchmark_overhead import Overhead, overhead_text, time_methods

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from benchmark_cases import Case
 from benchmark_overhead import Timer, time_step
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from ed.analysis.spec import Cell, SpecError
 from ed.analysis.steps import COLUMNS, read_steps
@@ -33,7 +35,7 @@ def time_tables(names: Sequence[str], case: Case, timer: Timer, commit: str, out
     for home, own in settings.items():
         key = json.dumps(own, sort_keys=True)
         if key not in timed:
-            regularizer = _build(own)
+            regularizer = instantiate(own)
             is_plain = type(regularizer) is Regularizer
             timed[key] = plain if is_plain else time_step(case, regularizer, timer)
         found = timed[key]
@@ -50,19 +52,11 @@ def time_tables(names: Sequence[str], case: Case, timer: Timer, commit: str, out
 
 def regularizer_settings(cell: Cell) -> dict:
     """Returns the regularizer's config in this cell."""
-    from omegaconf import OmegaConf
-
     config = compose_config(list(cell.arguments))
     model = dict(text.split("=", 1) for text in cell.overrides).get("model")
     if model != NETWORK:
         raise SpecError(f"{'/'.join(cell.home)}: model={model}; only tables of {NETWORK} are timed")
     return OmegaConf.to_container(config.regularizer, resolve=True)
-
-
-def _build(settings: dict) -> Regularizer:
-    from hydra.utils import instantiate
-
-    return instantiate(settings)
 
 
 def _csv(steps: dict[tuple[str, str], dict[str, str]]) -> str:

@@ -1,4 +1,3 @@
-# ruff: noqa: E402, imports follow the line that makes ed importable without installation
 """Make samples for the report's explorer: python scripts/explorer_samples.py [--out FILE]
 
 Writes the outputs of the demo's two models along paths between test images, as JSON. It trains the
@@ -15,15 +14,14 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
 from ed.engine.errors import or_explain
 from ed.models.prompts import CIFAR10
-from ed.runtime.files import write_atomic
+from ed.runtime.files import APP, write_atomic
 from scripts.demo import MEASURE, MODELS, PATHS, field_of_tests, train_and_measure
 
-OUT = ROOT / "experiments" / "results" / "explorer.json"
+OUT = APP / "experiments" / "results" / "explorer.json"
 MORE_PATHS = ((1, 12), (30, 77), (5, 90), (110, 64), (140, 201))  # in addition to the demo's
 DIGITS = 6  # decimals of the probabilities
 

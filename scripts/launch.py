@@ -1,4 +1,3 @@
-# ruff: noqa: E402, imports follow the line that makes ed importable without installation
 """Run a table of the paper: python scripts/launch.py TABLE [--where local|slurm|print]
 
 Finished runs are skipped, unfinished runs resume, and failed runs restart with --rerun-failed. You
@@ -21,14 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
 from ed.analysis.collect import DAMAGED, Row, collect_run, seed_differences
 from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
 from ed.analysis.tables import load_table
 from ed.engine.errors import INTERRUPTED, composition, explain
-from ed.runtime.files import HOME, lock, open_in_run, read_bytes, refuse_control
+from ed.runtime.files import APP, HOME, lock, open_in_run, read_bytes, refuse_control
 from ed.runtime.runs import (
     BROKEN,
     CLAIM,
@@ -142,7 +140,7 @@ def refuse_control_characters(options: argparse.Namespace) -> None:
 def located(text: str) -> str:
     """Returns the override for `--data`, with an absolute path because runs start elsewhere."""
     key, value = place_of(text).split("=", 1)
-    if os.path.exists(value) and Path.cwd() != ROOT:
+    if os.path.exists(value) and Path.cwd() != APP:
         value = str(Path(value).absolute())
     return f"{key}={quoted(value)}"
 
@@ -239,7 +237,7 @@ def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) ->
         options.runs.absolute(),
         name,
         {run.folder: command(run) for run in runs},
-        root=ROOT,
+        root=APP,
         parallel=options.jobs or 8,
         settings=settings,
     )
@@ -302,7 +300,7 @@ def start(run: Run, gpu: str | None, claim: IO) -> subprocess.Popen:
     with open_in_run(run.folder / OUTPUT, "ab") as log:
         return subprocess.Popen(
             command(run),
-            cwd=ROOT,
+            cwd=APP,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -49,8 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
     if not isinstance(task, ProcgenPPO):
         raise ValueError(f"{options.run} is a run of {type(task).__name__}, not of task=procgen")
     warn_of_engine(options.run, task)
-    trained = "trained for" if runs.is_done(options.run) else "unfinished, of"
-    print(f"agent of {options.run}, {trained} {task.frames:,} frames")
+    extent = "trained for" if runs.is_done(options.run) else "unfinished, of"
+    print(f"agent of {options.run}, {extent} {task.frames:,} frames")
     levels = parse_levels(options.levels) if options.levels else task.levels["test"]
     mode, copies = options.mode or task.mode, min(options.episodes, COPIES)
     games = make_games(

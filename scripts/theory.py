@@ -56,9 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--paths", type=int, default=20_000, help="number of paths (default: 20000)"
-    )
+    paths = "number of paths (default: 20000)"
+    parser.add_argument("--paths", type=int, default=20_000, help=paths)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=image_file, default=Path("theory.png"), metavar="PNG")
     options = parser.parse_args(arguments)
@@ -76,9 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def on_paths(number: int, inputs: Tensor) -> Tensor:
     """Returns the coefficients of a map on random paths: (P, 3, K + 1)."""
-    first, second = torch.arange(len(inputs)).view(
-        2, -1
-    )  # paths share no ends, so they are independent
+    # paths share no ends, so they are independent
+    first, second = torch.arange(len(inputs)).view(2, -1)
     nodes = SETTINGS.nodes(1, dtype=inputs.dtype)
     field = Field.of(lambda x: target_map(number, x), inputs).between(first, second, nodes)
     return SETTINGS.coefficients(field().unflatten(0, (len(first), -1)), nodes)
@@ -187,10 +185,7 @@ def draw_leading(axis, coefficients: dict[int, Tensor], leading: dict[int, Tenso
     for number, found in coefficients.items():
         index = torch.tensor(DEGREES[number]).view(1, 3, 1).expand(len(found), 3, 1)
         fitted = found.gather(-1, index).squeeze(-1).abs()[:300]
-        color, size = (
-            SERIES[number - 1],
-            10 - 3 * number,
-        )  # smaller dots on top, so that all stay visible
+        color, size = SERIES[number - 1], 10 - 3 * number  # smaller dots on top stay visible
         expected = leading[number][:300].flatten()
         axis.plot(expected, fitted.flatten(), ".", markersize=size, color=color, label=MAPS[number])
     axis.axline((1e-3, 1e-3), (1, 1), color="grey", linewidth=0.6, zorder=0)

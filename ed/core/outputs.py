@@ -17,9 +17,9 @@ def pick(returned, output: str | int | None = None) -> Tensor:
         output: key, attribute or index of the outputs. If None, a tensor is returned as is, and
             `logits` are selected from anything else.
     """
-    found = returned if isinstance(returned, Tensor) and output is None else None
-    if found is None:
-        found = _entry(returned, "logits" if output is None else output)
+    if isinstance(returned, Tensor) and output is None:
+        return returned
+    found = _entry(returned, "logits" if output is None else output)
     if isinstance(found, Tensor):
         return found
     if isinstance(returned, Tensor):

@@ -144,9 +144,8 @@ def gram_eigen(gram: Tensor) -> tuple[Tensor, Tensor]:
 def _rounding(values: Tensor) -> Tensor:
     """Bounds the scores (..., 1) that rounding error in outputs (..., r, C) can produce."""
     largest = values.abs().amax((-2, -1)).unsqueeze(-1)
-    spread = (
-        values.shape[-2] ** 0.5 + values.shape[-1] ** 0.5
-    )  # spectral norm of a matrix of unit noise
+    # the spectral norm of a matrix of unit noise
+    spread = values.shape[-2] ** 0.5 + values.shape[-1] ** 0.5
     return widened(largest) * (OUTPUT_ROUNDING * torch.finfo(values.dtype).eps * spread)
 
 

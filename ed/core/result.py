@@ -121,7 +121,7 @@ class Estimate(_Mean):
         }
 
     def plot(self, path=None):
-        """Plots paths, fits and spectrum. Returns the figure, and saves it if `path` is given."""
+        """Plots paths, fits and spectrum with Matplotlib; saves the figure if `path` is given."""
         from ed.core.plot import draw
 
         figure = draw(self)

@@ -70,9 +70,9 @@ def each(check: Callable, key: str, values, *, empty: bool = False, length: int 
     return values
 
 
-def brief(error: Exception, *, length: int = 200) -> str:
+def brief(error: Exception) -> str:
     """Returns the error's type and message on one line, for use in another message."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:length]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _is_number(value) -> bool:

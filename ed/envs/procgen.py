@@ -119,9 +119,7 @@ class EnvPoolGames(Games):
 
     def _step(self, actions):
         late = len(self._finished)
-        copies = np.concatenate(
-            [self._finished, self._playing]
-        )  # resets come first, as they are slow
+        copies = np.concatenate([self._finished, self._playing])  # slow resets come first
         seen = self._exchange(copies, np.concatenate([np.zeros(late, np.int32), actions]))
         self._wait(copies[:late], seen["obs"], seen["info:level_seed"])
         names = ("obs", "reward", "done", "info:level_seed")

@@ -80,9 +80,8 @@ class _Given(nn.Module):
     def forward(self, *positional, inputs_embeds: Tensor | None = None, **_) -> Tensor:
         if inputs_embeds is not None:
             return inputs_embeds
-        return next(
-            value for value in positional if value is not None
-        )  # DistilBERT passes a positional argument
+        # DistilBERT passes a positional argument
+        return next(value for value in positional if value is not None)
 
 
 def checkpoint_source(name: str) -> str:

@@ -89,7 +89,9 @@ def end_threads() -> None:
     maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else ():
         if "libgomp" in line:
-            ctypes.CDLL(line.split()[-1]).omp_pause_resource_all(2)  # 2: omp_pause_hard
+            library = ctypes.CDLL(line.split()[-1])
+            if hasattr(library, "omp_pause_resource_all"):  # older scikit-learn has OpenMP 4.5
+                library.omp_pause_resource_all(2)  # 2: omp_pause_hard
 
 
 def die_at_row(count: int) -> Callable[[], None]:

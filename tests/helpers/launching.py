@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import yaml
 
 from ed.analysis.collect import collect
@@ -72,7 +73,7 @@ def steps_of(run) -> int:
 
 def rendered(table, root: Path) -> tuple[str, list[str]]:
     """Returns the table and its CSV lines without the runs' durations."""
-    rows = merge(collect(table, [root]))
+    rows = merge(collect(table, [root], warn=pytest.fail))
     text = re.sub(r"[\d.]+ hours", "some hours", to_markdown(table, rows))
     lines = to_csv(table, rows).splitlines()
     place = columns(table).index("seconds")

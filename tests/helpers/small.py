@@ -47,4 +47,4 @@ def small_run(folder: Path, *overrides: str, base=SMALL) -> dict:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     from ed.engine.checkpoint import load_checkpoint
 
-    return load_checkpoint(folder, print)["training"]["model"]
+    return load_checkpoint(folder)["training"]["model"]

@@ -300,7 +300,7 @@ def test_reduced_runs_of_printed_commands_are_collected(tmp_path, capsys):
     (run,) = expand(table, cells=["ed"], seeds=[0], sets=["task.epochs=1"], root=tmp_path)
     assert not run.folder.exists()
     fabricate(run, 80.0)  # stands in for running the command
-    (row,) = (row for row in collect(table, [tmp_path]) if row.status == "done")
+    (row,) = (row for row in collect(table, [tmp_path], warn=pytest.fail) if row.status == "done")
     assert row.deviations == "task.epochs=1"
 
 

@@ -345,7 +345,7 @@ def test_a_stopped_run_resumes_at_a_rollout_boundary(bandit, tmp_path):
     overrides = [*SMALL, "model.channels=[]", "task.frames=256", f"system.run_dir={tmp_path}"]
     with pytest.raises(Interrupted):
         run(compose_config([*overrides, "system.max_minutes=0"]), ["procgen"])
-    state = load_checkpoint(tmp_path, print)
+    state = load_checkpoint(tmp_path)
     assert state["step"] == 4  # one full rollout: 2 epochs of 2 minibatches
     assert state["task"]["normaliser"]["weight"] > 30
     assert state["task"]["levels"]["train"]["seen"] == [0]
