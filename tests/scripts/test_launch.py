@@ -193,11 +193,14 @@ def test_a_run_stays_claimed_until_its_failure_is_recorded(tmp_path, monkeypatch
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
 def test_runs_save_when_the_launcher_is_stopped(tmp_path, capsys, monkeypatch, asked):
     code = (
-        "import signal, sys, time, pathlib\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
-        "pathlib.Path(sys.argv[1], 'ready').touch()\n"
-        "try: time.sleep(60)\n"
-        "finally: pathlib.Path(sys.argv[1], 'saved').touch()"
+        "import pathlib, signal, sys, time\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "def save(*_):\n"
+        "    (folder / 'saved').touch()\n"
+        "    sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "(folder / 'ready').touch()\n"
+        "time.sleep(60)"
     )
     monkeypatch.setattr(launch, "command", stand_in(code))
     ready = tmp_path / "six/ed/seed0/ready"
