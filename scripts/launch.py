@@ -1,10 +1,11 @@
-"""Run a table of the paper: python scripts/launch.py TABLE [--where local|slurm|print]
+"""Run tables of the paper: python scripts/launch.py TABLE... [--where local|slurm|print]
 
 Finished runs are skipped, unfinished runs resume, and failed runs restart with --rerun-failed. You
-can repeat the command at any time, even while its runs are active: no run is started twice.
---cells and --seeds select runs of the table. --set key=value changes their settings; such runs get
-their own folders and are shown as reduced. Exit codes: 0 if all runs are done (or submitted), 1 if
-some failed, 75 if some are unfinished and the same command resumes them.
+can repeat the command at any time, even while its runs are active: no run is started twice. Several
+tables share one queue, in the order given. --cells and --seeds select runs of the tables. --set
+key=value changes their settings; such runs get their own folders and are shown as reduced. Exit
+codes: 0 if all runs are done (or submitted), 1 if some failed, 75 if some are unfinished and the
+same command resumes them.
 """
 
 import argparse
@@ -16,14 +17,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
 from ed.analysis.collect import DAMAGED, Row, collect_run, seed_differences
-from ed.analysis.spec import PLACES, Run, SpecError, Table, expand, place_of, reduced_name
+from ed.analysis.spec import (
+    PLACES,
+    Run,
+    SpecError,
+    Table,
+    cells_named,
+    check_cells,
+    expand,
+    place_of,
+    reduced_name,
+)
 from ed.analysis.tables import load_table
 from ed.engine.errors import INTERRUPTED, composition, explain
 from ed.runtime.files import APP, HOME, lock, open_in_run, read_bytes, refuse_control
@@ -44,6 +55,7 @@ from ed.runtime.runs import (
     write_deviations,
     write_failure,
 )
+from ed.runtime.signals import stop_requests
 from scripts.slurm import require_slurm, submit
 from scripts.standings import report, standings, with_committed
 
@@ -61,38 +73,68 @@ def main(arguments: list[str] | None = None) -> int:
         refuse_control_characters(options)
         if options.runs.exists() and not options.runs.is_dir():
             raise LaunchError(f"--runs {options.runs}: not a folder")
-        table = load_table(options.table)
+        plans = planned(options)
+        if options.status:
+            return worst(report(t, with_committed(standings(runs, t), t)) for t, runs in plans)
+        if options.where == "print":
+            missing = [[run for run in runs if not is_done(run.folder)] for _, runs in plans]
+            for (table, _), runs in zip(plans, missing, strict=True):
+                note_or_warn(runs, table)
+            print(*(shlex.join(command(run)) for run in distinct(missing)), sep="\n")
+            return 0
+        if options.where == "slurm":
+            require_slurm(options.partition)
+        due = distinct([prepared(table, runs, options.rerun_failed) for table, runs in plans])
+        if options.where == "slurm":
+            name = "+".join(table.name for table, _ in plans)[:60]
+            return submit_array(name, due, options)
+        run_all(due, options.jobs, rerun_failed=options.rerun_failed)
+        return worst(report(table, standings(runs, table)) for table, runs in plans)
+    except Exception as error:  # one line for user errors, a traceback for bugs
+        return explain(error)
+
+
+def planned(options: argparse.Namespace) -> list[tuple[Table, list[Run]]]:
+    """Returns the tables with their chosen runs, without tables that have none of --cells."""
+    tables = [load_table(name) for name in dict.fromkeys(options.tables)]
+    check_cells(tables, options.cells or ())
+    plans = []
+    for table in tables:
+        cells = options.cells and [name for name in options.cells if cells_named(table, name)]
         runs = expand(
             table,
-            cells=options.cells,
+            cells=cells,
             seeds=options.seeds,
             sets=options.set,
             data=[located(text) for text in options.data],
             root=options.runs.absolute(),
         )
-        if options.status:
-            return report(table, with_committed(standings(runs, table), table))
-        if options.where == "print":
-            missing = [run for run in runs if not is_done(run.folder)]
-            note_or_warn(missing, table)
-            print(*(shlex.join(command(run)) for run in missing), sep="\n")
-            return 0
-        if options.where == "slurm":
-            require_slurm(options.partition)
-        rows = standings(runs, table)
-        damaged = next((row for row in rows if row.status == DAMAGED), None)
-        if damaged is not None:
-            raise LaunchError(damaged.error)
-        due = [r for r, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
-        freeze(due, table)
-        for difference in seed_differences((collect_run(run, table) for run in runs), table):
-            print(f"warning: {difference}", file=sys.stderr)
-        if options.where == "slurm":
-            return submit_array(table.name, due, options)
-        run_all(due, options.jobs, rerun_failed=options.rerun_failed)
-        return report(table, standings(runs, table))
-    except Exception as error:  # one line for user errors, a traceback for bugs
-        return explain(error)
+        plans += [(table, runs)] if runs else []
+    return plans
+
+
+def prepared(table: Table, runs: Sequence[Run], rerun_failed: bool) -> list[Run]:
+    """Freezes the configs of the runs that are due and returns these runs."""
+    rows = standings(runs, table)
+    damaged = next((row for row in rows if row.status == DAMAGED), None)
+    if damaged is not None:
+        raise LaunchError(damaged.error)
+    due = [run for run, row in zip(runs, rows, strict=True) if is_due(row, rerun_failed)]
+    freeze(due, table)
+    for difference in seed_differences((collect_run(run, table) for run in runs), table):
+        print(f"warning: {difference}", file=sys.stderr)
+    return due
+
+
+def distinct(groups: Iterable[Sequence[Run]]) -> list[Run]:
+    """Returns the runs of all tables in order; tables may share runs."""
+    return list({run.folder: run for runs in groups for run in runs}.values())
+
+
+def worst(codes: Iterable[int]) -> int:
+    """Returns the exit code for several tables."""
+    found = set(codes)
+    return 1 if 1 in found else max(found, default=0)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -100,7 +142,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("table", metavar="TABLE", help="name or path of an experiment file")
+    tables = "names or paths of experiment files"
+    add("tables", nargs="+", metavar="TABLE", help=tables)
     add("--where", choices=("local", "slurm", "print"), default="local")
     add("--status", action="store_true", help="only show the state of all runs")
     several = {"nargs": "+", "action": "extend"}
@@ -246,16 +289,18 @@ def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) ->
 
 
 def run_all(runs: Sequence[Run], jobs: int | None, *, rerun_failed: bool = False) -> None:
-    """Trains on this machine, `jobs` runs at a time, distributed over the GPUs."""
+    """Trains on this machine, `jobs` runs at a time, distributed over the GPUs.
+
+    Ctrl-C or SIGTERM stops all runs, which save first.
+    """
     gpus = visible_gpus()
     slots = list(range(jobs or max(1, len(gpus))))
     hint = sharing_hint(min(len(slots), len(runs)), len(gpus), has_mps=mps_runs())
     if hint is not None:
         print(hint, file=sys.stderr)
     waiting, active = list(runs), {}
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
-    try:
-        while waiting or active:
+    with stop_requests() as stop:
+        while (waiting or active) and not stop:
             while waiting and len(active) < len(slots):
                 slot = next(slot for slot in slots if slot not in active)
                 gpu = gpus[slot % len(gpus)] if len(gpus) > 1 else None
@@ -269,14 +314,11 @@ def run_all(runs: Sequence[Run], jobs: int | None, *, rerun_failed: bool = False
                     del active[slot]
                     with claim:
                         finish(run, process.returncode)
-    except (KeyboardInterrupt, SystemExit):
         for _, _, process in active.values():
             process.terminate()  # they save, and the same command resumes them
         for run, claim, process in active.values():
             with claim:
                 finish(run, process.wait())
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def claimed(run: Run, *, rerun_failed: bool) -> IO | None:

@@ -274,22 +274,33 @@ def _tag(deviations: Sequence[str]) -> str:
     return f"{'-'.join(words)[:30].strip('-.')}-{digest}"
 
 
-def _choose_cells(table: Table, names: Sequence[str] | None) -> list[Cell]:
+def cells_named(table: Table, name: str) -> dict[str, Cell]:
+    """Returns the cells with runs that a cell, grid or grid point stands for; {} if unknown."""
+    grid = table.tuning.get(table.cells[name].best_of if name in table.cells else name)
+    if grid is not None:
+        return {point.name: point for point in grid.points}
     points = table.points
+    if name in points:
+        return {name: points[name]}
+    return {key: cell for key, cell in points.items() if key.startswith(f"{name}-")}
+
+
+def check_cells(tables: Sequence[Table], names: Iterable[str]) -> None:
+    """Raises unless each name is in at least one of the tables."""
+    for name in names:
+        if not any(cells_named(table, name) for table in tables):
+            known = [key for t in tables for key in (*t.cells, *t.tuning, *t.points)]
+            where = ", ".join(table.name for table in tables)
+            raise SpecError(f"--cells {name}: not in {where}; {nearest(name, known)}")
+
+
+def _choose_cells(table: Table, names: Sequence[str] | None) -> list[Cell]:
     if names is None:
-        return list(points.values())
+        return list(table.points.values())
+    check_cells([table], names)
     chosen: dict[str, Cell] = {}
     for name in names:
-        grid = table.tuning.get(table.cells[name].best_of if name in table.cells else name)
-        if grid is not None:
-            chosen |= {point.name: point for point in grid.points}
-        elif name in points:
-            chosen[name] = points[name]
-        elif own := {key: cell for key, cell in points.items() if key.startswith(f"{name}-")}:
-            chosen |= own  # a cell with a grid
-        else:
-            known = [*table.cells, *table.tuning, *points]
-            raise SpecError(f"--cells {name}: not in table {table.name}; {nearest(name, known)}")
+        chosen |= cells_named(table, name)
     return list(chosen.values())
 
 

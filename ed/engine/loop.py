@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import math
-import signal
 import time
 from collections.abc import Iterator, Sequence
 
@@ -19,9 +18,9 @@ from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
 from ed.runtime import processes, runs
 from ed.runtime.console import RunView, interactive
+from ed.runtime.signals import STOP_SIGNALS, stop_requests
 from ed.tasks.base import Batch, Task
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 # types of a checkpoint's values
 STATE = {"training": dict, "task": object, "rng": list, "step": int, "seconds": (int, float)}
 STATE |= {"threads": int, "metrics": str, "config": dict}
@@ -55,7 +54,7 @@ def train(
         writes=run.writes,
     )
     batches = task.batches(model, start)  # closed below, because it may own worker processes
-    with contextlib.closing(metrics), contextlib.closing(batches), _stop_requests() as stop:
+    with contextlib.closing(metrics), contextlib.closing(batches), stop_requests() as stop:
         if run.writes and interactive():
             metrics.view = _view(task, step, metrics)
         _take_steps(session, _numbered(batches, start, task), metrics, stop)
@@ -258,27 +257,6 @@ def _agree(late: bool, due: bool, stop: Sequence[int]) -> tuple[bool, bool, Sequ
     """Combines the flags of all processes, so that all save and stop at the same step."""
     late, due, *asked = processes.anyone(late, due, *(number in stop for number in STOP_SIGNALS))
     return late, due, [number for number, yes in zip(STOP_SIGNALS, asked, strict=True) if yes]
-
-
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[list[int]]:
-    """Collects stop signals (Ctrl-C, SIGTERM, SLURM's USR2) in a list.
-
-    The loop then saves and stops after the current step. A second Ctrl-C stops immediately.
-    """
-    requests: list[int] = []
-
-    def ask(number: int, _) -> None:
-        if requests and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        requests.append(number)
-
-    before = {number: signal.signal(number, ask) for number in STOP_SIGNALS}
-    try:
-        yield requests
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def describe(summary: dict) -> str:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 import ed
 from ed.engine.checkpoint import SaveError, load_checkpoint, save_checkpoint
-from ed.engine.loop import Interrupted, _stop_requests
+from ed.engine.loop import Interrupted
 from ed.engine.main import load_run
 from ed.engine.metrics import Metrics
 from ed.engine.run import RunFolder, changed_files
@@ -174,16 +174,6 @@ def test_signal_stops_the_run_after_the_current_step(tmp_path, monkeypatch):
     with pytest.raises(Interrupted, match="step 1 of 10") as stopped:
         small_run(tmp_path)
     assert stopped.value.signals == (signal.SIGUSR2,)
-
-
-def test_second_signal_stops_the_run_immediately():
-    before = signal.getsignal(signal.SIGINT)
-    with _stop_requests() as stop:
-        signal.raise_signal(signal.SIGTERM)
-        assert stop == [signal.SIGTERM]
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def _lines(path: Path) -> list[str]:

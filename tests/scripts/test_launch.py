@@ -17,6 +17,7 @@ from ed.analysis.tables import load_table
 from scripts import launch
 from tests.helpers.commands import finish, run_command, start_command
 from tests.helpers.launching import (
+    SPEC,
     fake,
     finishing,
     logged,
@@ -210,18 +211,42 @@ def test_runs_save_when_the_launcher_is_stopped(tmp_path, capsys, monkeypatch, a
         os.kill(os.getpid(), asked)
 
     threading.Thread(target=stop).start()
-    code = None
-    # SIGINT may be ignored here, as it is in background jobs of shell scripts
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):  # would otherwise end the test session
-        code = launch.main([write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"])
-    signal.signal(signal.SIGINT, before)
-    assert code == 75
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path), "--jobs", "1"]
+    assert launch.main(arguments) == 75
     output = capsys.readouterr().out
     assert "stopped six/ed/seed0" in output
     assert ready.with_name("saved").exists()
     assert output.count("start") == 1
     assert "6 runs: 6 pending" in output
+
+
+def test_several_tables_share_one_queue(tmp_path, capsys, monkeypatch):
+    """The second table borrows one run from the first, which runs only once."""
+    monkeypatch.setattr(launch, "command", finishing)
+    six, more = write_table(tmp_path), tmp_path / "more.yaml"
+    sam = {"overrides": ["regularizer=sam", "regularizer.rho=0.05"], "paper": None}
+    cells = {"ed": {"same_as": "six/ed", "paper": None}, "sam": sam}
+    more.write_text(yaml.safe_dump(SPEC | {"cells": cells}, sort_keys=False))
+    arguments = [str(more), six, "--runs", str(tmp_path / "runs"), "--seeds", "0"]
+    assert launch.main([*arguments, "--cells", "sma"]) == 1
+    assert "--cells sma: not in more, six; did you mean sam" in capsys.readouterr().err
+    assert launch.main([*arguments, "--cells", "none"]) == 0
+    output = capsys.readouterr().out
+    assert "start   six/none/seed0" in output
+    assert "more" not in output  # the other table does not have this cell
+    assert launch.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    started = [line.split()[-1] for line in lines if line.startswith("start")]
+    assert started == ["six/ed/seed0", "more/sam/seed0"]
+    assert "more: 2 runs: 2 done" in lines
+    assert "six: 2 runs: 2 done" in lines
+    assert launch.main([*arguments, "--where", "print"]) == 0
+    assert capsys.readouterr().out == "\n"
+
+
+@pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 75], 75), ([75, 1], 1)])
+def test_the_exit_code_is_that_of_the_worst_table(codes, expected):
+    assert launch.worst(codes) == expected
 
 
 def gathering(count: int) -> str:

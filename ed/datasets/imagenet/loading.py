@@ -20,12 +20,12 @@ from ed.core.validate import count
 from ed.datasets.batches import Batch, shuffled_batches
 from ed.datasets.imagenet.sources import ImageError, Source
 from ed.runtime import processes
+from ed.runtime.signals import STOP_SIGNALS
 from ed.runtime.streams import generator
 
 View = Callable[[Image.Image, torch.Generator], Tensor]
 Key = tuple[int, int, int]  # image, epoch, position in the epoch
 PIECE = 64  # images that a worker returns at once: 10 MB at 224 x 224
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 GRACE_SECONDS = 60  # time for the run to save before its workers exit
 IN_FLIGHT = 2  # batches by which the host may run ahead of the device
 FULL_MEMORY = (
