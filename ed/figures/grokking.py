@@ -1,11 +1,12 @@
-"""Plots grokking as in the paper's figure: one column, with the losses above four measures.
+"""Plots grokking as in the paper's figure: the losses and the measures over the steps.
 
 The coloured curves show the first cell that reaches the transition; other cells are grey. Thin
 lines are seeds, and thick lines are their mean (geometric on log axes).
 """
 
-import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,15 +17,49 @@ from ed.analysis.collect import Row, series
 from ed.analysis.spec import Table
 from ed.figures.style import BASELINE, ED, INK, SEED, SERIES, WIDTH
 
-MEASURES = {  # panels below the losses
-    "measure/ed": "ED",
-    "measure/sharpness_0.05": "sharpness",
-    "measure/adaptive_sharpness_0.05": "adaptive\nsharpness",
-    "measure/norm": "parameter\nnorm",
-}
-LOSSES = {"eval/loss": "-", "eval/train_loss": (0, (3, 1.5))}
+TRAINING, VALIDATION = (0, (3, 1.5)), (0, (1, 1))  # line styles: training loss, ED on validation
+THIN = 0.8  # width of the lines beside the main one
+COLUMNS = 2
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One axis of the figure.
+
+    Attributes:
+        others: metrics drawn with thinner lines, if they were logged.
+        peaks: whether `others` get a mark at their peak too.
+    """
+
+    label: str
+    main: str
+    others: tuple[str, ...] = ()
+    colour: str = SERIES[0]
+    style: str | tuple = "-"
+    peaks: bool = False
+    linear: bool = False
+
+
+def _degree(label: str, name: str, *, linear: bool = True) -> Panel:
+    validation = f"measure/ed_validation{name}"
+    return Panel(label, f"measure/ed{name}", (validation,), ED, VALIDATION, True, linear)
+
+
+def _radii(label: str, name: str, *others: float) -> Panel:
+    return Panel(label, f"measure/{name}_0.05", tuple(f"measure/{name}_{r:g}" for r in others))
+
+
+PANELS = (  # in rows; a panel without logged values is left out
+    Panel("loss", "eval/loss", ("eval/train_loss",), INK, TRAINING),
+    _degree("ED", ""),
+    _radii("sharpness", "sharpness", 0.01, 0.1),
+    _degree("ED of logits", "_logits", linear=False),
+    _radii("adaptive\nsharpness", "adaptive_sharpness", 0.01, 0.1, 0.5, 1.0),
+    _degree("ED_norm", "_norm"),
+    Panel("parameter\nnorm", "measure/norm"),
+    _degree("ED_norm of\nprobabilities", "_softmax_norm"),
+)
 ROOM = 20  # log axes extend beyond the main cell by at most this factor
-LINEAR = ("measure/ed",)  # all other panels have a log axis
 TRANSITION = 50.0  # validation accuracy (%)
 MARK = {"color": INK, "linewidth": 0.9, "linestyle": (0, (1, 1.5)), "zorder": 0}
 PEAK = {"marker": "v", "markersize": 6, "linestyle": "none", "markeredgecolor": "white"}
@@ -34,7 +69,7 @@ History = Sequence[dict]
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
-    """Draws five panels over optimizer steps (log axis); None if no run has curves yet."""
+    """Draws the panels over optimizer steps (log axis); None if no run has curves yet."""
     cells: dict[tuple, list[History]] = {}
     for row in rows:
         if history := row.history():
@@ -42,30 +77,23 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     if not cells:
         return None
     shown = next((c for c, runs in cells.items() if any(map(transition, runs))), next(iter(cells)))
-    figure = Figure(figsize=(0.68 * WIDTH, 7.4))
-    axes = figure.subplots(1 + len(MEASURES), sharex=True, height_ratios=[1.5] + [1] * 4)
     grey = [history for cell, runs in cells.items() if cell != shown for history in runs]
-    panels = [tuple(LOSSES), *((key,) for key in MEASURES)]
-    for axis, keys, name in zip(axes, panels, ("loss", *MEASURES.values()), strict=True):
-        linear = set(keys) <= set(LINEAR)
-        axis.set(ylabel=name, yscale="linear" if linear else "log")
-        for key in keys:
-            _draw_metric(axis, key, cells[shown])
-        low, high = axis.get_ylim()
-        for history, key in itertools.product(grey, keys):
-            axis.plot(*series(history, key), linestyle=LOSSES.get(key, "-"), **OTHERS)
-        if not linear:  # other cells may span many decades, so let them leave the panel
-            widest = axis.get_ylim()
-            axis.set_ylim(max(widest[0], low / ROOM), min(widest[1], high * ROOM))
-            _label_decades(axis)
-        for step in filter(None, map(transition, cells[shown])):
-            axis.axvline(step, **MARK)
+    panels = [panel for panel in PANELS if _logged(panel.main, cells[shown])]
+    lines = math.ceil(len(panels) / COLUMNS)
+    figure = Figure(figsize=(WIDTH, 1.5 * lines + 1.4))
+    axes = []
+    for place, panel in enumerate(panels, start=1):
+        axis = figure.add_subplot(lines, COLUMNS, place, sharex=axes[0] if axes else None)
+        axes.append(axis)
+        _draw_panel(axis, panel, cells[shown], grey)
+        is_last = place > len(panels) - COLUMNS  # of its column
+        axis.tick_params(labelbottom=is_last)
+        axis.set(xscale="log", xlabel="optimizer steps" if is_last else "")
+    figure.align_ylabels(axes)
     labels = {cell.home: cell.label for cell in table.cells.values()}
-    axes[0].set_title(f"{labels[shown]} (n = {len(cells[shown])})")
-    axes[-1].set(xscale="log", xlabel="optimizer steps")
-    figure.align_ylabels(list(axes))
+    axes[0].set_title(f"{labels[shown]} (n = {len(cells[shown])})", loc="left")
     others = {labels[c]: any(map(transition, runs)) for c, runs in cells.items() if c != shown}
-    _legend(figure, others, marked=any(map(transition, cells[shown])))
+    _legend(figure, panels, cells[shown], others)
     return figure
 
 
@@ -86,19 +114,42 @@ def peak(history: History, key: str) -> tuple[int, float] | None:
     return None if top is None or top == points[0] else top
 
 
-def _draw_metric(axis, key: str, runs: Sequence[History]) -> None:
-    colour = ED if key == "measure/ed" else INK if key in LOSSES else SERIES[0]
-    style = LOSSES.get(key, "-")
+def _logged(key: str, runs: Sequence[History]) -> bool:
+    return any(key in row for history in runs for row in history)
+
+
+def _draw_panel(axis, panel: Panel, runs: Sequence[History], grey: Sequence[History]) -> None:
+    """Draws a panel's metrics for the main cell, and its main metric for the other cells."""
+    axis.set(ylabel=panel.label, yscale="linear" if panel.linear else "log")
+    for history in runs if len(runs) > 1 else ():
+        axis.plot(*series(history, panel.main), color=panel.colour, **SEED)
+    _draw_mean(axis, panel, panel.main, runs, linewidth=1.4)
+    for key in panel.others:
+        _draw_mean(axis, panel, key, runs, linewidth=THIN, linestyle=panel.style)
+    for key in (panel.main, *(panel.others if panel.peaks else ())):
+        for top in filter(None, (peak(history, key) for history in runs)):
+            axis.plot(*top, color=panel.colour, **PEAK)
+    low, high = axis.get_ylim()
+    for history in grey:
+        axis.plot(*series(history, panel.main), **OTHERS)
+    if not panel.linear:  # other cells may span many decades, so let them leave the panel
+        widest = axis.get_ylim()
+        axis.set_ylim(max(widest[0], low / ROOM), min(widest[1], high * ROOM))
+        _label_decades(axis)
+    for step in filter(None, map(transition, runs)):
+        axis.axvline(step, **MARK)
+
+
+def _draw_mean(axis, panel: Panel, key: str, runs: Sequence[History], **look) -> None:
+    """Draws the mean over runs, if all have logged this metric at the same steps."""
     curves = [series(history, key) for history in runs]
-    for curve in curves if len(curves) > 1 else ():
-        axis.plot(*curve, color=colour, linestyle=style, **SEED)
-    if all(steps == curves[0][0] for steps, _ in curves):
-        values = np.array([values for _, values in curves])
-        with np.errstate(divide="ignore", invalid="ignore"):  # sharpness may be negative
-            mean = values.mean(0) if key in LINEAR else np.exp(np.log(values).mean(0))
-        axis.plot(curves[0][0], mean, color=colour, linestyle=style, linewidth=1.4)
-    for top in filter(None, (peak(history, key) for history in runs)):
-        axis.plot(*top, color=colour, **PEAK)
+    steps = curves[0][0]
+    if not steps or any(own != steps for own, _ in curves):
+        return
+    values = np.array([values for _, values in curves])
+    with np.errstate(divide="ignore", invalid="ignore"):  # sharpness may be negative
+        mean = values.mean(0) if panel.linear else np.exp(np.log(values).mean(0))
+    axis.plot(steps, mean, color=panel.colour, **look)
 
 
 def _label_decades(axis) -> None:
@@ -110,22 +161,29 @@ def _label_decades(axis) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(figure: Figure, others: dict[str, bool], *, marked: bool) -> None:
-    """Draws the legend.
-
-    Args:
-        others: the grey cells, and whether they reach the transition.
-        marked: whether the figure marks a transition.
-    """
+def _legend(
+    figure: Figure, panels: Sequence[Panel], runs: Sequence[History], others: dict[str, bool]
+) -> None:
+    """Draws the legend; `others` are the grey cells, and whether they reach the transition."""
     looks = {
-        "validation loss": {"color": INK, "linestyle": LOSSES["eval/loss"]},
-        "training loss": {"color": INK, "linestyle": LOSSES["eval/train_loss"]},
+        "validation loss": {"color": INK},
+        "training loss": {"color": INK, "linestyle": TRAINING, "linewidth": THIN},
     }
-    if marked:
+    extra = {key for panel in panels for key in panel.others if _logged(key, runs)}
+    if any(key.startswith("measure/ed_validation") for key in extra):
+        looks["ED on training equations"] = {"color": ED}
+        looks["ED on validation equations"] = {
+            "color": ED, "linestyle": VALIDATION, "linewidth": THIN
+        }  # fmt: skip
+    if radii := sorted({float(key.split("_")[-1]) for key in extra if "sharpness_" in key}):
+        looks["sharpness, radius 0.05"] = {"color": SERIES[0]}
+        label = f"other radii: {', '.join(f'{radius:g}' for radius in radii)}"
+        looks[label] = {"color": SERIES[0], "linewidth": THIN}
+    if any(map(transition, runs)):
         looks["validation accuracy passes 50 %"] = MARK
         looks["highest before that"] = {"color": INK} | PEAK
     for how, wanted in (("no transition", False), ("other transitions", True)):
         names = [name for name, has in others.items() if has == wanted]
         looks |= {f"{how}: {'; '.join(names)}": OTHERS} if names else {}
     handles = [Line2D([], [], label=label, **look) for label, look in looks.items()]
-    figure.legend(handles=handles, loc="outside lower left")
+    figure.legend(handles=handles, loc="outside lower left", ncols=2)

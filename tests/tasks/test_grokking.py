@@ -13,7 +13,7 @@ from ed.analysis.tables import load_table
 from ed.core.nodes import ChebyshevNodes
 from ed.engine.compose import compose_config
 from ed.engine.main import run
-from ed.figures.grokking import MEASURES, draw, transition
+from ed.figures.grokking import PANELS, draw, transition
 from ed.measures.degree import EffectiveDegree
 from ed.models.grokking import causal_attention
 from ed.runtime.runs import read_metrics
@@ -23,6 +23,10 @@ GROKKING = ["task=grokking", "model=grokking", "precision=float32", "regularizer
 GROKKING += ["optimizer.lr=0.001", "optimizer.betas=[0.9,0.98]", "optimizer.weight_decay=0"]
 GROKKING += ["optimizer.schedule=constant", "measures=grokking", "system.device=cpu"]
 SMALL = [*GROKKING, "task.modulus=7", "model.width=32", "task.train_fraction=0.5"]
+
+
+PAPER = ("measure/ed", "measure/sharpness_0.05", "measure/adaptive_sharpness_0.05", "measure/norm")
+VARIANTS = {key for panel in PANELS for key in (panel.main, *panel.others)} - {*PAPER}
 
 
 def built(*overrides, seed=0):
@@ -340,14 +344,18 @@ def test_a_short_run_learns_the_training_equations(variant, tmp_path):
     rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows if "eval/acc" in row] == [1, 3, 10, 32, 100, 150]
     # at every second evaluation and at the end
-    assert [row["step"] for row in rows if "measure/ed" in row] == [3, 32, 150]
+    measured = [row for row in rows if "measure/ed" in row]
+    assert [row["step"] for row in measured] == [3, 32, 150]
+    assert {*PAPER, *VARIANTS} <= {*measured[-1], "eval/loss", "eval/train_loss"}
 
 
-def history(steps=(1, 10, 100, 1000), accuracies=(1.0, 2.0, 60.0, 99.0)) -> list[dict]:
+def history(
+    steps=(1, 10, 100, 1000), accuracies=(1.0, 2.0, 60.0, 99.0), measures=PAPER
+) -> list[dict]:
     rows = [{"step": step, "train/loss": 1.0} for step in steps]
     for row, accuracy in zip(rows, accuracies, strict=True):
+        row |= dict.fromkeys(measures, accuracy / 10)
         row |= {"eval/acc": accuracy, "eval/loss": 1.0, "eval/train_loss": 0.5}
-        row |= dict.fromkeys(MEASURES, accuracy / 10)
     return rows
 
 
@@ -368,7 +376,7 @@ def test_the_figure_shows_every_run_and_its_transition():
     assert transition(slow) is None
     figure = draw(table, [Drawn(0, history()), Drawn(1, slow), Drawn(0, history(), "decay")])
     assert len(figure.axes) == 5
-    assert figure.axes[0].get_title() == f"{table.cells['division'].label} (n = 2)"
+    assert figure.axes[0].get_title("left") == f"{table.cells['division'].label} (n = 2)"
     degree = next(axis for axis in figure.axes if axis.get_ylabel() == "ED")
     lines = sorted(degree.lines, key=lambda line: line.get_linewidth())
     curves = [list(line.get_ydata()) for line in lines if len(line.get_xdata()) == 4]
@@ -388,7 +396,7 @@ def test_the_figure_selects_a_cell_with_a_transition():
     table = load_table("grokking")
     slow = history(accuracies=(1.0, 2.0, 3.0, 4.0))
     figure = draw(table, [Drawn(0, slow), Drawn(0, history(), "decay")])
-    assert table.cells["decay"].label in figure.axes[0].get_title()
+    assert table.cells["decay"].label in figure.axes[0].get_title("left")
     (legend,) = figure.legends
     others = [text.get_text() for text in legend.get_texts()][-1]
     assert others == f"no transition: {table.cells['division'].label}"
@@ -398,6 +406,19 @@ def test_the_figure_selects_a_cell_with_a_transition():
     figure = draw(table, [Drawn(0, slow)])
     looks = [text.get_text() for text in figure.legends[0].get_texts()]
     assert looks == ["validation loss", "training loss"]  # nothing else is drawn
+
+
+def test_the_figure_shows_the_variants_that_were_logged():
+    table, every = load_table("grokking"), history(measures=(*PAPER, *VARIANTS))
+    figure = draw(table, [Drawn(0, every)])
+    assert len(figure.axes) == len(PANELS)
+    for panel, axis in zip(PANELS, figure.axes, strict=True):
+        curves = [line for line in axis.lines if len(line.get_xdata()) == 4]
+        assert len(curves) == 1 + len(panel.others)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "ED on validation equations" in labels
+    assert "other radii: 0.01, 0.1, 0.5, 1" in labels
+    figure.draw_without_rendering()
 
 
 def test_runs_without_history_give_no_figure():
