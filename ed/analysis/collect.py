@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ed.analysis.recipes import group_defaults, target_of
+from ed.analysis.recipes import debug_settings, group_defaults, target_of
 from ed.analysis.spec import PLACES, Run, Table, expand, nested, parse_value
 from ed.runtime import runs
 from ed.runtime.runs import Record, Status
@@ -196,9 +196,11 @@ def other_run(run: Run, table: Table, record: Record) -> str | None:
     command = next((session.get("command", "") for session in record.sessions), "")
     choices = dict(word.split("=", 1) for word in command.split() if "=" in word)
     wanted = dict(text.split("=", 1) for text in run.overrides)
+    given = {text.split("=", 1)[0] for text in run.arguments}
     known = runs.flat(record.config)  # may lack settings that were added after the run
-    defaults = group_defaults(run.overrides).items()
+    defaults, debug = group_defaults(run.overrides).items(), debug_settings(run.overrides).items()
     unnamed = {key: text for key, text in defaults if key in known and key not in wanted}
+    unnamed |= {key: text for key, text in debug if key in known and key not in given}
     for key, text in (wanted | unnamed).items():
         if key in (*PLACES, "debug", "measures") or key.startswith("hydra."):
             continue  # data may have moved; debug and measures each set several keys

@@ -34,8 +34,15 @@ def group_defaults(overrides: Sequence[str]) -> dict[str, str]:
     found = {}
     for group in GROUPS:
         found |= _group_file(group, choices.get(group, ""))
-    changed = _group_file("debug", choices.get("debug", ""))
-    return {key: word for key, word in found.items() if f"debug.{key}" not in changed}
+    changed = debug_settings(overrides)
+    return {key: word for key, word in found.items() if key not in changed}
+
+
+def debug_settings(overrides: Sequence[str]) -> dict[str, str]:
+    """Returns the settings of the chosen debug config, which replace those of other files."""
+    choice = dict(text.split("=", 1) for text in overrides).get("debug", "")
+    settings = _group_file("debug", choice)
+    return {key.removeprefix("debug."): word for key, word in settings.items()}
 
 
 def target_of(group: str, choice: str) -> str | None:

@@ -11,6 +11,8 @@ from ed.analysis.collect import CollectError, Row, collect, collect_run, seed_di
 from ed.analysis.merging import merge
 from ed.analysis.recipes import target_of
 from ed.analysis.spec import expand
+from ed.engine.compose import compose_config
+from ed.engine.run import RunFolder
 from ed.runtime.runs import METRICS, Status, read_metrics
 from tests.helpers.tables import fabricate, write_table
 
@@ -168,6 +170,22 @@ def test_a_changed_default_is_a_different_run(table, tmp_path):
     config["regularizer"]["pairs"] = 64
     path.write_text(yaml.safe_dump(config))
     with pytest.raises(CollectError, match=r"regularizer\.pairs=64.* null: "):
+        collect_run(run, table)
+
+
+@pytest.mark.parametrize("epochs", [None, 7])
+def test_debug_replaces_a_recipe_but_not_the_tables_own_settings(tmp_path, epochs):
+    fixed = ["experiment=cifar10_vit_tiny", *([] if epochs is None else [f"task.epochs={epochs}"])]
+    table = write_table(tmp_path, fixed=fixed)
+    (run, *_) = expand(table, cells=["ed"], sets=["debug=tiny"], root=tmp_path)
+    config = compose_config([*run.arguments, f"system.run_dir={run.folder}"])
+    assert config.task.epochs == (epochs or 1)  # debug=tiny has 1
+    RunFolder(run.folder, config).close()
+    assert collect_run(run, table).status == Status.PENDING
+    config.task.epochs = 300  # as in the recipe
+    (run.folder / "config.yaml").unlink()
+    RunFolder(run.folder, config).close()
+    with pytest.raises(CollectError, match=r"task\.epochs=300"):
         collect_run(run, table)
 
 
