@@ -7,15 +7,18 @@ other processes.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 TIMEOUT = timedelta(minutes=30)  # per operation; rank 0 may keep the others waiting
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of all cores per period, or max
 _store: dist.Store | None = None  # still works after a collective operation has failed
 
 
@@ -41,7 +44,17 @@ def world_size() -> int:
 
 def available_cores() -> int:
     """Returns the CPU cores for this process; torchrun's local processes share the cores."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    cores = min(len(os.sched_getaffinity(0)), _quota())
+    return max(1, int(cores) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _quota() -> float:
+    """Returns the number of cores that a container's CPU limit allows (cgroup version 2)."""
+    try:
+        limit, period = CPU_LIMIT.read_text().split()
+        return math.inf if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        return math.inf
 
 
 def part(count: int) -> range:

@@ -309,14 +309,26 @@ def test_means_keep_shapes_and_dtypes(monkeypatch):
     assert all(map(torch.equal, values, before))  # inputs are not modified
 
 
-def test_local_processes_share_the_cores(monkeypatch):
+def test_local_processes_share_the_cores(monkeypatch, tmp_path):
     """Without torchrun, a process may use all cores of its affinity mask."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(processes, "CPU_LIMIT", tmp_path / "cpu.max")
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert processes.available_cores() == 8
     for beside, cores in (("3", 2), ("16", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", beside)
         assert processes.available_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]
+)
+def test_a_container_may_limit_the_cores(monkeypatch, tmp_path, limit, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(processes, "CPU_LIMIT", tmp_path / "cpu.max")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    processes.CPU_LIMIT.write_text(f"{limit}\n")
+    assert processes.available_cores() == cores
 
 
 def test_only_one_of_several_failing_processes_reports(monkeypatch):
