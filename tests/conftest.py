@@ -83,6 +83,7 @@ def forget_temporary_modules(tmp_path_factory):
     """Unloads modules that a test wrote itself, as another test may use the same names."""
     yield
     folder = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
+    # a copy, because garbage collection can import modules, even during list(...)
+    for name, module in sys.modules.copy().items():
         if (getattr(module, "__file__", None) or "").startswith(folder):
-            del sys.modules[name]
+            sys.modules.pop(name, None)
