@@ -29,6 +29,7 @@ from ed.engine.main import load_run, run
 from ed.engine.trust import targets
 from ed.runtime.files import read_rows
 from ed.runtime.runs import WEIGHTS
+from ed.runtime.signals import STOP_SIGNALS
 from ed.tasks import procgen
 from tests.helpers.commands import end_threads, finish
 from tests.helpers.games import Bandit
@@ -74,11 +75,15 @@ def in_child(work: Callable[[], object], log: Path, limit: int | None = None) ->
         limit: maximum file size in bytes, which simulates a full disk.
     """
     end_threads()
+    # a Ctrl-C outside `try` would let the child return and run the remaining tests
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     child = os.fork()
     if child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return child
     code = 1
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if limit is not None:
             # makes writes fail instead of killing the process
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -92,6 +97,7 @@ def in_child(work: Callable[[], object], log: Path, limit: int | None = None) ->
                 code = explain(error, show=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         log.write_text(printed.getvalue())
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     finally:
         os._exit(code)
 
