@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from hydra.utils import instantiate
 from ed.datasets.images import Images
 from ed.engine import check as checks
 from ed.engine.check import check
+from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.main import choose_device, load_run
 from ed.runtime import distributed, processes
@@ -22,7 +22,6 @@ from ed.runtime.files import read_rows
 from tests.engine.test_resume import assert_same_run
 from tests.helpers import together
 from tests.helpers.commands import run_together
-from tests.helpers.launching import wait_for
 from tests.helpers.once import once, shared_folder
 from tests.helpers.small import SMALL, small_run, weights
 
@@ -30,43 +29,19 @@ ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-def start(*arguments: str) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([*TORCHRUN, *arguments], cwd=ROOT, env=environment, **pipes)
-
-
-def begin(folder: Path, rows: int) -> subprocess.Popen:
-    """Starts the long run defined in `together` and waits until it has logged `rows` rows."""
-    overrides = [*SMALL, *together.LONG, f"system.run_dir={folder}", "system.save_seconds=0"]
-    process = start("train.py", *overrides)
-    metrics = folder / "metrics.jsonl"
-
-    def trains() -> bool:
-        assert process.poll() is None, process.stdout.read()
-        return metrics.exists() and metrics.read_text().count("\n") >= rows
-
-    wait_for(trains, "two processes to train", 240)
-    return process
-
-
 def errors(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("error:")]
 
 
-def process_of_rank(rank: int, launcher: int) -> int:
-    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
-            return int(child)
-    raise AssertionError(f"no rank {rank}")
-
-
 def killed_in_the_middle(folder: Path) -> tuple[int, str]:
-    """Kills one of two processes; returns the exit code and output of the launcher."""
-    process = begin(folder / "killed", rows=4)
-    os.kill(process_of_rank(1, process.pid), signal.SIGKILL)
-    output = process.communicate(timeout=240)[0]
-    return process.returncode, output
+    """One of two processes kills itself; returns the exit code and output of the launcher."""
+    words = ["tests/helpers/dying.py", *SMALL, *together.LONG, "system.save_seconds=0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    how = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "text": True}
+    words = [*TORCHRUN, *words, f"system.run_dir={folder / 'killed'}"]
+    done = subprocess.run(words, stderr=subprocess.STDOUT, timeout=400, **how)
+    assert load_checkpoint(folder / "killed")["step"] in (5, 6), done.stdout
+    return done.returncode, done.stdout
 
 
 def seen_together(folder: Path) -> list[dict]:
