@@ -28,6 +28,7 @@ TRAINING = {"train/loss": 1.25, "train/acc": 50.0, "train/penalty": 0.0321, "tim
 @pytest.fixture
 def console(monkeypatch):
     """Returns a console that records what is printed on the terminal."""
+    monkeypatch.setenv("TERM", "xterm")  # rich draws nothing on a dumb terminal
     console = Console(record=True, width=WIDTH, force_terminal=True, file=io.StringIO())
     monkeypatch.setattr(drawing, "terminal", lambda: console)
     return console
@@ -255,6 +256,7 @@ def test_a_run_in_a_terminal_shows_a_header_rows_and_a_panel(tmp_path):
     small = ["debug=tiny", "task.batch_size=500", "model.depth=1", "model.width=32"]
     words = ["train.py", *small, "regularizer=ed", f"system.run_dir={tmp_path / 'run'}"]
     env = {"TERM": "xterm", "RANK": "0", "PYTHONIOENCODING": "utf-8"}
+    env |= {"COLUMNS": str(WIDTH), "LINES": "40"}  # rich prefers these to the size of the terminal
     child = start_command(words, env=env, outputs=(theirs, theirs))
     os.close(theirs)
     pieces: list[bytes] = []
