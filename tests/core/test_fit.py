@@ -13,7 +13,7 @@ from ed.core.degree import effective_degree, normalised_degree, quadratic_degree
 from ed.core.fit import fit, fit_matrix
 from ed.core.nodes import ChebyshevNodes, RandomizedCosine, StratifiedNodes, UniformNodes
 from scripts.theory import anchored_nodes, straight_line, strongest_answers
-from tests.helpers.core import uniform
+from tests.helpers.core import ANY_SPEED, uniform
 
 SAMPLERS = [
     RandomizedCosine(),
@@ -234,7 +234,7 @@ def test_degrees_in_limiting_cases():
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.1, 10))
 @example([0.0, 0.0, 0.0, 1.35], 1.0)  # 3 x 1.35 / 1.35 rounds to slightly more than 3
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, **ANY_SPEED)
 def test_ed_is_homogeneous_and_ed_norm_invariant(coefficients, scale):
     c = torch.tensor(coefficients, dtype=torch.float64)
     torch.testing.assert_close(effective_degree(scale * c), scale * effective_degree(c))

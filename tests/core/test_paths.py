@@ -18,11 +18,11 @@ from ed.core.model_state import evaluating
 from ed.core.pca import principal_scores
 from ed.core.penalty import Paths
 from ed.core.representation import anchor, distinct_pairs, sample_pairs, stratified_pairs
-from tests.helpers.core import small_network, uniform
+from tests.helpers.core import ANY_SPEED, small_network, uniform
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, **ANY_SPEED)
 def test_degree_is_preserved_along_random_paths(dimension, degree, seed):
     """Lemma (degree preservation): along a random path, P almost surely keeps its degree."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,12 @@
 """Random numbers and a small network for tests of ed/core."""
 
 import torch
+from hypothesis import HealthCheck
 from torch import nn
+
+# settings of tests with random examples, which must pass on a busy machine
+ANY_SPEED = {"deadline": None, "derandomize": True}
+ANY_SPEED |= {"suppress_health_check": [HealthCheck.too_slow]}
 
 
 def uniform(*shape, seed=0):
