@@ -25,6 +25,7 @@ from ed.datasets.imagenet import (
 from ed.datasets.imagenet.sources import open_folders
 from ed.runtime.streams import generator
 from tests.helpers.imagenet import InMemory, as_one_of_two, encoded, fill
+from tests.helpers.launching import wait_for
 
 # ---- classes and their restriction
 
@@ -209,7 +210,7 @@ def test_the_error_for_a_corrupt_image_contains_its_path(tmp_path, workers, monk
         list(evaluation_batches(source, Views(size=8).evaluate, **how))
     assert str(error.value).startswith(f"{root}/n1/1.JPEG ")
     assert len(str(error.value).splitlines()) == 1
-    assert not multiprocessing.active_children()
+    wait_for(lambda: not multiprocessing.active_children(), "the worker to end")
 
 
 @pytest.mark.parametrize("place", ["imagenet/train", "", "ILSVRC"])
