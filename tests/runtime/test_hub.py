@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
-from huggingface_hub import constants, hf_hub_download
+from huggingface_hub import constants, hf_hub_download, utils
 
 from ed.datasets.images import load_table
 from ed.models.text import TextClassifier
@@ -33,6 +33,9 @@ def unreachable(monkeypatch, tmp_path) -> Iterator[str]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(hub, "PAUSE", 0)
+    for name in ("no_proxy", "NO_PROXY"):  # a proxy would answer for the hub
+        monkeypatch.setenv(name, "127.0.0.1")
+    getattr(utils, "close_session", lambda: None)()  # a new session reads these variables
     for cached in (hub.unanswered, hub._print_once):  # another test may have used the same port
         cached.cache_clear()
     yield endpoint
