@@ -439,13 +439,13 @@ def test_weights_that_diverge_at_the_last_step_are_not_saved(tmp_path):
 
 def test_changed_files_since_the_commit(tmp_path, monkeypatch):
     def git(*arguments: str) -> str:
-        who = ["-c", "user.name=a", "-c", "user.email=b"]
+        who = ["-c", "user.name=a", "-c", "user.email=b", "-c", "commit.gpgsign=false"]
         command = ["git", "-C", tmp_path, *who, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     code = tmp_path / "code.py"
     monkeypatch.setattr("ed.engine.run.__file__", str(code))
-    for name in ("ED_COMMIT", "ED_CHANGED"):
+    for name in ("ED_COMMIT", "ED_CHANGED", "GIT_DIR", "GIT_INDEX_FILE"):  # git sets two for hooks
         monkeypatch.delenv(name, raising=False)
     git("init")
     for text in ("first", "second"):
