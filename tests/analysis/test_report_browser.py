@@ -1,13 +1,13 @@
 """The report page in a browser: tables, themes, layout and accessibility."""
 
 import shutil
-import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.helpers.browser import missing
+from tests.helpers.launching import wait_for
 from tests.helpers.report import unfold
 
 
@@ -22,10 +22,7 @@ def test_page_opens_without_console_errors(window):
 def test_external_requests_are_blocked_and_logged(window):
     """Shows that the previous test would detect a blocked request."""
     window.script("const image = new Image(); image.src = 'http://127.0.0.1:9/x.png'")
-    end = time.monotonic() + 10
-    messages = []
-    while not messages and time.monotonic() < end:
-        messages = window.console()
+    messages = wait_for(window.console, "a message")
     assert "Content Security Policy" in messages[0]
 
 
@@ -115,20 +112,15 @@ def test_clicking_a_cell_shows_its_runs(window):
     script = "return document.getElementById('table1--baseline').checkVisibility()"
     assert not window.script(script)
     window.click("#experiment-table1 > .wide tbody a[href='#table1--baseline']")
-    end = time.monotonic() + 5
-    while not window.script(script) and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_for(lambda: window.script(script), "the runs to be shown")
     assert window.script("return document.getElementById('table1--baseline').open")
-    assert window.script(script)
 
 
 @pytest.mark.browser
 def test_an_opened_cell_draws_its_curves_once(window):
     window.script("location.hash = '#table1_100--ed'")
     script = "return document.querySelectorAll('#table1_100--ed .charts svg').length"
-    end = time.monotonic() + 10
-    while window.script(script) == 0 and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_for(lambda: window.script(script), "the curves")
     assert window.script(script) == 3
     window.script("document.getElementById('table1_100--ed').open = false; location.hash = ''")
 
@@ -138,10 +130,7 @@ def test_the_table_of_contents_highlights_the_visible_section(window):
     script = "return document.querySelector('.contents a[aria-current]').textContent"
     for target, expected in (("#explorer", "Explorer"), ("#waiting", "Not run yet")):
         window.script("document.querySelector(arguments[0]).scrollIntoView()", target)
-        end = time.monotonic() + 5
-        while window.script(script) != expected and time.monotonic() < end:
-            time.sleep(0.05)
-        assert window.script(script) == expected
+        wait_for(lambda e=expected: window.script(script) == e, f"{expected} to be highlighted")
     window.script("scrollTo(0, 0)")
 
 

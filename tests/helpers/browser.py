@@ -3,14 +3,15 @@
 import base64
 import contextlib
 import json
+import re
 import shutil
-import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.helpers.launching import wait_for
 
 ARGUMENTS = (
     "--headless",
@@ -23,6 +24,7 @@ ARGUMENTS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # even if $http_proxy is set
 
 
 def missing() -> str | None:
@@ -46,7 +48,7 @@ class Browser:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.address + path, data, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with DIRECT.open(request, timeout=240) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise AssertionError(json.load(error)["value"]["message"]) from None
@@ -86,13 +88,12 @@ class Browser:
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     """Opens a browser with a new profile in `folder`; closes it and its driver on exit."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with open(folder / "chromedriver.log", "w") as log:
-        driver = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=log, stderr=log)
+    path = folder / "chromedriver.log"
+    with open(path, "w") as log:
+        # chromedriver finds a free port itself; another process could take one that we find
+        driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=log, stderr=log)
     try:
-        _wait(f"http://127.0.0.1:{port}")
+        port = wait_for(lambda: _port(driver, path), "chromedriver to start")
         window = Browser(f"http://127.0.0.1:{port}", folder / "profile")
         try:
             yield window
@@ -100,16 +101,11 @@ def browser(folder: Path) -> Iterator[Browser]:
             window.call("DELETE", "")
     finally:
         driver.terminate()
-        driver.wait(timeout=20)
+        driver.wait(timeout=60)
 
 
-def _wait(address: str, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            urllib.request.urlopen(f"{address}/status", timeout=5).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
+def _port(driver: subprocess.Popen, log: Path) -> str | None:
+    """Returns the port from the line that chromedriver prints once it accepts connections."""
+    assert driver.poll() is None, log.read_text()
+    found = re.search(r"started successfully on port (\d+)", log.read_text())
+    return found and found[1]
