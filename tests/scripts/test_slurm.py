@@ -273,8 +273,8 @@ def test_a_run_gets_the_requested_cores(cluster, tmp_path):
     path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0]), tmp_path / "runs"
     launch(path, "--runs", str(root), "--cells", "ed", "--where", "slurm", "--cpus", "2")
     (run,) = expand(load_table(path), cells=["ed"], root=root)
-    wait_for(lambda: process_of(run.folder) is not None, "the run to start", 60)
-    environment = Path(f"/proc/{process_of(run.folder)}/environ").read_text().split("\0")
+    pid = wait_for(lambda: process_of(run.folder), "the run to start", 60)
+    environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
     job = json.loads((run.folder / "slurm.json").read_text())["job"]
     ask("scancel", job)
     assert "SLURM_CPUS_ON_NODE=2" in environment
