@@ -131,11 +131,15 @@ def test_the_notebook_runs_and_its_figures_are_committed():
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
+    traitlets = pytest.importorskip("traitlets.config")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert count_figures(notebook) == 2
     for cell in notebook.cells:
         cell.source = cell.source.replace("epochs=20", "epochs=1").replace("size=64", "size=8")
-    client.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": ROOT}}).execute()
+    how = {"timeout": 300, "startup_timeout": 300, "resources": {"metadata": {"path": ROOT}}}
+    # sockets in files, because another process could take a free TCP port before the kernel does
+    how["config"] = traitlets.Config({"KernelManager": {"transport": "ipc"}})
+    client.NotebookClient(notebook, **how).execute()
     assert count_figures(notebook) == 2
 
 
