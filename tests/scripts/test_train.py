@@ -73,6 +73,7 @@ def test_a_stopped_sweep_starts_no_more_runs(tmp_path):
 def test_a_resumed_run_keeps_its_wandb_id(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
     extra = ["logger=wandb", "logger.mode=offline"]
     with pytest.raises(Interrupted):
         small_run(tmp_path / "run", *extra, "system.max_minutes=0")
@@ -87,6 +88,7 @@ def test_wandb_groups_a_tables_runs_by_cell_and_names_them_by_seed(tmp_path, mon
     """Starts the tracker as the launcher's commands do, and twice for the first run."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
     runs = expand(load_table("table1"), cells=["ed"], seeds=[0, 1], root=tmp_path)
     seen = []
     for run in (*runs, runs[0]):  # resumes the first run
