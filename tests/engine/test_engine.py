@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_summary_has_last_and_best_values(higher_is_better, best, tmp_path):
 
 def test_pace_and_eta_use_steps_of_the_current_session(tmp_path, monkeypatch):
     clock = iter((0.0, 20.0, 20.0))
-    monkeypatch.setattr("ed.engine.metrics.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("ed.engine.metrics.time", SimpleNamespace(monotonic=lambda: next(clock)))
     metrics = Metrics(tmp_path, total=110, start=10)
     metrics.close()
     assert metrics.pace(20) == 2.0

@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.errors import InstantiationException
@@ -200,7 +201,7 @@ def test_other_processes_wait_for_the_one_that_reports(monkeypatch, capsys):
     from ed.engine import errors
 
     waits = []
-    monkeypatch.setattr(errors.time, "sleep", waits.append)
+    monkeypatch.setattr(errors, "time", SimpleNamespace(sleep=waits.append))
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
         assert errors.explain(ValueError("seed=x: no number")) == 1
