@@ -72,7 +72,9 @@ def train_undisturbed(runs) -> None:
         train(compose_config([*run.overrides, f"system.run_dir={run.folder}"]), ["six"])
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to find processes")
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/children").exists(), reason="needs /proc to find processes"
+)
 def test_a_killed_launcher_and_its_runs_can_be_resumed(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # fixes the order of summation
     path, root = write_table(tmp_path, seeds=[0]), tmp_path / "runs"
