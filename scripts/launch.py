@@ -24,6 +24,7 @@ from typing import IO
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
 from ed.analysis.collect import DAMAGED, Row, collect_run, seed_differences
+from ed.analysis.markdown import plural
 from ed.analysis.spec import (
     PLACES,
     Run,
@@ -284,7 +285,7 @@ def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) ->
         parallel=options.jobs or 8,
         settings=settings,
     )
-    print(f"job {job}: {len(runs)} runs" if job else "nothing to submit")
+    print(f"job {job}: {plural(len(runs), 'run')}" if job else "nothing to submit")
     return 0
 
 

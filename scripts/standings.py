@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ed.analysis.collect import DAMAGED, Row, row_or_damage
+from ed.analysis.markdown import plural
 from ed.analysis.spec import Run, Table
 from ed.analysis.store import CSV, borrowed, read_results, results_folder
 from ed.engine.errors import INTERRUPTED
@@ -69,7 +70,7 @@ def totals(rows: Sequence[Row]) -> str:
     committed = sum(row.status == COMMITTED for row in rows)
     remarks = {Status.DONE: f" ({committed} committed)"} if committed else {}
     words = [f"{count} {status}{remarks.get(status, '')}" for status, count in counts.items()]
-    return f"{len(rows)} runs: {', '.join(words)}"
+    return f"{plural(len(rows), 'run')}: {', '.join(words)}"
 
 
 def print_rows(table: Table, rows: Sequence[Row]) -> None:

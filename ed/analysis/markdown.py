@@ -1,4 +1,4 @@
-"""Formats Markdown tables."""
+"""Formats tables and counts as Markdown."""
 
 from collections.abc import Sequence
 
@@ -10,3 +10,7 @@ def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _row(fields: Sequence[str]) -> str:
     escaped = (field.replace("|", r"\|") for field in fields)
     return f"| {' | '.join(escaped)} |"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

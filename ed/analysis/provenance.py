@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ed.analysis.collect import JOINT, UNKNOWN_CODE, Row
+from ed.analysis.markdown import plural
 from ed.analysis.spec import Table
 from ed.runtime.runs import BROKEN, UNDER_WAY, Status
 
@@ -34,11 +35,12 @@ def footer(table: Table, rows: Sequence[Row]) -> str:
     commits = _distinct(name[:8] for row in done for name in row.commit.split(JOINT))
     best = any(metric.startswith("best/") for metric in table.metrics)
     unknown = sum(row.code_state == UNKNOWN_CODE for row in done)
-    state = f"Uncommitted changes were not recorded for {_runs(unknown)}. " if unknown else ""
+    unrecorded = f"Uncommitted changes were not recorded for {plural(unknown, 'run')}. "
     reported = "the last step and the best evaluation" if best else "the last step"
     return (
-        f"{_runs(len(done))} in {hours:.2f} hours on {devices}, torch {versions}, commit {commits}."
-        f" {state}{_meaning(table)}Values are from {reported}. {made}"
+        f"{plural(len(done), 'run')} in {hours:.2f} hours on {devices}, torch {versions}, "
+        f"commit {commits}. {unrecorded if unknown else ''}{_meaning(table)}"
+        f"Values are from {reported}. {made}"
     )
 
 
@@ -70,7 +72,3 @@ def _distinct(values) -> str:
 def _unlinked(text: str) -> str:
     """Escapes Markdown links and images in text from a run folder."""
     return text.replace("](", r"]\(")
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"

@@ -164,7 +164,7 @@ def test_interrupted_runs_do_not_count_as_failed(tmp_path, capsys, monkeypatch, 
         output = capsys.readouterr().out
         assert "start   six/ed/seed0" in output
         assert ("3 of ? steps" in output) == (status == "stopped")
-        assert f"1 runs: 1 {status}" in output
+        assert f"1 run: 1 {status}" in output
 
 
 def test_a_run_stays_claimed_until_it_ends(tmp_path, monkeypatch):
@@ -368,11 +368,11 @@ def test_a_run_claimed_by_another_launcher_is_skipped(tmp_path, capsys, monkeypa
     output = capsys.readouterr()
     assert output.err == ""
     assert "start" not in output.out
-    assert "1 runs: 1 running" in output.out
+    assert "1 run: 1 running" in output.out
     with open(folder / ".lock") as engine:  # started by train.py without a launcher
         assert launch.lock(engine)
         assert launch.main([*arguments, "--status"]) == 75
-    assert "1 runs: 1 running" in capsys.readouterr().out
+    assert "1 run: 1 running" in capsys.readouterr().out
     (folder / "DONE").touch()  # finished in the meantime
     (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
     assert launch.claimed(run, rerun_failed=False) is None
@@ -393,7 +393,7 @@ def test_an_interrupted_run_does_not_count_as_running_on_nfs(tmp_path, capsys, m
     monkeypatch.setattr(fcntl, "flock", flock)
     capsys.readouterr()
     assert launch.main([*arguments, "--status"]) == 75
-    assert "1 runs: 1 pending" in capsys.readouterr().out
+    assert "1 run: 1 pending" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOLCK])

@@ -216,7 +216,7 @@ def test_an_interrupted_array_equals_local_runs(cluster, tmp_path):
         cancel(runs[2])
         assert "stopped" in launch(*slurm, "--status", "--cells", "ed", "--seeds", "2").stdout
         again = launch(*slurm)  # the other runs are still queued or running
-        assert ": 1 runs" in again.stdout, again.stdout + again.stderr
+        assert ": 1 run" in again.stdout, again.stdout + again.stderr
         (limited,) = (run for run in runs[:2] if run is not preempted)
         wait_for(lambda: ended(limited), "the run at its time limit to save and end", 120)
         wait_for(
@@ -254,7 +254,7 @@ def test_the_processes_of_a_run_are_requeued_together(cluster, tmp_path):
     path, root = write_table(tmp_path, fixed=TRAINING, seeds=[0]), tmp_path / "runs"
     chosen = ["--runs", str(root), "--cells", "ed"]
     submitted = launch(path, *chosen, "--where", "slurm", "--gpus", "2", "--gres", "none")
-    assert ": 1 runs" in submitted.stdout, submitted.stderr
+    assert ": 1 run" in submitted.stdout, submitted.stderr
     (run,) = expand(load_table(path), cells=["ed"], root=root)
     held = hold(run)  # pauses one process; the other waits for it
     job = json.loads((run.folder / "slurm.json").read_text())["job"]

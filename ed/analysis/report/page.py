@@ -9,12 +9,13 @@ from markupsafe import Markup
 from ed.analysis import verdicts
 from ed.analysis.collect import Row
 from ed.analysis.findings import top_findings
+from ed.analysis.markdown import plural
 from ed.analysis.outline import MISSING, PARTS, PROBES, REST
 from ed.analysis.report.cells import commit_text
 from ed.analysis.report.grids import Grid, grid, marks
 from ed.analysis.report.images import embed, image_files
 from ed.analysis.report.sections import mean_std, method, section, section_id
-from ed.analysis.report.text import inline, markdown, plural
+from ed.analysis.report.text import inline, markdown
 from ed.analysis.spec import EXPERIMENTS
 from ed.analysis.verdicts import Experiment
 from ed.runtime.files import read_json

@@ -7,11 +7,12 @@ from ed.analysis import costs, pools, render
 from ed.analysis.collect import Row
 from ed.analysis.correlation import cell_means
 from ed.analysis.findings import finding
+from ed.analysis.markdown import plural
 from ed.analysis.outline import MISSING
 from ed.analysis.report.cells import anchor, cell_view
 from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
 from ed.analysis.report.images import embed
-from ed.analysis.report.text import markdown, plural
+from ed.analysis.report.text import markdown
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, difference
 from ed.analysis.store import FIGURE, NOTES, results_folder

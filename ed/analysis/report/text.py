@@ -26,7 +26,3 @@ def markdown(text: str) -> Markup:
 def inline(text: str) -> Markup:
     """Renders inline Markdown: code, emphasis and links."""
     return Markup(PARSER.renderInline(LOCAL_LINK.sub(r"\1", text)))
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
