@@ -61,6 +61,7 @@ from scripts.slurm import require_slurm, submit
 from scripts.standings import report, standings, with_committed
 
 POLL_SECONDS = 0.2
+CTRL_C = 128 + signal.SIGINT  # exit code of a run stopped before it can save
 ENDED_BY_SOMEONE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
@@ -353,7 +354,7 @@ def start(run: Run, gpu: str | None, claim: IO) -> subprocess.Popen:
 
 
 def finish(run: Run, code: int) -> None:
-    interrupted = code == INTERRUPTED or -code in ENDED_BY_SOMEONE
+    interrupted = code in (INTERRUPTED, CTRL_C) or -code in ENDED_BY_SOMEONE
     how = Status.DONE if code == 0 else Status.STOPPED if interrupted else Status.FAILED
     if how == Status.FAILED:
         write_failure(run.folder, f"exit {code}: {last_line(run.folder / OUTPUT)}")
