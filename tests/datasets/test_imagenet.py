@@ -232,7 +232,7 @@ def write_table(folder: Path, labels, split: str = "train", names=None) -> Path:
     label = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
     features = datasets.Features({"image": datasets.Image(), "label": label})
     rows = {"image": [{"bytes": encoded(), "path": None}] * len(labels), "label": list(labels)}
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     datasets.Dataset.from_dict(rows, features=features).to_parquet(
         folder / f"{split}-00000-of-00001.parquet"
     )
@@ -248,8 +248,9 @@ def test_parquet_files_are_read(tmp_path):
     assert train.image(5).size == (40, 30)
 
 
-def test_parquet_files_in_a_folder_called_train_are_read(tmp_path):
-    write_table(tmp_path / "train", range(1000))
+@pytest.mark.parametrize("folder", ["train", "default/train"])
+def test_parquet_files_in_a_folder_called_train_are_read(tmp_path, folder):
+    write_table(tmp_path / folder, range(1000))
     assert len(open_split(str(tmp_path), "train")) == 1000
 
 

@@ -22,6 +22,7 @@ from ed.datasets.images import load_table, read_labels
 SUFFIXES = (".jpeg", ".jpg", ".png")
 TRAINING_IMAGES, VALIDATION_IMAGES = 1_281_167, 50_000
 FOLDER_OF = {"train": "train", "validation": "val"}
+TABLES = ("*.parquet", "*/*.parquet", "*/*/*.parquet")  # the hub converts to default/train/
 REMEDY = (
     "a folder with train/ and val/ (one folder per synset), a folder with parquet files, or a "
     "reachable hub id such as ILSVRC/imagenet-1k"
@@ -235,7 +236,7 @@ def check_tables(root: Path, what: str) -> None:
     problem = None
     if any((root / synset).is_dir() for synset in synsets()):
         problem = "it has class folders but no train/ and val/"
-    elif not any(any(root.glob(pattern)) for pattern in ("*.parquet", "*/*.parquet")):
+    elif not any(any(root.glob(pattern)) for pattern in TABLES):
         problem = "it has neither train/ and val/ nor parquet files"
     if problem:
         raise FileNotFoundError(f"{what}: {problem}; use {REMEDY}")
