@@ -72,7 +72,8 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     """Draws the panels over optimizer steps (log axis); None if no run has curves yet."""
     cells: dict[tuple, list[History]] = {}
     for row in rows:
-        if history := row.history():
+        history = row.history()
+        if _logged("eval/loss", [history]):
             cells.setdefault(row.home, []).append(history)
     if not cells:
         return None

@@ -422,4 +422,5 @@ def test_the_figure_shows_the_variants_that_were_logged():
 
 
 def test_runs_without_history_give_no_figure():
-    assert draw(load_table("grokking"), [Drawn(0, [])]) is None
+    for rows in ([], [{"step": 1, "train/loss": 1.0}]):
+        assert draw(load_table("grokking"), [Drawn(0, rows)]) is None
