@@ -195,7 +195,7 @@ def count_classes(labels: Sequence[int], what: str) -> int:
     """Returns the number of classes C; raises unless labels are 0 to C - 1, with C > 1."""
     found = sorted(set(labels))
     if len(found) < 2:
-        raise ValueError(f"{what}: all labels are {found[0]}; a classifier needs two classes")
+        raise ValueError(f"{what}: all labels are the same; a classifier needs two classes")
     if (found[0], found[-1]) != (0, len(found) - 1):
         raise ValueError(
             f"{what}: labels have {len(found)} values from {found[0]} to {found[-1]}; number them "
