@@ -74,7 +74,7 @@ def estimate(
             and ED is averaged over positions.
         memory_gib: memory budget for a chunk of forward passes and its fit.
         seed: seed for choosing pairs.
-        progress: True for a bar of tqdm, or a function called with (finished paths, all paths).
+        progress: True for a tqdm bar, or a function called with (finished paths, all paths).
         tolerance: error allowed on a path, relative to mean ED, if resolution="auto" (default:
             0.02). Half the standard error is used instead if it is smaller.
         target_se: standard error at which to stop adding paths, if resolution="auto"; `pairs` is

@@ -1,4 +1,4 @@
-"""Effective degree of a model along paths between training examples."""
+"""Effective degree of a model along paths between examples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 TIMEOUT = timedelta(minutes=30)  # per operation; rank 0 may keep the others waiting
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of all cores per period, or max
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "200000 100000": two cores; "max 100000": no limit
 _store: dist.Store | None = None  # still works after a collective operation has failed
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 KINDS = (".png", ".svg")
 MOST_PIXELS = 1440  # maximum width; most figures have it
-PER_INCH = 133  # pixels of the page per inch of a figure, so that all figures have equal letters
+PER_INCH = 133  # pixels per inch of a figure, so that text has the same size in all figures
 WAYS = ({"quality": 78}, {"lossless": True})  # flat figures are often smaller without loss
 
 

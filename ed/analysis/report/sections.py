@@ -18,7 +18,7 @@ from ed.analysis.stats import Ours, difference
 from ed.analysis.store import FIGURE, NOTES, results_folder
 from ed.analysis.verdicts import Experiment, command, gpu_hours, header_comment
 
-SIDES = ("paper\N{NO-BREAK SPACE}□", "ours\N{NO-BREAK SPACE}●")  # with the signs in the charts
+SIDES = ("paper\N{NO-BREAK SPACE}□", "ours\N{NO-BREAK SPACE}●")  # with their symbols in the charts
 
 
 def section_id(table: Table) -> str:
