@@ -1,4 +1,7 @@
-"""Files that try to run code; the code would create a folder that tests look for."""
+"""Files with wrong content, and files that try to run code.
+
+The code would create a folder that tests look for.
+"""
 
 import json
 import os
@@ -7,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
+
+# instead of a JSON or YAML mapping
+WRONG = {"list": b"[1]", "empty": b"{}", "binary": b"\xff\x00\xfe", "deep": b"[" * 100_000}
 
 
 class Payload:

@@ -13,7 +13,7 @@ from ed.engine.main import run
 from ed.measures.sharpness import Sharpness
 from ed.models.clip import build
 from ed.models.soup import soup_member
-from tests.measures.test_measures import Toy, network
+from tests.helpers.measuring import Toy, network
 
 pytest.importorskip("open_clip")
 
