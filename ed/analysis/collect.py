@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from ed.analysis.recipes import debug_settings, group_defaults, target_of
 from ed.analysis.spec import PLACES, Run, Table, expand, nested, parse_value
@@ -16,6 +17,7 @@ from ed.runtime.runs import Record, Status
 UNKNOWN_CODE = "code state unknown"
 JOINT = " + "  # between the names of a run that was resumed elsewhere
 DAMAGED = "damaged"  # the status of a run whose folder cannot be read
+LATE = 0.9  # a metric late/x averages the evaluations after this share of the steps
 NEEDS = {"task.crop_area": ("task.crop", "resized")}  # settings unused unless another has a value
 
 
@@ -85,6 +87,11 @@ def series(history: Iterable[dict], key: str) -> tuple[list[int], list[float]]:
     return [row["step"] for row in rows], [row[key] for row in rows]
 
 
+def evaluation(metric: str) -> str:
+    """Returns the logged metric that a table's late/x or best/x summarises: eval/x."""
+    return re.sub("^(late|best)/", "eval/", metric)
+
+
 def collect(table: Table, roots: Sequence, *, warn: Callable[[str], None]) -> list[Row]:
     """Reads all runs of a table under these folders, including reduced runs.
 
@@ -150,7 +157,7 @@ def row_of(run: Run, table: Table, record: Record, status: Status) -> Row:
             for row in rows
             for key in table.metrics
             if math.isfinite(row.get(key, math.nan))
-        }
+        } | _late_means(record, table)
     return Row(run.table, run.cell, run.seed, **known)
 
 
@@ -248,7 +255,7 @@ def _in_the_way(run: Run) -> str:
 def _summary(record: Record, table: Table) -> dict:
     done = record.done
     best = {key.replace("eval/", "best/", 1): value for key, value in done["best"].items()}
-    found = done["last"] | best
+    found = done["last"] | best | _late_means(record, table)
     last = {key: found[key] for key in table.metrics if key in found}
     if not last:
         raise CollectError(
@@ -258,9 +265,22 @@ def _summary(record: Record, table: Table) -> dict:
     wild = [f"{key} is {value}" for key, value in last.items() if not math.isfinite(value)]
     if wild:
         raise CollectError(f"{record.source}: {', '.join(wild)}; move it away and launch again")
-    values = {"last": last, "best": done["best"].get(table.primary)}
+    values = {"last": last, "best": done["best"].get(evaluation(table.primary))}
     values |= {"steps": done["steps"], "total_steps": done["steps"]}
     return values | {"seconds": float(done["seconds"])}
+
+
+def _late_means(record: Record, table: Table) -> dict[str, float]:
+    """Returns the table's metrics late/x: means of eval/x over the last tenth of the steps."""
+    wanted = [metric for metric in table.metrics if metric.startswith("late/")]
+    history = record.history() if wanted else []
+    means = {}
+    for metric in wanted:
+        points = zip(*series(history, evaluation(metric)), strict=True)
+        start = LATE * history[-1]["step"] if history else 0
+        late = [value for step, value in points if step > start and math.isfinite(value)]
+        means |= {metric: fmean(late)} if late else {}
+    return means
 
 
 def _surroundings(sessions: Sequence[dict]) -> dict:

@@ -33,15 +33,21 @@ def footer(table: Table, rows: Sequence[Row]) -> str:
     devices = _distinct(name for row in done for name in row.device.split(JOINT))
     versions = _distinct(name for row in done for name in row.torch.split(JOINT))
     commits = _distinct(name[:8] for row in done for name in row.commit.split(JOINT))
-    best = any(metric.startswith("best/") for metric in table.metrics)
     unknown = sum(row.code_state == UNKNOWN_CODE for row in done)
     unrecorded = f"Uncommitted changes were not recorded for {plural(unknown, 'run')}. "
-    reported = "the last step and the best evaluation" if best else "the last step"
     return (
         f"{plural(len(done), 'run')} in {hours:.2f} hours on {devices}, torch {versions}, "
         f"commit {commits}. {unrecorded if unknown else ''}{_meaning(table)}"
-        f"Values are from {reported}. {made}"
+        f"Values are from {_origin(table)}. {made}"
     )
+
+
+def _origin(table: Table) -> str:
+    """Names the part of training that the values are from, by the metrics' prefixes."""
+    prefixes = {metric.partition("/")[0] for metric in table.metrics}
+    late, best = "the last tenth of training (means)", "the best evaluation"
+    found = [late] * ("late" in prefixes) + [best] * ("best" in prefixes)
+    return " and ".join(["the last step"] * bool(prefixes - {"late", "best"}) + found)
 
 
 def _meaning(table: Table) -> str:

@@ -1,7 +1,8 @@
 """The keys of an experiment file, experiments/<table>.yaml.
 
 title, place     the title, and where the table is in the paper (optional)
-metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step, or
+metric(s)        one key, or a mapping of keys to column labels: eval/x at the last step;
+                 late/x, its mean over the last tenth of training (for noisy evaluations); or
                  best/x, its best evaluation (if x is the task's own metric)
 seeds            seeds of every cell; paper_seeds: how many the paper averages over
 digits           decimals of the printed numbers (default 2); small numbers get more

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from textwrap import dedent
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, evaluation
 from ed.analysis.correlation import Correlation, correlations
 from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
 from ed.analysis.render import Line, mean_and_std, table_lines
@@ -192,7 +192,7 @@ def _identities(number: Number) -> tuple[tuple, tuple]:
 
     Such numbers share their runs, or are interpretations of the same row of the paper.
     """
-    value = (number.metric.replace("best/", "eval/"), number.paper)
+    value = (evaluation(number.metric), number.paper)
     row = re.split(r" \(|, lambda ", number.cell.label)[0]
     return (number.cell.home, *value), (number.table.name, row, *value)
 
@@ -309,7 +309,7 @@ def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
     if len(games) < 2:
         return "", None
     plain, treated = (one.mean for one in games)
-    text = f"{plain:.3f} → {treated:.3f} normalised return at the last step ({runs_each(games)})"
+    text = f"{plain:.3f} → {treated:.3f} normalised return ({runs_each(games)})"
     return text, _by_sign(treated - plain)
 
 

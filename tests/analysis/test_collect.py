@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from statistics import fmean
 
 import pytest
 import yaml
@@ -10,11 +11,14 @@ import yaml
 from ed.analysis.collect import CollectError, Row, collect, collect_run, seed_differences
 from ed.analysis.merging import merge
 from ed.analysis.recipes import target_of
+from ed.analysis.render import to_markdown
 from ed.analysis.spec import expand
 from ed.engine.compose import compose_config
 from ed.engine.run import RunFolder
 from ed.runtime.runs import METRICS, Status, read_metrics
 from tests.helpers.tables import fabricate, write_table
+
+ONE_CELL = {"plain": {"overrides": ["regularizer=none"]}}
 
 
 def test_rows_have_the_status_of_their_runs(table, tmp_path):
@@ -45,6 +49,25 @@ def test_rows_have_the_status_of_their_runs(table, tmp_path):
     assert (failed.status, failed.error) == ("failed", "exit 1: error: too bad")
     assert diverged.status == Status.DIVERGED
     assert pending.status == "pending"
+
+
+def test_late_metrics_are_means_over_the_last_tenth_of_training(tmp_path):
+    labels = {"late/acc": "accuracy", "eval/acc": "at the end"}
+    table = write_table(tmp_path, metric=None, metrics=labels, tuning=None, cells=ONE_CELL)
+    finished, begun = expand(table, root=tmp_path)
+    values = {10: 1.0, 180: 2.0, 181: 70.0, 190: 80.0, 200: 90.0}
+    for run, steps in ((finished, 200), (begun, 190)):
+        fabricate(run, 90.0, done=run is finished)
+        rows = [{"step": step, "eval/acc": value} for step, value in values.items()]
+        text = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= steps)
+        (run.folder / METRICS).write_text(text + f'{{"step": {steps}, "eval/acc": NaN}}\n')
+    rows = [collect_run(run, table) for run in (finished, begun)]
+    assert rows[0].last == {"late/acc": 80.0, "eval/acc": 90.0}
+    assert rows[0].best == 91.0
+    assert rows[1].last["late/acc"] == fmean([2.0, 70.0, 80.0])  # of the steps so far
+    assert "from the last step and the last tenth of training" in to_markdown(table, rows)
+    (begun.folder / METRICS).write_text("")
+    assert collect_run(begun, table).last == {}
 
 
 def test_a_run_on_several_machines_lists_all_of_them(table, tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from ed.analysis.collect import JOINT, Row, series
+from ed.analysis.collect import JOINT, Row, evaluation, series
 from ed.analysis.report.grids import Grid, grid, number
 from ed.analysis.spec import Cell, Table
 from ed.runtime.runs import ENVIRONMENT, Status
@@ -59,7 +59,8 @@ def commit_text(row: Row) -> str:
 def _curves(table: Table, rows: Sequence[Row]) -> list[dict]:
     """Returns the charts that the page draws when the cell is opened, with one line per run."""
     histories = {_name(row): row.history() for row in rows}
-    evaluated = table.primary if table.primary.startswith("eval/") else "eval/acc"
+    primary = evaluation(table.primary)
+    evaluated = primary if primary.startswith("eval/") else "eval/acc"
     charts = []
     for metric, log in (("train/loss", True), (evaluated, False), ("train/penalty", False)):
         lines = {name: thinned(history, metric) for name, history in histories.items()}
