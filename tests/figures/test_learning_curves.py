@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, evaluation
 from ed.analysis.findings import finding
 from ed.analysis.render import to_latex, to_markdown
 from ed.analysis.returns import (
@@ -33,7 +33,7 @@ class Run(Row):
     def history(self):
         for step in range(100, self.steps + 1, 100):
             part = step / self.total_steps
-            yield {"step": step} | {name: part * value for name, value in self.last.items()}
+            yield {"step": step} | {evaluation(name): part * x for name, x in self.last.items()}
 
 
 def short_runs(final, seeds=(0, 1, 2)) -> list[Run]:
@@ -41,7 +41,7 @@ def short_runs(final, seeds=(0, 1, 2)) -> list[Run]:
     return [
         Run(
             *(table.name, cell, seed, "", "done", 1000, 1000),
-            {"eval/test_return": final(cell, seed), "eval/train_return": final(cell, seed) + 1},
+            {"late/test_return": final(cell, seed), "late/train_return": final(cell, seed) + 1},
         )
         for cell, seed in itertools.product(table.cells, seeds)
     ]
