@@ -22,6 +22,7 @@ from ed.runtime.runs import Record
 
 COLUMNS = ("cell", "seed", "step", "metric", "value")
 FIELDS = ("config", "meta", "done", "failure")  # of a record, stored for each run
+RUNS_DEPTH = 3  # a run's folder is runs/table/cell/seed0
 
 Key = tuple[str, int]  # cell and seed
 
@@ -84,10 +85,7 @@ def _to_bytes(records: Mapping[Key, Record]) -> bytes:
 
 def _content(records: Mapping[Key, Record]) -> tuple[str, list[tuple]]:
     """Returns the content of a file: the JSON metadata of the runs and the rows of the table."""
-    about = {
-        f"{cell}/seed{seed}": {field: getattr(record, field) for field in FIELDS}
-        for (cell, seed), record in records.items()
-    }
+    about = {f"{cell}/seed{seed}": _portable(record) for (cell, seed), record in records.items()}
     values = [
         (cell, seed, row["step"], metric, float(value))
         for (cell, seed), record in records.items()
@@ -96,6 +94,19 @@ def _content(records: Mapping[Key, Record]) -> tuple[str, list[tuple]]:
         if metric != "step"
     ]
     return json.dumps(about), values
+
+
+def _portable(record: Record) -> dict:
+    """Returns the fields to store, without the path of the folder that has `runs/`.
+
+    That path means nothing on other machines, and it may contain a user's name.
+    """
+    text = json.dumps({field: getattr(record, field) for field in FIELDS})
+    folder = Path((record.config.get("system") or {}).get("run_dir") or "")
+    if folder.is_absolute() and len(folder.parents) > RUNS_DEPTH:
+        above = json.dumps(f"{folder.parents[RUNS_DEPTH]}/")[1:-1]
+        text = text.replace(above, "")
+    return json.loads(text)
 
 
 def _key(name: str) -> Key:

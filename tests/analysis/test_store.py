@@ -82,6 +82,21 @@ def test_writing_again_does_not_change_the_file(tmp_path):
     assert not path.exists()
 
 
+def test_the_folder_above_the_runs_is_not_stored(tmp_path):
+    """The path means nothing on other machines, and it may contain a user's name."""
+    folder = "/home/zoë/ed/runs/table/a/seed0"
+    sessions = [{"command": f"train.py seed=0 task.data=/big/data system.run_dir={folder}"}]
+    config = {"system": {"run_dir": folder}, "task": {"data": "/big/data"}}
+    failure = f"exit 1: {folder}/last.pt is damaged"
+    own = record(config=config, meta={"sessions": sessions}, failure=failure)
+    write_curves(tmp_path / CURVES, {("a", 0): own})
+    (found,) = read_curves(tmp_path / CURVES).values()
+    assert found.config == config | {"system": {"run_dir": "runs/table/a/seed0"}}
+    (session,) = found.sessions
+    assert session["command"].endswith("task.data=/big/data system.run_dir=runs/table/a/seed0")
+    assert found.failure == "exit 1: runs/table/a/seed0/last.pt is damaged"
+
+
 def test_damaged_files_and_missing_packages_raise_one_line_errors(tmp_path, monkeypatch):
     path = tmp_path / CURVES
     write_curves(path, {("a", 0): record()})
