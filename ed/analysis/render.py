@@ -276,10 +276,13 @@ def _numbers(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
 
 
 def _ours_alone(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:
-    """Renders one row per cell, with a column per metric if cells have several."""
+    """Renders one row per cell, with a column per metric; one row per metric of a single cell."""
     cells = glance(lines)
     metrics = {key: title for key, title in glance_header(table, lines).items() if key}
-    if not any(len(own) > 1 for own in cells.values()):
+    if len(table.cells) == 1 and len(lines) > 1:
+        cells = {table.metrics[line.metric]: {"": line} for line in lines}
+        metrics = {"": lines[0].label}
+    elif not any(len(own) > 1 for own in cells.values()):
         cells = {_label(table, line): {"": line} for line in lines}
         metrics = {"": "ours"}
     body = []
