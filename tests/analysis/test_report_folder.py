@@ -34,6 +34,20 @@ def test_the_page_shows_curves_settings_and_versions(folder):
     assert all(len(chart["lines"]["seed 0"]) == 40 for chart in curves)
 
 
+def test_settings_of_all_cells_are_shown_once(folder):
+    """A cell's overrides take precedence over the table's."""
+    path = folder / "small.yaml"
+    path.write_text(path.read_text().replace("[task=toy]", "[task=toy, model.width=4]"))
+    page = Page(build_page(folder))
+    own = [page.texts[f"small--{name}"] for name in ("plain", "widths-16", "widths-32")]
+    assert page.texts["experiment-small"].count("task=toy") == 1
+    assert not any("task=toy" in cell or "model.width=4" in cell for cell in own)
+    for width, cell in zip((8, 16, 32), own, strict=True):
+        assert f"model.width={width}" in cell
+    path.write_text(path.read_text().split("  tuned:")[0])
+    assert "task=toy" in Page(build_page(folder)).texts["small--plain"]  # the only cell
+
+
 def test_an_unknown_code_state_is_shown_as_unknown(folder):
     table = folder / "results" / "small" / CSV
     table.with_name(CURVES).unlink()  # leaves only the CSV file

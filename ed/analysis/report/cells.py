@@ -1,7 +1,7 @@
 """Prepares one cell for the templates: settings, runs, learning curves, versions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
 
@@ -11,15 +11,32 @@ from ed.analysis.spec import Cell, Table
 from ed.runtime.runs import ENVIRONMENT, Status
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # faster, if installed
-MOST_POINTS = 80  # per curve; the chart is 320 pixels wide
+MOST_POINTS = 60  # per curve; the chart is 320 pixels wide
 
 
 def anchor(home: tuple[str, str]) -> str:
     return "--".join(home)
 
 
-def cell_view(table: Table, cell: Cell, rows: Sequence[Row]) -> dict:
-    """Returns the template data of a cell; `rows` are its runs, including reduced runs."""
+def settings(cell: Cell) -> dict[str, str]:
+    """Returns the cell's settings on top of the defaults; later overrides take precedence."""
+    return dict(text.split("=", 1) for text in cell.overrides)
+
+
+def common_settings(cells: Sequence[Cell]) -> dict[str, str]:
+    """Returns the settings that several cells share; {} for a single cell."""
+    found = [settings(cell) for cell in cells]
+    if len(found) < 2:
+        return {}
+    shared = set.intersection(*(set(own.items()) for own in found))
+    return {key: value for key, value in found[0].items() if (key, value) in shared}
+
+
+def cell_view(table: Table, cell: Cell, rows: Sequence[Row], common: Mapping[str, str]) -> dict:
+    """Returns the template data of a cell, without the settings in `common`.
+
+    `rows` are its runs, including reduced runs.
+    """
     begun = [row for row in rows if row.status != Status.PENDING]
     recorded = [row for row in begun if row.record is not None]
     return {
@@ -28,7 +45,7 @@ def cell_view(table: Table, cell: Cell, rows: Sequence[Row]) -> dict:
         "done": sum(row.status == Status.DONE and not row.deviations for row in begun),
         "planned": len(table.seeds),
         "command": f"python scripts/launch.py {table.argument} --cells {cell.name}",
-        "overrides": cell.overrides,
+        "settings": {k: v for k, v in settings(cell).items() if k not in common},
         "runs": _runs(table, begun) if begun else None,
         "curves": _curves(table, recorded),
         "record": _record(recorded[0]) if recorded else None,
@@ -88,8 +105,8 @@ def _record(row: Row) -> dict:
 
     Other seeds differ only in the seed.
     """
-    settings = {key: value for key, value in row.record.config.items() if key not in ENVIRONMENT}
-    config = yaml.dump(settings, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
+    config = {key: value for key, value in row.record.config.items() if key not in ENVIRONMENT}
+    config = yaml.dump(config, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
     sessions = [_session(session) for session in row.record.sessions]
     return {"name": _name(row), "config": config, "sessions": sessions}
 

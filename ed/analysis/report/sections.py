@@ -9,7 +9,7 @@ from ed.analysis.correlation import cell_means
 from ed.analysis.findings import finding
 from ed.analysis.markdown import plural
 from ed.analysis.outline import MISSING
-from ed.analysis.report.cells import anchor, cell_view
+from ed.analysis.report.cells import anchor, cell_view, common_settings
 from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
 from ed.analysis.report.images import embed
 from ed.analysis.report.text import markdown
@@ -64,8 +64,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
     view["footnotes"], view["notes"] = footnotes, table.notes
     written = results_folder(table) / NOTES
     view["written"] = markdown(written.read_text("utf-8")) if written.exists() else ""
-    view["cells"] = _cells(table, pool)
-    return view
+    return view | _cells(table, pool)
 
 
 def hours_text(table: Table) -> str:
@@ -226,13 +225,13 @@ def _points(table: Table, rows: Sequence[Row]) -> Grid:
     return grid(["cell", *table.metrics.values()], body)
 
 
-def _cells(table: Table, pool: dict[tuple, Row]) -> list[dict]:
+def _cells(table: Table, pool: dict[tuple, Row]) -> dict:
     """Returns the template data of the cells whose runs belong to this table."""
+    own = [cell for cell in table.points.values() if cell.home[0] == table.name]
+    common = common_settings(own)
     views = []
-    for cell in table.points.values():
-        if cell.home[0] != table.name:
-            continue
+    for cell in own:
         rows = [row for row in pool.values() if row.home == cell.home]
         rows.sort(key=lambda row: (row.deviations, row.seed))
-        views.append(cell_view(table, cell, rows))
-    return views
+        views.append(cell_view(table, cell, rows, common))
+    return {"cells": views, "common": common}
