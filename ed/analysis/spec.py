@@ -51,6 +51,11 @@ class Cell:
     best_of: str | None = None
     arguments: tuple[str, ...] = ()
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The overrides by key; later ones take precedence."""
+        return dict(text.split("=", 1) for text in self.overrides)
+
 
 @dataclass(frozen=True)
 class Grid:

@@ -84,8 +84,7 @@ def _statistic(name: str, estimate: Estimate) -> str:
 
 def _groups(table: Table, cells: Sequence[str]) -> list[tuple[str | None, list[int]]]:
     """Returns (legend label, indices of its points) for each value of COLOURED_BY."""
-    settings = [dict(s.split("=", 1) for s in table.cells[cell].overrides) for cell in cells]
-    values = [own.get(COLOURED_BY) for own in settings]
+    values = [table.cells[cell].settings.get(COLOURED_BY) for cell in cells]
     if None in values or not 1 < len(set(values)) <= len(COLOURS):
         return [(None, list(range(len(cells))))]
     return [

@@ -20,7 +20,7 @@ from ed.analysis.numbers import mean_and_std
 from ed.analysis.spec import SpecError, Table
 from ed.figures.labels import place_labels
 from ed.figures.ranking import OURS, REFERENCE, SINGLE, TEST, break_below
-from ed.figures.style import FAINT, INK, WIDTH, method_colour, settings
+from ed.figures.style import FAINT, INK, WIDTH, method_colour
 
 CHEAP = 1.25  # the cost that a cheap method may have, times the plain step
 LIMIT = {"color": FAINT, "linewidth": 0.7, "linestyle": ":"}
@@ -65,7 +65,7 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
 
 
 def _colour(one: Gain) -> str:
-    return method_colour(settings(one.cell).get("regularizer", ""))
+    return method_colour(one.cell.settings.get("regularizer", ""))
 
 
 def _ends(one: Gain) -> tuple[float, float]:

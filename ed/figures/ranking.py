@@ -16,7 +16,7 @@ from ed.analysis.collect import Row, series
 from ed.analysis.render import mean_and_std
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, summarise
-from ed.figures.style import BASELINE, FAINT, INK, WIDTH, method_colour, settings
+from ed.figures.style import BASELINE, FAINT, INK, WIDTH, method_colour
 
 TEST, TRAIN = "eval/acc", "train/acc"
 FALL = 25.0  # a collapse is a drop in accuracy of more than this many points
@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def colour(self) -> str:
-        return method_colour(settings(self.cell).get("regularizer", ""))
+        return method_colour(self.cell.settings.get("regularizer", ""))
 
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
@@ -102,7 +102,7 @@ def entries(table: Table, rows: Sequence[Row]) -> list[Entry]:
         for cell in table.cells.values():
             own = tuple(r for r in rows if r.home == cell.home and metric in r.last)
             label = cell.label if len(table.metrics) == 1 else f"{cell.label}, {name}"
-            task = {k: v for k, v in settings(cell).items() if k.startswith("task.")}
+            task = {k: v for k, v in cell.settings.items() if k.startswith("task.")}
             found.append(Entry(cell, metric, label, (metric, *sorted(task.items())), own))
     found = [entry for entry in found if entry.rows or entry.paper.mean is not None]
     if len(table.metrics) > 1:

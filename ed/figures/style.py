@@ -14,8 +14,6 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ed.analysis.spec import Cell
-
 WIDTH = 7.2  # inches; keeps text readable at the width of a README
 ED, BASELINE, INK, FAINT = "#d55e00", "#7a7a7a", "#222222", "#666666"
 METHODS = {
@@ -54,11 +52,6 @@ STYLE = {
     "savefig.dpi": 200,
     "pdf.fonttype": 42,  # embeds fonts, so that text in the PDF can be selected
 }
-
-
-def settings(cell: Cell) -> dict[str, str]:
-    """Returns the overrides of a cell by key; the last one wins."""
-    return dict(text.split("=", 1) for text in cell.overrides)
 
 
 def method_colour(regularizer: str) -> str:

@@ -18,18 +18,12 @@ def anchor(home: tuple[str, str]) -> str:
     return "--".join(home)
 
 
-def settings(cell: Cell) -> dict[str, str]:
-    """Returns the cell's settings on top of the defaults; later overrides take precedence."""
-    return dict(text.split("=", 1) for text in cell.overrides)
-
-
 def common_settings(cells: Sequence[Cell]) -> dict[str, str]:
     """Returns the settings that several cells share; {} for a single cell."""
-    found = [settings(cell) for cell in cells]
-    if len(found) < 2:
+    if len(cells) < 2:
         return {}
-    shared = set.intersection(*(set(own.items()) for own in found))
-    return {key: value for key, value in found[0].items() if (key, value) in shared}
+    shared = set.intersection(*(set(cell.settings.items()) for cell in cells))
+    return {key: value for key, value in cells[0].settings.items() if (key, value) in shared}
 
 
 def cell_view(table: Table, cell: Cell, rows: Sequence[Row], common: Mapping[str, str]) -> dict:
@@ -45,7 +39,7 @@ def cell_view(table: Table, cell: Cell, rows: Sequence[Row], common: Mapping[str
         "done": sum(row.status == Status.DONE and not row.deviations for row in begun),
         "planned": len(table.seeds),
         "command": f"python scripts/launch.py {table.argument} --cells {cell.name}",
-        "settings": {k: v for k, v in settings(cell).items() if k not in common},
+        "settings": {k: v for k, v in cell.settings.items() if k not in common},
         "runs": _runs(table, begun) if begun else None,
         "curves": _curves(table, recorded),
         "record": _record(recorded[0]) if recorded else None,
