@@ -83,10 +83,9 @@ CLAIMS = (
         paper="r > 0",
     ),
     Claim(
-        "grokking",
+        "grokking_search",
         "ED peaks where a network starts to generalize (grokking)",
-        reference="division",
-        paper="a peak at the transition",
+        paper="a peak at the transition (x / y, 30 %)",
     ),
     Claim(
         "table1",

@@ -24,6 +24,7 @@ from textwrap import dedent
 
 from ed.analysis.collect import Row, evaluation
 from ed.analysis.correlation import Correlation, correlations
+from ed.analysis.grokking import highest, transition
 from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
 from ed.analysis.render import Line, mean_and_std, table_lines
 from ed.analysis.returns import aggregates, runs_each
@@ -35,7 +36,7 @@ from ed.runtime.runs import Status
 
 RELATIVE = 0.1  # allowed relative difference where the paper prints no standard deviation
 POINTS = 1.0  # the same for accuracies near 100 %, in points
-GENERALIZES = 50.0  # a validation accuracy (%) above this is a grokking transition
+NEAR = 2.0  # largest ratio between the steps of two peaks that belong together
 DURATION = re.compile(r"(\d[\d.,]*) (?:GPU )?(hours?|h|minutes?)\b")
 
 
@@ -256,7 +257,7 @@ def _headline(claim: Claim, known: dict[str, Experiment]) -> Headline:
     elif claim.treated:
         paper, ours, verdict = _contrast(claim, used)
     else:
-        ours, verdict = _transition(claim, used)
+        ours, verdict = _transition(used)
     if verdict is None:
         verdict = Verdict.NOT_RUNNABLE if claim.table in MISSING else Verdict.NOT_RUN
     elif stand_in is not None:
@@ -313,15 +314,34 @@ def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
     return text, _by_sign(treated - plain)
 
 
-def _transition(claim: Claim, experiment: Experiment) -> tuple[str, Verdict | None]:
-    """Reports whether the network generalizes in the paper's setting."""
-    lines = [line for cell, line in experiment.lines if cell.name == claim.reference]
-    ours = lines[0].ours
-    if ours.mean is None:
+def _transition(experiment: Experiment) -> tuple[str, Verdict | None]:
+    """Compares the steps at which ED and the validation loss peak.
+
+    This uses the first cell in which all runs reach the transition; without one, the lowest
+    accuracy of the first cell is reported.
+    """
+    table, done = experiment.table, [row for row in experiment.plain if row.status == Status.DONE]
+    if not done:
         return "", None
-    found = "a transition" if ours.mean > GENERALIZES else "no transition"
-    text = f"{found}: {ours.mean:.1f} % validation accuracy at the end (n = {ours.count})"
-    return text, _by_sign(ours.mean - GENERALIZES)
+    for cell in table.cells.values():
+        runs = [row.history() for row in done if row.home == cell.home and row.record]
+        if runs and all(map(transition, runs)):
+            return _peaks(cell.label, runs)
+    accuracy = min(row.last[table.primary] for row in done if row.home == done[0].home)
+    label = table.cells[done[0].cell].label
+    return f"no transition: {accuracy:.1f} % validation accuracy ({label})", Verdict.CONTRADICTED
+
+
+def _peaks(label: str, runs: Sequence[list[dict]]) -> tuple[str, Verdict | None]:
+    degrees = [highest(history, "measure/ed_validation") for history in runs]
+    losses = [highest(history, "eval/loss") for history in runs]
+    pairs = [(ed[0], loss[0]) for ed, loss in zip(degrees, losses, strict=True) if ed and loss]
+    if len(pairs) < len(runs):
+        return "", None
+    steps = (" and ".join(f"{step:,}" for step in side) for side in zip(*pairs, strict=True))
+    text = "on validation equations, ED peaks at steps {}, the loss at {}".format(*steps)
+    text += f" ({label}, n = {len(runs)})"
+    return text, _by_sign(min(NEAR - max(ed / loss, loss / ed) for ed, loss in pairs))
 
 
 def minus(text: str) -> str:

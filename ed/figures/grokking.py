@@ -1,10 +1,11 @@
 """Plots grokking as in the paper's figure: the losses and the measures over the steps.
 
-The coloured curves show the first cell that reaches the transition; other cells are grey. Thin
-lines are seeds, and thick lines are their mean (geometric on log axes).
+The coloured curves show the first cell that reaches the transition; other cells are grey, darker if
+they reach it too. Thin lines are seeds, and thick lines are their mean (geometric on log axes).
 """
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ed.analysis.collect import Row, series
+from ed.analysis.grokking import GENERALIZES, highest, transition
 from ed.analysis.spec import Table
 from ed.figures.style import BASELINE, ED, INK, SEED, SERIES, WIDTH
 
@@ -60,10 +62,11 @@ PANELS = (  # in rows; a panel without logged values is left out
     _degree("ED_norm of\nprobabilities", "_softmax_norm"),
 )
 ROOM = 20  # log axes extend beyond the main cell by at most this factor
-TRANSITION = 50.0  # validation accuracy (%)
 MARK = {"color": INK, "linewidth": 0.9, "linestyle": (0, (1, 1.5)), "zorder": 0}
 PEAK = {"marker": "v", "markersize": 6, "linestyle": "none", "markeredgecolor": "white"}
-OTHERS = {"color": BASELINE, "linewidth": 0.6, "alpha": 0.55, "zorder": 1}
+OTHERS = {"color": BASELINE, "linewidth": 0.6, "alpha": 0.5, "zorder": 1}
+ALSO = OTHERS | {"color": INK}  # other cells that reach the transition
+LEGEND_WIDTH = 58  # characters per line
 
 History = Sequence[dict]
 
@@ -77,8 +80,14 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
             cells.setdefault(row.home, []).append(history)
     if not cells:
         return None
-    shown = next((c for c, runs in cells.items() if any(map(transition, runs))), next(iter(cells)))
-    grey = [history for cell, runs in cells.items() if cell != shown for history in runs]
+    reach = {cell: any(map(transition, runs)) for cell, runs in cells.items()}
+    shown = next((cell for cell in cells if reach[cell]), next(iter(cells)))
+    others = [
+        (history, ALSO if reach[cell] else OTHERS)
+        for cell, runs in cells.items()
+        if cell != shown
+        for history in runs
+    ]
     panels = [panel for panel in PANELS if _logged(panel.main, cells[shown])]
     lines = math.ceil(len(panels) / COLUMNS)
     figure = Figure(figsize=(WIDTH, 1.5 * lines + 1.4))
@@ -86,22 +95,16 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     for place, panel in enumerate(panels, start=1):
         axis = figure.add_subplot(lines, COLUMNS, place, sharex=axes[0] if axes else None)
         axes.append(axis)
-        _draw_panel(axis, panel, cells[shown], grey)
+        _draw_panel(axis, panel, cells[shown], others)
         is_last = place > len(panels) - COLUMNS  # of its column
         axis.tick_params(labelbottom=is_last)
         axis.set(xscale="log", xlabel="optimizer steps" if is_last else "")
     figure.align_ylabels(axes)
     labels = {cell.home: cell.label for cell in table.cells.values()}
     axes[0].set_title(f"{labels[shown]} (n = {len(cells[shown])})", loc="left")
-    others = {labels[c]: any(map(transition, runs)) for c, runs in cells.items() if c != shown}
-    _legend(figure, panels, cells[shown], others)
+    names = {labels[cell]: reached for cell, reached in reach.items() if cell != shown}
+    _legend(figure, panels, cells[shown], names)
     return figure
-
-
-def transition(history: History) -> int | None:
-    """Returns the first step with a validation accuracy above TRANSITION, or None."""
-    steps, values = series(history, "eval/acc")
-    return next((s for s, v in zip(steps, values, strict=True) if v > TRANSITION), None)
 
 
 def peak(history: History, key: str) -> tuple[int, float] | None:
@@ -109,17 +112,19 @@ def peak(history: History, key: str) -> tuple[int, float] | None:
 
     None if there is no transition, or if the first value is the maximum.
     """
-    end = transition(history)
-    points = [(s, v) for s, v in zip(*series(history, key), strict=True) if end and s <= end]
-    top = max(points, key=lambda point: point[1], default=None)
-    return None if top is None or top == points[0] else top
+    end = transition(history) or -1
+    points = [row for row in history if row["step"] <= end and key in row]
+    top = highest(points, key)
+    return None if top is None or top[0] == points[0]["step"] else top
 
 
 def _logged(key: str, runs: Sequence[History]) -> bool:
     return any(key in row for history in runs for row in history)
 
 
-def _draw_panel(axis, panel: Panel, runs: Sequence[History], grey: Sequence[History]) -> None:
+def _draw_panel(
+    axis, panel: Panel, runs: Sequence[History], others: Sequence[tuple[History, dict]]
+) -> None:
     """Draws a panel's metrics for the main cell, and its main metric for the other cells."""
     axis.set(ylabel=panel.label, yscale="linear" if panel.linear else "log")
     for history in runs if len(runs) > 1 else ():
@@ -131,8 +136,8 @@ def _draw_panel(axis, panel: Panel, runs: Sequence[History], grey: Sequence[Hist
         for top in filter(None, (peak(history, key) for history in runs)):
             axis.plot(*top, color=panel.colour, **PEAK)
     low, high = axis.get_ylim()
-    for history in grey:
-        axis.plot(*series(history, panel.main), **OTHERS)
+    for history, look in others:
+        axis.plot(*series(history, panel.main), **look)
     if not panel.linear:  # other cells may span many decades, so let them leave the panel
         widest = axis.get_ylim()
         axis.set_ylim(max(widest[0], low / ROOM), min(widest[1], high * ROOM))
@@ -165,7 +170,7 @@ def _label_decades(axis) -> None:
 def _legend(
     figure: Figure, panels: Sequence[Panel], runs: Sequence[History], others: dict[str, bool]
 ) -> None:
-    """Draws the legend; `others` are the grey cells, and whether they reach the transition."""
+    """Draws the legend; `others` are the other cells, and whether they reach the transition."""
     looks = {
         "validation loss": {"color": INK},
         "training loss": {"color": INK, "linestyle": TRAINING, "linewidth": THIN},
@@ -181,10 +186,10 @@ def _legend(
         label = f"other radii: {', '.join(f'{radius:g}' for radius in radii)}"
         looks[label] = {"color": SERIES[0], "linewidth": THIN}
     if any(map(transition, runs)):
-        looks["validation accuracy passes 50 %"] = MARK
+        looks[f"validation accuracy passes {GENERALIZES:.0f} %"] = MARK
         looks["highest before that"] = {"color": INK} | PEAK
-    for how, wanted in (("no transition", False), ("other transitions", True)):
-        names = [name for name, has in others.items() if has == wanted]
-        looks |= {f"{how}: {'; '.join(names)}": OTHERS} if names else {}
+    for how, wanted, look in (("no transition", False, OTHERS), ("other transitions", True, ALSO)):
+        if names := [name for name, has in others.items() if has == wanted]:
+            looks[textwrap.fill(f"{how}: {'; '.join(names)}", LEGEND_WIDTH)] = look
     handles = [Line2D([], [], label=label, **look) for label, look in looks.items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=2)

@@ -25,6 +25,7 @@ from ed.analysis.verdicts import (
     minus,
     numbers,
 )
+from ed.runtime.runs import Record
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -169,6 +170,40 @@ def test_a_reversed_effect_is_contradicted_even_if_both_numbers_agree():
     assert [n.verdict for n in found.numbers if n.ours.count] == [Verdict.REPRODUCED] * 2
     (row,) = (row for row in headline([found]) if row.ours)
     assert row.verdict == Verdict.CONTRADICTED
+
+
+def grokking(*runs: tuple[float, int, int]) -> Experiment:
+    """Returns runs of x / y, 50 %, from (last accuracy, step of ED's peak, step of the loss's)."""
+    table, rows = load_table("grokking_search"), []
+    for seed, (accuracy, top, worst) in enumerate(runs):
+        history = [
+            {"step": s, "eval/acc": accuracy * s / 4, "eval/loss": float(s == worst)}
+            | {"measure/ed_validation": float(s == top)}
+            for s in (1, 2, 3, 4)
+        ]
+        record = Record("", {}, {}, {}, "", lambda history=history: history)
+        last = {"eval/acc": accuracy}
+        home = table.cells["division_half"].home
+        rows.append(Row(*home, seed, status="done", last=last, record=record))
+    return Experiment(table, rows)
+
+
+@pytest.mark.parametrize(
+    ("runs", "text", "verdict"),
+    [
+        (((99.0, 2, 2), (98.0, 4, 3)), "ED peaks at steps 2 and 4, the loss at 2 and 3",
+         Verdict.DIRECTION),
+        (((99.0, 2, 2), (98.0, 1, 3)), "ED peaks at steps 2 and 1, the loss at 2 and 3",
+         Verdict.CONTRADICTED),
+        (((99.0, 2, 2), (9.0, 2, 2)), "no transition: 9.0 %", Verdict.CONTRADICTED),
+        (((1.5, 2, 2),), "no transition: 1.5 % validation accuracy (x / y, 50 %)",
+         Verdict.CONTRADICTED),
+    ],
+)  # fmt: skip
+def test_grokking_is_judged_by_the_peaks_of_all_runs(runs, text, verdict):
+    (row,) = headline([grokking(*runs)])
+    assert text in row.ours
+    assert row.verdict == verdict
 
 
 def test_headlines_show_experiments_that_cannot_run():
