@@ -289,7 +289,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="use tiny batches, as a smoke test")
     where = f"with all cases on a GPU, --out defaults to {_short(OVERHEAD)}"
     parser.add_argument("--table", action="store_true", help=f"make the overhead table; {where}")
-    timed = f"time the cells of these tables; on a GPU, --out defaults to {_short(STEPS_FILE)}"
+    where = f"on a GPU and without --quick, --out defaults to {_short(STEPS_FILE)}"
+    timed = f"time the cells of these tables; {where}"
     parser.add_argument("--tables", nargs="+", metavar="TABLE", help=timed)
     against = f"compare our kernels with torch's operators; --out defaults to {_short(KERNELS)}"
     parser.add_argument("--kernels", action="store_true", help=against)
@@ -302,7 +303,7 @@ def main() -> None:
     if options.tables and NETWORK not in chosen:
         parser.error(f"--tables times {NETWORK}; drop --cases")
     if options.tables:
-        out = options.out or (STEPS_FILE if CUDA else None)
+        out = options.out or (STEPS_FILE if CUDA and not options.quick else None)
         time_tables(options.tables, chosen[NETWORK], step_seconds, commit() or "unknown", out)
     elif options.kernels:
         if not CUDA:

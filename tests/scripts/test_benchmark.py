@@ -1,12 +1,13 @@
 """scripts/benchmark.py: step times, the overhead table and the estimators."""
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from ed.analysis.steps import COLUMNS, read_steps
+from ed.analysis.steps import COLUMNS, STEPS, read_steps
 from ed.kernels.attention import TOKENS
 from ed.kernels.block import pays, supported
 from ed.kernels.rowwise import WIDTHS
@@ -165,6 +166,17 @@ def test_the_cells_of_tables_are_timed(tmp_path):
     assert set(found) == {("other", "cell"), ("steps", "baseline"), ("steps", "ed")}
     assert all(float(step["x plain"]) > 0 for step in found.values())
     assert float(found["steps", "baseline"]["x plain"]) == 1
+
+
+@pytest.mark.parametrize(("words", "saved"), [((), True), (("--quick",), False)])
+def test_a_smoke_test_on_a_gpu_keeps_the_committed_steps(words, saved, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    benchmark, outs = importlib.import_module("benchmark"), []
+    monkeypatch.setattr(benchmark, "CUDA", True)
+    monkeypatch.setattr(benchmark, "time_tables", lambda *given: outs.append(given[-1]))
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--tables", "ed_fast", *words])
+    benchmark.main()
+    assert outs == [STEPS if saved else None]
 
 
 def test_only_tables_of_one_network_are_timed(tmp_path):
