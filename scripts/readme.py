@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without in
 
 from ed.analysis.markdown import plain_table
 from ed.analysis.verdicts import Headline, Verdict, headline
-from ed.runtime.files import APP
+from ed.engine.errors import or_explain
+from ed.runtime.files import APP, write_atomic
 
 README = APP / "README.md"
 MARKERS = "<!-- headline: python scripts/readme.py -->\n", "<!-- end of headline -->"
@@ -45,14 +46,14 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--check", action="store_true", help="only check whether it is up to date")
     options = parser.parse_args(arguments)
-    text = README.read_text()
+    text = README.read_text("utf-8")
     new = updated(text, as_markdown(headline()))
     if options.check and new != text:
         sys.exit("README.md: the headline table is out of date; run python scripts/readme.py")
     if new != text:
-        README.write_text(new)
+        write_atomic(README, new)
     print("README.md: the headline table is up to date")
 
 
 if __name__ == "__main__":
-    main()
+    or_explain(main)

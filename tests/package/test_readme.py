@@ -1,9 +1,14 @@
 """Tests that the README is short, its links and numbers are right, and its code runs."""
 
+import errno
+import os
 import re
+from unittest.mock import Mock
 
 import pytest
 
+import ed.analysis.verdicts  # noqa: F401  before tests change APP, which it reads on import
+from ed.runtime import files
 from tests.helpers.blocks import blocks_of, check_command, commands_of
 from tests.helpers.commands import ROOT, run_command
 
@@ -70,3 +75,32 @@ def test_words_to_avoid_are_found(tmp_path):
 def test_the_headline_table_is_up_to_date():
     run = run_command(["scripts/readme.py", "--check"])
     assert run.returncode == 0, run.stderr
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """A README whose headline table is out of date; scripts/readme.py runs in a fork."""
+    monkeypatch.setattr(files, "APP", tmp_path)
+    path = tmp_path / "README.md"
+    path.write_text(
+        "# ED\n\n<!-- headline: python scripts/readme.py -->\n<!-- end of headline -->\n"
+    )
+    return path
+
+
+def test_the_headline_table_is_written_whole_or_not_at_all(copy, monkeypatch):
+    before = copy.read_text()
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", Mock(side_effect=OSError(errno.ENOSPC, "disk full")))
+        assert run_command(["scripts/readme.py"]).returncode == 1
+    assert copy.read_text() == before
+    assert run_command(["scripts/readme.py"]).returncode == 0
+    assert "| Claim |" in copy.read_text()
+
+
+def test_a_readme_without_markers_is_a_one_line_error(copy):
+    copy.write_text("no table\n")
+    run = run_command(["scripts/readme.py"])
+    assert run.returncode == 1
+    assert run.stderr.count("\n") == 1
+    assert "markers" in run.stderr
