@@ -91,7 +91,7 @@ def to_latex(table: Table, rows: Sequence[Row]) -> str:
         r" & paper & ours & $n$ & verdict \\",
         r"\midrule",
     )
-    caption = f"% {table.title} (python scripts/table.py {table.name} --latex)"
+    caption = f"% {table.title} (python scripts/table.py {table.argument} --latex)"
     return "\n".join((caption, *head, *body, r"\bottomrule", r"\end{tabular}")) + "\n"
 
 

@@ -9,9 +9,10 @@ from scipy.stats import ttest_ind_from_stats
 
 from ed.analysis.collect import Row
 from ed.analysis.render import mean_and_std, signed, table_lines, to_latex, to_markdown
-from ed.analysis.spec import Paper
+from ed.analysis.spec import EXPERIMENTS, PROBES, Paper
 from ed.analysis.stats import Ours, half_width, summarise, tolerance, verdict
 from ed.analysis.store import to_csv
+from ed.analysis.tables import load_table, table_names
 from ed.engine.metrics import check_finite
 from ed.runtime.runs import Status
 from tests.helpers.tables import SPEC, full_rows, write_table
@@ -100,6 +101,11 @@ def test_markdown_shows_numbers_verdicts_and_footnotes(table):
     latex = to_latex(table, full_rows(table))
     assert r"baseline & $80.00 \pm 1.00$ & $79.80 \pm 0.42$ & 2 & match \\" in latex
     assert r"& 2 & no std: -6 \% \\" in latex  # an unescaped % would start a comment
+
+
+def test_the_latex_of_a_probe_names_a_command_that_finds_it():
+    name = f"{PROBES}/{table_names(EXPERIMENTS / PROBES)[0]}"
+    assert f"(python scripts/table.py {name} --latex)\n" in to_latex(load_table(name), [])
 
 
 def test_the_footer_says_how_single_runs_are_judged(table):
