@@ -111,7 +111,7 @@ def grid_lines(table: Table, rows: Sequence[Row], deviations: str = "") -> list[
 
 def _line(table: Table, cell: Cell, metric: str, rows: Sequence[Row], deviations: str) -> Line:
     here = [row for row in rows if row.deviations == deviations]
-    chosen, remarks = _runs_of(table, cell, here)
+    chosen, remarks = runs_of(table, cell, here)
     homes = _homes(table, cell)
     own = [row for row in here if row.home in homes]
     done = len(_values(own, metric))
@@ -221,7 +221,7 @@ def _cost_section(table: Table, rows: Sequence[Row]) -> list[str]:
     return [f"## {costs.TITLE}", plain_table(costs.HEADER, fields), meaning]
 
 
-def _runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+def runs_of(table: Table, cell: Cell, rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     """Returns the rows of a cell and remarks about them."""
     remarks = [cell.note] if cell.note else []
     if cell.best_of is not None:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ed.analysis.collect import Row, series
-from ed.analysis.render import mean_and_std
+from ed.analysis.render import mean_and_std, runs_of
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, summarise
 from ed.figures.style import BASELINE, FAINT, INK, WIDTH, method_colour
@@ -100,7 +100,9 @@ def entries(table: Table, rows: Sequence[Row]) -> list[Entry]:
     found = []
     for metric, name in table.metrics.items():
         for cell in table.cells.values():
-            own = tuple(r for r in rows if r.home == cell.home and metric in r.last)
+            if cell.best_of is not None:  # the points of its grid share its task and method
+                cell = replace(cell, overrides=table.tuning[cell.best_of].points[0].overrides)
+            own = tuple(row for row in runs_of(table, cell, rows)[0] if metric in row.last)
             label = cell.label if len(table.metrics) == 1 else f"{cell.label}, {name}"
             task = {k: v for k, v in cell.settings.items() if k.startswith("task.")}
             found.append(Entry(cell, metric, label, (metric, *sorted(task.items())), own))

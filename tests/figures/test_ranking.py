@@ -12,6 +12,7 @@ from ed.analysis.tables import load_table
 from ed.figures import files
 from ed.figures.ranking import COLLAPSED, OURS, PAPER, SINGLE, break_below, collapsed, draw, entries
 from ed.figures.style import BASELINE, ED, METHODS, STYLE
+from tests.helpers.tables import write_table
 
 FINALS = {"baseline": 84.0, "mixup": 85.0, "jacobian": 80.0, "ed": 86.0, "ed_without_anchors": 83.0}
 
@@ -120,6 +121,15 @@ def test_cells_are_ranked_within_their_task():
     assert [e.cell.name for e in entries(table, rows)] == [names[1], names[0], names[3], names[2]]
     places = draw(table, rows).axes[0].get_yticks()
     assert list(np.diff(places)) == [1, 1.5, 1]
+
+
+def test_a_tuned_cell_shows_the_best_point_of_its_grid(tmp_path):
+    table = write_table(tmp_path)
+    finals = {"baseline": 80.0, "ed": 85.0, "rho-0.1": 82.0, "rho-0.5": 83.0}
+    rows = runs(*(("mini", name) for name in finals), finals=finals)
+    axis = draw(table, rows).axes[0]
+    shown = dict(zip(labels(axis), marks(axis, OURS), strict=True))
+    assert shown["sam"] == (METHODS["sam"], 82.5)
 
 
 def test_several_metrics_share_an_axis_in_the_order_of_the_table():
