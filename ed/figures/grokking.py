@@ -73,8 +73,9 @@ History = Sequence[dict]
 
 def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     """Draws the panels over optimizer steps (log axis); None if no run has curves yet."""
+    labels = {cell.home: cell.label for cell in table.cells.values()}
     cells: dict[tuple, list[History]] = {}
-    for row in rows:
+    for row in (row for row in rows if row.home in labels):  # without the points of tuning grids
         history = row.history()
         if _logged("eval/loss", [history]):
             cells.setdefault(row.home, []).append(history)
@@ -100,7 +101,6 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
         axis.tick_params(labelbottom=is_last)
         axis.set(xscale="log", xlabel="optimizer steps" if is_last else "")
     figure.align_ylabels(axes)
-    labels = {cell.home: cell.label for cell in table.cells.values()}
     axes[0].set_title(f"{labels[shown]} (n = {len(cells[shown])})", loc="left")
     names = {labels[cell]: reached for cell, reached in reach.items() if cell != shown}
     _legend(figure, panels, cells[shown], names)

@@ -408,6 +408,15 @@ def test_the_figure_selects_a_cell_with_a_transition():
     assert looks == ["validation loss", "training loss"]  # nothing else is drawn
 
 
+def test_the_figure_leaves_out_the_points_of_tuning_grids():
+    table = load_table("grokking")
+    figure = draw(table, [Drawn(0, history()), Drawn(0, history(), "rate-0.1")])
+    assert figure.axes[0].get_title("left") == f"{table.cells['division'].label} (n = 1)"
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert not any("transition" in label for label in labels)
+    assert draw(table, [Drawn(0, history(), "rate-0.1")]) is None
+
+
 def test_the_figure_shows_the_variants_that_were_logged():
     table, every = load_table("grokking"), history(measures=(*PAPER, *VARIANTS))
     figure = draw(table, [Drawn(0, every)])
