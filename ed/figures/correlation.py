@@ -34,29 +34,31 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     columns = min(COLUMNS, len(chosen))
     lines = math.ceil(len(chosen) / columns)
     figure = Figure(figsize=(max(2.4 * columns, WIDTH / 2), 2.5 * lines + 0.6))
-    axes = []
+    axes, labels = [], _labels(table, chosen)
     for place, found in enumerate(chosen, start=1):
         axes.append(figure.add_subplot(lines, columns, place, sharey=axes[0] if axes else None))
-        _panel(axes[-1], table, found)
+        _panel(axes[-1], table, found, labels)
     heights = np.concatenate([found.y for found in chosen])
     room = ROOM * np.ptp(heights)
     axes[0].set_ylim(heights.min() - room, heights.max() + room)  # bands may be cut off
     for axis in axes[::columns]:
         axis.set_ylabel(f"{table.metrics[table.correlation.against]} (points)")
-    handles, _ = axes[0].get_legend_handles_labels()
+    shown = [handle for axis in axes for handle in axis.get_legend_handles_labels()[0]]
+    handles = list({handle.get_label(): handle for handle in shown}.values())
     handles.append(Patch(color=BASELINE, label="band, brackets: 95 % interval", **BAND))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(COLUMNS, len(handles)))
     return figure
 
 
-def _panel(axis, table: Table, found: Correlation) -> None:
+def _panel(axis, table: Table, found: Correlation, labels: dict[str, str | None]) -> None:
     places = np.linspace(found.x.min(), found.x.max(), 100)
     line, low, high = line_and_band(found.x, found.y, places, found.groups)
     own = ED if found.metric.startswith("measure/ed") else BASELINE
     axis.fill_between(places, low, high, color=own, **BAND)
     axis.plot(places, line, color=own, **MEAN)
-    looks = zip(_groups(table, found.cells), COLOURS, MARKERS, strict=False)
-    for (label, group), colour, marker in looks:
+    looks = zip(dict.fromkeys(labels.values()), COLOURS, MARKERS, strict=False)
+    for label, colour, marker in looks:
+        group = [i for i, name in enumerate(found.cells) if labels[name] == label]
         fill = ["none" if hollow else colour for hollow in found.underfitted[group]]
         look = DOT | {"edgecolors": colour, "marker": marker}
         axis.scatter(found.x[group], found.y[group], facecolors=fill, **look)
@@ -82,12 +84,11 @@ def _statistic(name: str, estimate: Estimate) -> str:
     return f"{name} {estimate.r:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
-def _groups(table: Table, cells: Sequence[str]) -> list[tuple[str | None, list[int]]]:
-    """Returns (legend label, indices of its points) for each value of COLOURED_BY."""
-    values = [table.cells[cell].settings.get(COLOURED_BY) for cell in cells]
-    if None in values or not 1 < len(set(values)) <= len(COLOURS):
-        return [(None, list(range(len(cells))))]
-    return [
-        (f"learning rate {value}", [i for i, own in enumerate(values) if own == value])
-        for value in dict.fromkeys(values)
-    ]
+def _labels(table: Table, chosen: Sequence[Correlation]) -> dict[str, str | None]:
+    """Returns the legend label of each point's cell, its value of COLOURED_BY, in all panels."""
+    drawn = {name for found in chosen for name in found.cells}
+    cells = {name: cell for name, cell in table.cells.items() if name in drawn}
+    values = {name: cell.settings.get(COLOURED_BY) for name, cell in cells.items()}
+    if None in values.values() or not 1 < len(set(values.values())) <= len(COLOURS):
+        return dict.fromkeys(values)
+    return {name: f"learning rate {value}" for name, value in values.items()}

@@ -321,6 +321,22 @@ def test_the_figure_has_a_panel_for_each_measure(table, values):
     assert draw(table, []) is None
 
 
+def test_learning_rates_have_the_same_colour_in_all_panels(table, values):
+    rows = rows_of(table, values)
+    for row in rows:
+        if "0.1" in row.cell:  # panel "Single" has only the points of the other learning rate
+            del row.last["measure/c"]
+    (first, second), (only,) = (
+        [
+            dots.get_facecolors()[0].tolist()
+            for dots in axis.collections[1:]
+            if len(dots.get_offsets())
+        ]
+        for axis in draw(table, rows).axes
+    )
+    assert only == second != first
+
+
 def test_underfitted_networks_are_hollow_in_the_figure(tmp_path, values):
     table = controlled(tmp_path)
     accuracy = np.array([60.0, 99.8, 99.9, 99.9, 99.9, 99.9, 99.9, 99.9])
