@@ -113,7 +113,7 @@ def replicate_groups(table: Table) -> dict[str, int]:
     if key is None:
         return {name: number for number, name in enumerate(table.cells)}
     others = {
-        name: tuple(text for text in cell.overrides if text.partition("=")[0] != key)
+        name: frozenset(item for item in cell.settings.items() if item[0] != key)
         for name, cell in table.cells.items()
     }
     numbers = {settings: number for number, settings in enumerate(dict.fromkeys(others.values()))}

@@ -16,6 +16,7 @@ from ed.analysis.correlation import (
     line_and_band,
     partial,
     pearson,
+    replicate_groups,
 )
 from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, Table, expand
@@ -161,6 +162,15 @@ def test_replicates_are_drawn_together(tmp_path):
     assert "bootstrap over the 5 settings without optimizer.weight_decay" in to_markdown(
         table, rows
     )
+
+
+def test_replicates_may_list_their_settings_in_any_order(tmp_path):
+    settings = ["optimizer.lr=1", "optimizer.eps=2", "optimizer.weight_decay=0"]
+    changed = ["optimizer.lr=3", *settings[::-1], "optimizer.weight_decay=1"]
+    other = ["optimizer.lr=3", *settings[1:]]
+    cells = {str(i): {"overrides": each} for i, each in enumerate((settings, changed, other))}
+    table = write_pool(tmp_path, correlation=REPLICATED, cells=cells)
+    assert replicate_groups(table) == {"0": 0, "1": 0, "2": 1}
 
 
 def test_copies_of_points_do_not_narrow_the_interval(tmp_path):
