@@ -36,7 +36,7 @@ def _finding(experiment: Experiment) -> str:
         return _pool(experiment)
     if table.aggregate and (games := aggregates(table, experiment.plain)):
         shown = ", ".join(f"{METHODS[one.method]} {one.mean:.3f}" for one in games)
-        return f"Normalised return over the games: {shown} ({runs_each(games)})."
+        return f"Normalised return over {games[0].games}: {shown} ({runs_each(games)})."
     judged = [number for number in experiment.numbers if number.ours.count]
     if table.comparable and len(judged) >= MANY:
         return _tally(experiment)

@@ -199,7 +199,7 @@ def aggregate_title(table: Table) -> str:
 
 
 def aggregate_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Returns one row per method that has runs on every game; the columns are AGGREGATE."""
+    """Returns one row per method, on the games they share; the columns are AGGREGATE."""
     if table.aggregate is None:
         return []
     return [

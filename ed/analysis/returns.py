@@ -123,12 +123,13 @@ def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
 
 
 def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
-    """Groups runs by method, keeping methods with runs on every game; hard mode only."""
-    games = {own.game for own in runs}
+    """Groups runs by method, on the games for which all these methods have runs; hard mode only."""
+    found = {method: [r for r in runs if r.method == method] for method in METHODS}
+    found = {method: own for method, own in found.items() if own}
+    games = {one.game for one in runs}.intersection(*({r.game for r in o} for o in found.values()))
     if len(games) < 2 or not games <= HARD_RANGES.keys() or {r.mode for r in runs} != {"hard"}:
         return {}
-    methods = {method: [r for r in runs if r.method == method] for method in METHODS}
-    return {method: own for method, own in methods.items() if {r.game for r in own} == games}
+    return {method: [r for r in own if r.game in games] for method, own in found.items()}
 
 
 def count_games(table: Table, runs: Sequence[GameRuns]) -> str:
@@ -152,10 +153,10 @@ class Aggregate:
 
 
 def runs_each(found: Sequence[Aggregate]) -> str:
-    """Formats the number of runs of each method, e.g. "4 runs each" or "12 and 4 runs"."""
+    """Formats the number of runs of each method, e.g. "4 runs per method" or "12 and 4 runs"."""
     first, *others = (one.runs for one in found)
     if set(others) <= {first}:
-        return f"{first} runs each"
+        return f"{first} runs per method"
     return f"{' and '.join(map(str, [first, *others]))} runs"
 
 

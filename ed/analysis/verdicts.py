@@ -310,7 +310,7 @@ def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
     if len(games) < 2:
         return "", None
     plain, treated = (one.mean for one in games)
-    text = f"{plain:.3f} → {treated:.3f} normalised return ({runs_each(games)})"
+    text = f"{plain:.3f} → {treated:.3f} normalised return ({games[0].games}, {runs_each(games)})"
     return text, _by_sign(treated - plain)
 
 

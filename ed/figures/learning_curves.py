@@ -62,14 +62,14 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
     if not curves:
         return None
     games = list(dict.fromkeys(found.runs.game for found in curves))
-    aggregated = by_method([found.runs for found in curves])
+    aggregated = [r for own in by_method([f.runs for f in curves]).values() for r in own]
     axes = _panels(len(games) + bool(aggregated))
     figure = axes[0].figure
     for axis, game in zip(axes, games, strict=False):
         _game(axis, [found for found in curves if found.runs.game == game])
     if aggregated:
-        together = [found for found in curves if found.runs.method in aggregated]
-        _all_games(axes[-1], together, count_games(table, [found.runs for found in together]))
+        together = [found for found in curves if found.runs in aggregated]
+        _all_games(axes[-1], together, count_games(table, aggregated))
     _legend(figure, curves)
     return figure
 
