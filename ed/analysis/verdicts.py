@@ -282,9 +282,8 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
     ours = [mean_and_std(n.ours.mean, n.ours.std, table.digits) for n in pair]
     count = min(number.ours.count for number in pair)
     complete = count >= len(table.seeds)
-    seeds = f"n = {count}" if complete else f"n = {count} of {len(table.seeds)}"
     variant = re.search(r"\((.*)\)$", after.cell.label)
-    text = f"{' → '.join(ours)} ({seeds}{f', {variant[1]}' if variant else ''})"
+    text = f"{' → '.join(ours)} ({_seeds(count, table)}{f', {variant[1]}' if variant else ''})"
     gains = [getattr(after, side).mean - getattr(before, side).mean for side in ("ours", "paper")]
     verdict = _by_sign(gains[0] * gains[1])
     both = all(number.verdict == Verdict.REPRODUCED for number in pair)
@@ -315,33 +314,42 @@ def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
 
 
 def _transition(experiment: Experiment) -> tuple[str, Verdict | None]:
-    """Compares the steps at which ED and the validation loss peak.
+    """Compares the steps at which ED and the validation loss peak, from the logged values.
 
     This uses the first cell in which all runs reach the transition; without one, the lowest
     accuracy of the first cell is reported.
     """
     table, done = experiment.table, [row for row in experiment.plain if row.status == Status.DONE]
-    if not done:
+    cells = {c.label: [row for row in done if row.home == c.home] for c in table.cells.values()}
+    cells = {f"{label}, {_seeds(len(own), table)}": own for label, own in cells.items() if own}
+    if not cells:
         return "", None
-    for cell in table.cells.values():
-        runs = [row.history() for row in done if row.home == cell.home and row.record]
-        if runs and all(map(transition, runs)):
-            return _peaks(cell.label, runs)
-    accuracy = min(row.last[table.primary] for row in done if row.home == done[0].home)
-    label = table.cells[done[0].cell].label
-    return f"no transition: {accuracy:.1f} % validation accuracy ({label})", Verdict.CONTRADICTED
+    if any(row.record is None for own in cells.values() for row in own):
+        return "runs lack their logged values", None
+    for about, own in cells.items():
+        runs = [row.history() for row in own]
+        if all(map(transition, runs)):
+            return _peaks(about, runs)
+    about, own = next(iter(cells.items()))
+    accuracy = min(row.last[table.primary] for row in own)
+    return f"no transition: {accuracy:.1f} % validation accuracy ({about})", Verdict.CONTRADICTED
 
 
-def _peaks(label: str, runs: Sequence[list[dict]]) -> tuple[str, Verdict | None]:
+def _peaks(about: str, runs: Sequence[list[dict]]) -> tuple[str, Verdict | None]:
     degrees = [highest(history, "measure/ed_validation") for history in runs]
     losses = [highest(history, "eval/loss") for history in runs]
     pairs = [(ed[0], loss[0]) for ed, loss in zip(degrees, losses, strict=True) if ed and loss]
     if len(pairs) < len(runs):
-        return "", None
+        return f"runs lack ED on validation equations ({about})", None
     steps = (" and ".join(f"{step:,}" for step in side) for side in zip(*pairs, strict=True))
     text = "on validation equations, ED peaks at steps {}, the loss at {}".format(*steps)
-    text += f" ({label}, n = {len(runs)})"
+    text += f" ({about})"
     return text, _by_sign(min(NEAR - max(ed / loss, loss / ed) for ed, loss in pairs))
+
+
+def _seeds(count: int, table: Table) -> str:
+    """Formats the number of runs, with the planned number while some are missing."""
+    return f"n = {count}" if count >= len(table.seeds) else f"n = {count} of {len(table.seeds)}"
 
 
 def minus(text: str) -> str:

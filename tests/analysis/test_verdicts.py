@@ -196,7 +196,7 @@ def grokking(*runs: tuple[float, int, int]) -> Experiment:
         (((99.0, 2, 2), (98.0, 1, 3)), "ED peaks at steps 2 and 1, the loss at 2 and 3",
          Verdict.CONTRADICTED),
         (((99.0, 2, 2), (9.0, 2, 2)), "no transition: 9.0 %", Verdict.CONTRADICTED),
-        (((1.5, 2, 2),), "no transition: 1.5 % validation accuracy (x / y, 50 %)",
+        (((1.5, 2, 2),), "no transition: 1.5 % validation accuracy (x / y, 50 %, n = 1 of 2)",
          Verdict.CONTRADICTED),
     ],
 )  # fmt: skip
@@ -204,6 +204,19 @@ def test_grokking_is_judged_by_the_peaks_of_all_runs(runs, text, verdict):
     (row,) = headline([grokking(*runs)])
     assert text in row.ours
     assert row.verdict == verdict
+
+
+def test_a_grokking_headline_shows_that_seeds_are_missing():
+    (row,) = headline([grokking((99.0, 2, 2))])
+    assert "(x / y, 50 %, n = 1 of 2)" in row.ours
+
+
+def test_a_grokking_headline_requires_the_logged_values_of_all_runs():
+    found = grokking((99.0, 2, 2), (98.0, 1, 3))
+    rows = [found.rows[0], replace(found.rows[1], record=None)]
+    (row,) = headline([Experiment(found.table, rows)])
+    assert "logged values" in row.ours
+    assert row.verdict == Verdict.NOT_RUN
 
 
 def test_headlines_show_experiments_that_cannot_run():
