@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ed.analysis.correlation import Correlation
 from ed.analysis.render import Line, mean_and_std
 from ed.analysis.returns import METHODS, aggregates, runs_each
-from ed.analysis.spec import Table
+from ed.analysis.spec import Cell, Table
 from ed.analysis.stats import Ours, half_width, paired_half_width
 from ed.analysis.verdicts import Experiment, Verdict, counts, minus
 
@@ -51,23 +51,24 @@ def _finding(experiment: Experiment) -> str:
 
 
 def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
-    """Returns pairs of lines (without ED, with ED) for the table's first metric.
+    """Returns pairs of lines (without ED, with ED), for the first metric that both have.
 
     Pairs are matched by cell name: baseline and ed, rte and rte_ed.
     """
-    known = {
-        cell.name: line
-        for cell, line in reversed(experiment.lines)  # reversed, so that the first metric wins
-        if line.ours.count
-    }
+    known: dict[str, dict[str, Line]] = {}
+    for cell, line in experiment.lines:
+        if line.ours.count:
+            known.setdefault(cell.name, {})[line.metric] = line
     found = []
     for name in experiment.table.cells:
         match = re.fullmatch(r"(?:(.+)_)?ed(?:_efficiency)?|efficiency", name)
         stem = match and match[1]
         plain = (stem, f"{stem}_baseline") if stem else ("baseline",)
-        before = next((known[other] for other in plain if other in known), None)
-        if match and before is not None and name in known:
-            found.append((before, known[name]))
+        before = next((known[other] for other in plain if other in known), {})
+        after = known.get(name, {}) if match else {}
+        shared = next((metric for metric in before if metric in after), None)
+        if shared is not None:
+            found.append((before[shared], after[shared]))
     return found
 
 
@@ -100,18 +101,25 @@ def _comparison(table: Table, before: Line, after: Line) -> str:
 
 
 def _extremes(experiment: Experiment) -> str:
-    """Compares the cell with the highest value of the first metric to the table's first cell."""
+    """Compares the highest value of the first metric to the first cell with the same task."""
     table = experiment.table
-    lines = [line for _, line in experiment.lines if line.metric == table.primary]
-    known = [line for line in lines if line.ours.count]
+    lines = [(cell, line) for cell, line in experiment.lines if line.metric == table.primary]
+    known = [(_task(table, cell), line) for cell, line in lines if line.ours.count]
     if not known:
         return ""
-    best = max(known, key=lambda line: line.ours.mean)
-    if best is not known[0]:
-        return _comparison(table, known[0], best)
+    task, best = max(known, key=lambda entry: entry[1].ours.mean)
+    first = next(line for other, line in known if other == task)
+    if best is not first:
+        return _comparison(table, first, best)
     paper = "" if best.paper.mean is None else f"; the paper has {best.paper.mean:.{table.digits}f}"
     others = "" if len(known) == len(lines) else f" {len(known)} of {len(lines)} cells have runs."
     return f"{best.label}: {_shown(best.ours, table)} (n = {best.ours.count}{paper}).{others}"
+
+
+def _task(table: Table, cell: Cell) -> dict[str, str]:
+    """Returns the task settings of a cell, or of its grid."""
+    own = cell if cell.best_of is None else table.tuning[cell.best_of].points[0]
+    return {key: value for key, value in own.settings.items() if key.startswith("task.")}
 
 
 def _tally(experiment: Experiment) -> str:

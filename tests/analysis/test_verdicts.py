@@ -250,6 +250,27 @@ def test_pairs_differ_only_in_ed():
     assert [(a.ours.mean, b.ours.mean) for a, b in pairs(glue)] == [(60.0, 61.0)]
 
 
+def test_pairs_compare_one_metric():
+    other = "eval/acc_mnist_randomized"
+    plain, ed = {"eval/acc": 99.0, other: 48.0}, {other: 50.0}
+    table = load_table("mnist_cifar")
+    rows = [
+        Row(*table.cells[cell].home, 0, status="done", last=last)
+        for cell, last in (("baseline", plain), ("ed", ed))
+    ]
+    found = pairs(Experiment(table, rows))
+    assert [(a.ours.mean, b.ours.mean) for a, b in found] == [(48.0, 50.0)]
+    without = [rows[0], replace(rows[1], last={})]
+    assert pairs(Experiment(table, without)) == []
+
+
+def test_a_finding_compares_only_cells_of_the_same_task():
+    search = {"product": [24.0], "division": [2.0], "division_half": [99.0]}
+    assert "against" not in finding(experiment("grokking_search", search))
+    rates = {"baseline": [80.0], "rate": [81.0], "mean": [82.0]}
+    assert "82.00 against 80.00 for as in" in finding(experiment("baseline_gap", rates))
+
+
 def both_lines(before: list[float], after: list[float]) -> tuple[Line, Line]:
     return pairs(experiment("table1", {"baseline": before, "ed": after}))[0]
 
