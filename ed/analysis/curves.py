@@ -13,6 +13,7 @@ The rest is JSON in the file's metadata, by run:
 import functools
 import io
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from ed.runtime.runs import Record
 COLUMNS = ("cell", "seed", "step", "metric", "value")
 FIELDS = ("config", "meta", "done", "failure")  # of a record, stored for each run
 RUNS_DEPTH = 3  # a run's folder is runs/table/cell/seed0
+PATH_START = (
+    r"""(?:(?<=[ "'=:,([])|(?<=\\n)|(?<=file://))"""  # what precedes an absolute path in JSON
+)
 
 Key = tuple[str, int]  # cell and seed
 
@@ -103,9 +107,9 @@ def _portable(record: Record) -> dict:
     """
     text = json.dumps({field: getattr(record, field) for field in FIELDS})
     folder = Path((record.config.get("system") or {}).get("run_dir") or "")
-    if folder.is_absolute() and len(folder.parents) > RUNS_DEPTH:
+    if folder.is_absolute() and len(folder.parents) > RUNS_DEPTH + 1:  # not /
         above = json.dumps(f"{folder.parents[RUNS_DEPTH]}/")[1:-1]
-        text = text.replace(above, "")
+        text = re.sub(rf"{PATH_START}{re.escape(above)}", "", text)
     return json.loads(text)
 
 

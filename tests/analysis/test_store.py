@@ -97,6 +97,18 @@ def test_the_folder_above_the_runs_is_not_stored(tmp_path):
     assert found.failure == "exit 1: runs/table/a/seed0/last.pt is damaged"
 
 
+@pytest.mark.parametrize("above", ["/data", ""])
+def test_other_paths_are_stored_unchanged(tmp_path, above):
+    folder = f"{above}/runs/table/a/seed0"
+    data = "/mnt/data/images https://data/x"
+    failure = f"exit 1:\n{above}/last.pt"
+    own = record(config={"system": {"run_dir": folder}, "task": {"data": data}}, failure=failure)
+    write_curves(tmp_path / CURVES, {("a", 0): own})
+    (found,) = read_curves(tmp_path / CURVES).values()
+    assert found.config["task"] == {"data": data}
+    assert found.failure == f"exit 1:\n{'' if above else '/'}last.pt"
+
+
 def test_damaged_files_and_missing_packages_raise_one_line_errors(tmp_path, monkeypatch):
     path = tmp_path / CURVES
     write_curves(path, {("a", 0): record()})
