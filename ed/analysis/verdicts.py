@@ -246,24 +246,27 @@ def headline(experiments: Sequence[Experiment] | None = None) -> list[Headline]:
 
 
 def _headline(claim: Claim, known: dict[str, Experiment]) -> Headline:
-    own = known[claim.table]
-    stand_in = known.get(claim.stand_in) if not own.begun else None
-    used = own if stand_in is None else stand_in
-    paper, ours, verdict = claim.paper, "", None
-    if used.table.correlation is not None:
-        ours, verdict = _correlation(used)
-    elif used.table.aggregate is not None:
-        ours, verdict = _games(used)
-    elif claim.treated:
-        paper, ours, verdict = _contrast(claim, used)
-    else:
-        ours, verdict = _transition(used)
+    own = used = known[claim.table]
+    paper, ours, verdict = _judged(claim, own)
+    if verdict is None and claim.stand_in in known:
+        used = known[claim.stand_in]
+        paper, ours, verdict = _judged(claim, used)
+        ours += ", shortened" if verdict is not None else ""
     if verdict is None:
         verdict = Verdict.NOT_RUNNABLE if claim.table in MISSING else Verdict.NOT_RUN
-    elif stand_in is not None:
-        ours += ", shortened"
     hours, name = gpu_hours(own.table), used.table.name
     return Headline(claim.text, paper, minus(ours), verdict, command(own.table), hours, name)
+
+
+def _judged(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict | None]:
+    """Returns the paper's numbers, ours, and the verdict; None for too few runs."""
+    if experiment.table.correlation is not None:
+        return claim.paper, *_correlation(experiment)
+    if experiment.table.aggregate is not None:
+        return claim.paper, *_games(experiment)
+    if claim.treated:
+        return _contrast(claim, experiment)
+    return claim.paper, *_transition(experiment)
 
 
 def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict | None]:

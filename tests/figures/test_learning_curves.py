@@ -196,6 +196,15 @@ def test_the_headline_compares_unrounded_returns_and_counts_both_methods():
     assert row.verdict == Verdict.DIRECTION
 
 
+def test_the_headline_uses_the_shortened_table_until_the_real_one_has_a_result():
+    table, runs = load_table("procgen_short"), short_runs(lambda *_: 4.0)
+    begun = [replace(run, table="procgen", status="stopped") for run in runs[:1]]
+    known = [Experiment(load_table("procgen"), begun), Experiment(table, runs)]
+    (row,) = headline(known)
+    assert row.table == table.name
+    assert row.ours.endswith("shortened")
+
+
 @pytest.mark.parametrize("key", ["task.game", "regularizer", "task.frames"])
 def test_a_cell_without_its_game_method_or_length_is_rejected(key):
     table, runs = load_table("procgen_short"), short_runs(lambda cell, seed: 1.0)
