@@ -156,7 +156,7 @@ def _pool(experiment: Experiment) -> str:
     own = next((one for one in chosen if one.metric.startswith("measure/ed")), chosen[0])
     rest = [one for one in chosen if one is not own and not one.metric.startswith("measure/ed")]
     text = f"Over {own.whole.points} networks: {_r(own, table)}"
-    text += f"; next is {_r(rest[0], table)}." if rest else "."
+    text += f"; the strongest other measure is {_r(rest[0], table)}." if rest else "."
     if own.fitted.r is not None:
         text += f" Among the {own.fitted.points} that fit their training set, r = "
         text += f"{own.fitted.r:+.2f} ({own.fitted.low:+.2f} to {own.fitted.high:+.2f})."

@@ -18,9 +18,11 @@ from ed.analysis.correlation import (
     pearson,
     replicate_groups,
 )
+from ed.analysis.findings import finding
 from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, Table, expand
 from ed.analysis.tables import load_table
+from ed.analysis.verdicts import Experiment
 from ed.figures.correlation import draw
 from ed.figures.files import figure_files
 
@@ -329,6 +331,17 @@ def test_the_figure_has_a_panel_for_each_measure(table, values):
     assert words[:2] == ["learning rate 0.1", "learning rate 0.01"]
     assert "95 % interval" in words[2]
     assert draw(table, []) is None
+
+
+def test_a_finding_does_not_rank_ed_first_if_another_measure_is_stronger(tmp_path, values):
+    metrics = {"measure/gap": "gap", "measure/ed": "ED", "measure/b": "sharpness"}
+    study = {"against": "measure/gap", "measures": {"ED": ["measure/ed"], "S": ["measure/b"]}}
+    table = write_pool(tmp_path, metrics=metrics, correlation=study)
+    known = {"measure/gap": values["measure/gap"], "measure/b": values["measure/b"]}
+    rows = rows_of(table, known | {"measure/ed": values["measure/c"]})
+    text = finding(Experiment(table, rows))
+    assert "networks: ED r" in text
+    assert "the strongest other measure is sharpness r" in text
 
 
 def test_learning_rates_have_the_same_colour_in_all_panels(table, values):
