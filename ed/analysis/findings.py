@@ -3,9 +3,11 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ed.analysis.correlation import Correlation
-from ed.analysis.render import Line, mean_and_std
+from ed.analysis.numbers import decimals, fixed, mean_and_std
+from ed.analysis.render import Line
 from ed.analysis.returns import METHODS, aggregates, runs_each
 from ed.analysis.spec import Cell, Table
 from ed.analysis.stats import Ours, half_width, paired_half_width
@@ -90,13 +92,17 @@ def _shown(side: Ours, table: Table) -> str:
 
 def _comparison(table: Table, before: Line, after: Line) -> str:
     apart, half = gain(before, after)
-    interval = "" if half is None else f", 95 % interval {apart - half:+.2f} to {apart + half:+.2f}"
+    places = decimals(before.ours.mean, 2, significant=2)  # at least as many as the mean has
+    signed = partial(fixed, places=places, sign="+")
+    interval = ""
+    if half is not None:
+        interval = f", 95 % interval {signed(apart - half)} to {signed(apart + half)}"
     runs = f"n = {after.ours.count}"
     if after.ours.count != before.ours.count:
         runs += f" and {before.ours.count}"
     return (
         f"{after.label}: {_shown(after.ours, table)} against {_shown(before.ours, table)} for "
-        f"{before.label} ({apart:+.2f}, {runs}{interval})."
+        f"{before.label} ({signed(apart)}, {runs}{interval})."
     )
 
 

@@ -307,6 +307,11 @@ def test_a_finding_keeps_the_case_of_symbols():
     assert text.startswith("x * y")
 
 
+def test_a_finding_about_small_numbers_shows_their_difference():
+    text = finding(experiment("table1", {"baseline": [0.012, 0.014], "ed": [0.015, 0.021]}))
+    assert f"(+0.005, n = 2, 95 % interval {MINUS}0.020 to +0.030)" in text
+
+
 def test_a_finding_lists_the_numbers_of_runs_in_the_order_of_the_values():
     text = finding(experiment("table1", {"baseline": [87.0], "ed": [86.5, 86.7]}))
     assert "n = 2 and 1" in text
