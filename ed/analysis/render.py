@@ -20,6 +20,8 @@ AGGREGATE_MEANING = (
     "game has one seed. With three seeds they are too narrow: they cover about 80 %."
 )
 HTML = re.compile(r"<(?=[A-Za-z/!?])")  # escaped in labels, notes and errors, which are plain text
+LATEX = {"\\": r"\textbackslash{}"} | {c: rf"\{c}{{}}" for c in "^~"}
+LATEX = str.maketrans(LATEX | {c: rf"\{c}" for c in "&%_#${}"})
 HEADER = ("", "paper", "ours (n)", "difference", "verdict", "notes")
 INTERVAL = "difference [95 % interval]"  # the column's title if a line has an interval
 
@@ -360,4 +362,4 @@ def _latex_number(side: Ours | Paper, table: Table) -> str:
 
 
 def _escape(text: str) -> str:
-    return re.sub("[&%_#]", r"\\\g<0>", text)
+    return text.translate(LATEX)

@@ -211,6 +211,12 @@ def test_differences_have_the_decimals_of_the_paper():
     assert signed(-0.0021, Paper(1.34), 2) == "+0.00"
 
 
+def test_latex_escapes_labels(tmp_path):
+    cells = {"square": {"label": "x^2 ~ {50 %}, $_#&\\", "overrides": []}}
+    latex = to_latex(write_table(tmp_path, cells=cells, tuning=None), [])
+    assert r"x\^{}2 \~{} \{50 \%\}, \$\_\#\&\textbackslash{} & -- & --" in latex
+
+
 def test_latex_uses_scientific_notation(table):
     rows = [replace(r, last={"eval/acc": 1e-10 * r.last["eval/acc"]}) for r in full_rows(table)]
     assert r"$8.0 \cdot 10^{-9} \pm 4.2 \cdot 10^{-11}$" in to_latex(table, rows)
