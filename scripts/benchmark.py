@@ -1,10 +1,10 @@
 """Times training steps: python scripts/benchmark.py [--out FILE]
 
-For each network, this times an ordinary eager loop, the step of every regularizer, and the plain
-step, both at batch size B and with as many inputs as the ED step. With --table, it compares each
-method's overhead over the plain step with the paper's. With --kernels, it compares our kernels
-with torch's operators. With --estimator, it compares the adaptive estimator with the paper's
-protocol. On a CPU, it uses smaller sizes.
+For each network, this times an ordinary eager loop, the ED step, and the plain step, both at batch
+size B and with as many inputs as the ED step; for ViT-Tiny also the steps of the other methods.
+With --table, it times all methods on all networks, and compares ED's overhead with the paper's.
+With --kernels, it compares our kernels with torch's operators. With --estimator, it compares the
+adaptive estimator with the paper's protocol. On a CPU, it uses smaller sizes.
 """
 
 import argparse

@@ -55,7 +55,7 @@ def estimate(
     """Estimates the effective degree of a model on data, by default with the paper's protocol.
 
         ed.estimate(model, images)
-        ed.estimate(model, loader, resolution="auto")           # 5 to 10 times fewer passes
+        ed.estimate(model, loader, resolution="auto")           # 6 to 10 times fewer passes
         ed.estimate(segmenter, images, output="out", class_dim=1)
 
     Args:

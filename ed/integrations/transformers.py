@@ -21,7 +21,10 @@ def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | 
 
 
 class TrackED(TrainerCallback):
-    """Callback that logs ED, with the arguments of `ed.integrations.lightning.TrackED`."""
+    """Callback that logs ED: `TrackED(trainer, inputs, every=1, name="ed", **settings)`.
+
+    See `ed.integrations.lightning.TrackED` for all arguments but the first.
+    """
 
     def __init__(self, trainer: Trainer, inputs, *, every: int = 1, name: str = "ed", **settings):
         self.trainer, self.inputs, self.every = trainer, inputs, count("every", every)
