@@ -64,12 +64,15 @@ def train(
         # after the last save, because measuring may take a long time
         if measures:
             metrics.begin(f"measuring {', '.join(measures)}")
-        metrics.log(task.total_steps, session.measure(stop))
+        measured = session.measure(stop)
+        run.withdraw(measures)
+        metrics.log(task.total_steps, measured)
     summary = metrics.summary(task.metric, task.higher_is_better)
+    summary["last"] |= measured
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
     if run.writes and task.total_steps:  # published models have zero steps and their own file
         save_weights(run.path, model)
-    run.finish(summary, session.taken)
+    run.finish(summary, measures)
     return summary
 
 
@@ -142,7 +145,6 @@ class _Session:
     ):
         self.task, self.model, self.step, self.run = task, model, step, run
         self.measures = measures
-        self.taken: set[str] = set()  # metrics that `measure` has returned
         self.saved_metrics: str | None = None
         self.earlier_seconds, self.began = 0.0, time.monotonic()
 
@@ -247,7 +249,6 @@ class _Session:
                 found = members[0].together(members, self.model, self.task)
             for name, numbers in zip(group, found, strict=True):
                 values |= {f"measure/{name}{suffix}": value for suffix, value in numbers.items()}
-        self.taken = set(values)
         for name in [name for name, value in values.items() if not math.isfinite(value)]:
             logger.warning("%s is %s: left out", name, values.pop(name))  # e.g. radius too large
         return values

@@ -120,14 +120,8 @@ class Metrics:
         return any(key.startswith("eval/") for row in rows for key in row)
 
     def summary(self, metric: str, higher_is_better: bool) -> dict:
-        """Returns the last value of every evaluation metric and the best value of `metric`.
-
-        Measures are included only if they were taken on the final model.
-        """
-        last: dict[str, float] = {}
-        for row in self.rows:
-            kinds = ("eval/", "measure/") if row["step"] == self.total else ("eval/",)
-            last |= {key: value for key, value in row.items() if key.startswith(kinds)}
+        """Returns the last value of every evaluation metric and the best value of `metric`."""
+        last = {k: v for row in self.rows for k, v in row.items() if k.startswith("eval/")}
         best = self.best(metric, higher_is_better)
         return {"last": last, "best": {} if best is None else {metric: best}}
 

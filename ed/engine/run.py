@@ -13,6 +13,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from ed.engine.checkpoint import check_exists
 from ed.engine.trust import read_config
 from ed.runtime import runs
 from ed.runtime.files import lock, open_in_run, sweep, write_atomic
@@ -84,24 +85,55 @@ class RunFolder:
                 "Use the stored values, use another system.run_dir, or move that folder"
             )
 
+    def withdraw(self, taken: Collection[str]) -> None:
+        """Removes measures from config.yaml whose settings change, before storing new values.
+
+        After a kill in between, config.yaml names no settings for them, so they are taken again.
+
+        Args:
+            taken: the names of the measures taken in this session.
+        """
+        if not self.writes:
+            return
+        check_exists(self.path)
+        stored, now, done = *self._measures(), runs.is_done(self.path)
+        kept = {
+            name: leaf
+            for name, leaf in stored.items()
+            if now.get(name) == leaf or (done and name not in taken)
+        }
+        if kept != stored:
+            self._keep_measures(kept)
+
     def finish(self, summary: dict, taken: Collection[str] = ()) -> None:
         """Writes the summary to DONE and the measures to config.yaml.
 
         Args:
-            taken: the metrics measured in this session; DONE keeps its values of the others.
+            taken: the names of the measures taken in this session; DONE keeps its other values.
         """
         if not self.writes:
             return
-        stored, before = read_config(self.path / runs.CONFIG), runs.read_done(self.path)
-        measures = OmegaConf.to_container(self.cfg.measures, resolve=True)
+        stored, now = self._measures()
+        before = runs.read_done(self.path)
         if before is not None:  # not from metrics.jsonl, which may be lost or changed
-            new = {k: v for k, v in summary["last"].items() if not _is_measure(k) or k in taken}
-            old = {k: v for k, v in before["last"].items() if _is_measure(k) and k not in taken}
-            summary["last"] = old | new
-            measures = {**(stored.get("measures") or {}), **measures}
+            names = {*stored, *now}
+            last = before["last"].items()
+            old = {k: v for k, v in last if _is_measure(k) and _measure_of(k, names) not in taken}
+            summary["last"] = old | summary["last"]
+            now = stored | now
         runs.write_done(self.path, summary)
+        self._keep_measures(now)
+
+    def _measures(self) -> tuple[dict, dict]:
+        """Returns the settings of the measures in config.yaml and in this session's config."""
+        stored = resolved(read_config(self.path / runs.CONFIG)).get("measures") or {}
+        return stored, OmegaConf.to_container(self.cfg.measures, resolve=True)
+
+    def _keep_measures(self, measures: dict) -> None:
+        path = self.path / runs.CONFIG
+        stored = read_config(path)
         stored.measures = measures
-        write_atomic(self.path / runs.CONFIG, OmegaConf.to_yaml(stored))
+        write_atomic(path, OmegaConf.to_yaml(stored))
 
     def open_session(self, device: str, steps: int, **details) -> None:
         """Adds this session to meta.json: command, hardware, versions and `details`."""
@@ -126,6 +158,12 @@ class RunFolder:
 
 def _is_measure(metric: str) -> bool:
     return metric.startswith("measure/")
+
+
+def _measure_of(metric: str, names: Collection[str]) -> str | None:
+    """Returns which measure a metric belongs to, e.g. ed_norm for measure/ed_norm_se."""
+    owners = (name for name in names if f"{metric}_".startswith(f"measure/{name}_"))
+    return max(owners, key=len, default=None)
 
 
 def _earlier_sessions(folder: Path) -> list[dict]:

@@ -369,11 +369,11 @@ def test_batches_that_end_early_raise(tmp_path, monkeypatch):
     assert not (tmp_path / "DONE").exists()
 
 
-def test_summary_ignores_measures_of_earlier_steps(tmp_path):
+def test_summary_ignores_measures_of_earlier_steps_and_sessions(tmp_path):
     rows = [{"step": 5, "eval/acc": 1.0, "measure/norm": 3.0}, {"step": 10, "measure/gap": 4.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = Metrics(tmp_path, total=10, start=10)
-    assert metrics.summary("eval/acc", True)["last"] == {"eval/acc": 1.0, "measure/gap": 4.0}
+    assert metrics.summary("eval/acc", True)["last"] == {"eval/acc": 1.0}
     metrics.close()
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -14,8 +15,9 @@ from ed.engine.loop import Interrupted, _Session
 from ed.engine.main import run
 from ed.measures.base import Measure
 from ed.measures.norm import ParameterNorm
+from ed.runtime.files import read_rows
 from ed.runtime.runs import read_done
-from tests.helpers.small import small_config, small_run, weights
+from tests.helpers.small import SMALL_GROKKING, small_config, small_run, weights
 
 
 def test_a_resumed_run_finishes_its_measures(tmp_path, monkeypatch):
@@ -88,7 +90,76 @@ def test_a_finished_run_computes_only_missing_measures(tmp_path, capsys):
     assert more["last"]["measure/ed"] != first["last"]["measure/ed"]
     stored = OmegaConf.load(folder / "config.yaml").measures
     assert stored.ed.pairs == 4
-    assert list(stored) == ["ed", "norm", "sharpness"]
+    assert set(stored) == {"ed", "norm", "sharpness"}
+
+
+class Killed(BaseException):
+    """Stands for a kill, after which no cleanup writes anything."""
+
+
+def die_at_replacement(monkeypatch, count: int) -> None:
+    replace, left = os.replace, [count]
+
+    def replace_or_die(source, target):
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_or_die)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_values_never_stand_beside_settings_of_others_after_a_kill(finished, tmp_path, monkeypatch):
+    """Kills a run before every file that it replaces while it stores new measures."""
+    old, new = (
+        ["measures=ed", f"measures.ed.pairs={pairs}", "measures.ed.resolution=50"]
+        for pairs in (3, 4)
+    )
+    expected = {
+        pairs: small_run(tmp_path / f"{pairs}", *words, base=SMALL_GROKKING)["last"]["measure/ed"]
+        for pairs, words in ((3, old), (4, new))
+    }
+    assert expected[3] != expected[4]
+    kills = 0
+    while True:
+        folder = shutil.copytree(tmp_path / "3", tmp_path / f"killed{kills}")
+        if not finished:
+            (folder / "DONE").unlink()
+        with monkeypatch.context() as patch:
+            die_at_replacement(patch, kills)
+            try:
+                small_run(folder, *new, base=SMALL_GROKKING)
+                break
+            except Killed:
+                kills += 1
+        done, stored = read_done(folder), OmegaConf.load(folder / "config.yaml").measures
+        if done is not None and "ed" in stored:
+            assert done["last"]["measure/ed"] == expected[stored.ed.pairs]
+        last = small_run(folder, *old, base=SMALL_GROKKING)["last"]
+        assert last == read_done(folder)["last"]
+        assert last["measure/ed"] == expected[3]
+        rows = read_rows(folder / "metrics.jsonl")
+        assert [row["measure/ed"] for row in rows if "measure/ed" in row][-1] == expected[3]
+    assert kills >= 5
+
+
+def test_new_values_of_a_measure_replace_all_old_ones(tmp_path):
+    """The radii of the sharpness name its metrics."""
+    sharpness = ["measures=sharpness", "measures.sharpness.examples=50"]
+    first = small_run(tmp_path, *sharpness, "measures.sharpness.radii=[0.1]")
+    second = small_run(tmp_path, *sharpness, "measures.sharpness.radii=[0.2]")
+    assert "measure/sharpness_0.1" in first["last"]
+    measured = [key for key in second["last"] if key.startswith("measure/")]
+    assert measured == ["measure/sharpness_0.2"]
+
+
+def test_a_summary_has_no_measures_of_an_earlier_session(tmp_path):
+    small_run(tmp_path, "measures=norm", base=SMALL_GROKKING)
+    (tmp_path / "DONE").unlink()  # as if killed after the last row
+    summary = small_run(tmp_path, "measures=gap", base=SMALL_GROKKING)
+    assert list(OmegaConf.load(tmp_path / "config.yaml").measures) == ["gap"]
+    assert "measure/norm" not in summary["last"]
 
 
 class Precision(Measure):
