@@ -51,10 +51,17 @@ class TensorBoard:
         self.folder, self.writer = folder / "tensorboard", None
 
     def log(self, values: dict[str, float], step: int) -> None:
-        if self.writer is None:  # on resume, drop everything logged after the checkpoint
-            self.writer = self.module.SummaryWriter(str(self.folder), purge_step=step)
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+        rows = [{"step": step, **values}]
+        if self.writer is None:  # new session: rewrite from metrics.jsonl, which has this row
+            rows = read_rows(self.folder.parent / METRICS)
+            for file in self.folder.glob("events.out.tfevents.*"):
+                file.unlink()
+            # purge what an open TensorBoard has read from these files
+            self.writer = self.module.SummaryWriter(str(self.folder), purge_step=0)
+        for row in rows:
+            for name in row.keys() - {"step"}:
+                self.writer.add_scalar(name, row[name], row["step"])
+        self.writer.flush()  # a kill would lose the values of the last two minutes
 
     def close(self) -> None:
         if self.writer is not None:

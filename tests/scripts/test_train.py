@@ -2,7 +2,9 @@
 
 import csv
 import re
+import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,7 @@ from ed.engine.loop import Interrupted
 from ed.engine.main import load_run, start_tracker
 from ed.runtime.files import read_rows
 from scripts.launch import command
+from tests.helpers.commands import die_at_row, finish, start_command
 from tests.helpers.small import SMALL, small_run
 from tests.helpers.training import SHORT, train, train_afresh
 
@@ -166,15 +169,40 @@ def test_csv_has_every_value_once_and_resumes(tmp_path):
         assert {k: float(v) for k, v in line.items() if v} == pytest.approx(row)
 
 
-def test_tensorboard_has_every_value(tmp_path):
+def tensorboard_values(folder: Path) -> dict[str, list]:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    small_run(tmp_path, "logger=tensorboard")
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    rows = [row for row in read_rows(tmp_path / "metrics.jsonl") if "train/loss" in row]
-    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
-    assert found == [(row["step"], pytest.approx(row["train/loss"])) for row in rows]
+    events = EventAccumulator(str(folder / "tensorboard"), {"scalars": 0}).Reload()
+    found = {name: events.Scalars(name) for name in events.Tags()["scalars"]}
+    return {name: [(e.step, pytest.approx(e.value)) for e in all] for name, all in found.items()}
+
+
+def logged_values(folder: Path) -> dict[str, list]:
+    values: dict[str, list] = {}
+    for row in read_rows(folder / "metrics.jsonl"):
+        for name, value in row.items():
+            if name != "step":
+                values.setdefault(name, []).append((row["step"], value))
+    return values
+
+
+def test_tensorboard_has_every_value_once_and_resumes(tmp_path):
+    """Also after kills, with another logger before, and with measures of a finished run."""
+    often = ["logger=tensorboard", "system.save_seconds=0"]
+    with pytest.raises(Interrupted):
+        small_run(tmp_path, "system.max_minutes=0")
+    words = ["train.py", *SMALL, *often, f"system.run_dir={tmp_path}"]
+    for row in (5, 11):  # the last is the evaluation
+        assert finish(start_command(words, prepare=die_at_row(row))) == -signal.SIGKILL
+        assert tensorboard_values(tmp_path) == logged_values(tmp_path)
+    small_run(tmp_path, *often)
+    assert tensorboard_values(tmp_path) == logged_values(tmp_path)
+    small_run(tmp_path, *often, "measures=norm")
+    assert tensorboard_values(tmp_path) == logged_values(tmp_path)
+    (tmp_path / "DONE").unlink()  # as if killed after the last row
+    small_run(tmp_path, *often, "measures=norm")
+    assert tensorboard_values(tmp_path) == logged_values(tmp_path)
 
 
 def test_a_missing_logger_package_is_reported(tmp_path, monkeypatch):
