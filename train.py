@@ -5,10 +5,12 @@ import signal
 import sys
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from ed.engine.compose import PARTS
 from ed.engine.errors import INTERRUPTED, explain, or_explain
 from ed.runtime.console import interactive, is_first, print_facts, working
 from ed.runtime.files import refuse_control
@@ -16,6 +18,7 @@ from ed.runtime.slurm import require_cluster
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises errors instead of printing them
 GROUPS = ("task", "model", "regularizer")
+SINGLE = (*PARTS, "logger", "debug")  # groups with one choice
 failed: list[str] = []  # the overrides of each failed run in the sweep
 
 
@@ -71,16 +74,25 @@ def requeue(error: Exception) -> None:
 
 
 def check_words(words: list[str]) -> None:
-    """Rejects hydra.run.dir, which ed ignores, and SLURM sweeps when there is no cluster.
+    """Rejects words that Hydra would misunderstand, and SLURM sweeps when there is no cluster.
 
     Also rejects control characters: submitit would copy a newline into its job script.
     """
+    if unknown := get_args_parser().parse_known_args(words)[1]:
+        if unknown[0].startswith("-"):
+            raise ValueError(f"{unknown[0]}: no such option; set keys without dashes, as key=value")
+        raise ValueError(f"{unknown[0]}: must not follow an option; put -m before all settings")
     sweeps = {"-m", "--multirun"} & set(words)
     for word in words:
         refuse_control(word, repr(word))
         key, _, value = word.partition("=")
         if key.lstrip("+") == "hydra.run.dir":
             raise ValueError(f"{word}: has no effect in ed; use system.run_dir={value}")
+        if key in SINGLE and value.startswith("["):
+            sweep = f"-m {key}={value.strip('[]')}"
+            raise ValueError(f"{word}: {key} has one choice per run; for a sweep, use {sweep}")
+        if key.startswith("+") and key.lstrip("+") in (*SINGLE, "experiment"):
+            raise ValueError(f"{word}: use {word.lstrip('+')}")
         if sweeps and key == "hydra/launcher" and value.endswith("slurm"):
             require_cluster(word, "remove it to run the sweep on this machine")
 

@@ -23,6 +23,7 @@ SPEAKING_SECONDS = 10  # time for rank 0 to find the nearest valid key and print
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_CHOICE = r"null|true|false|\d+|\[(.*,)?null(,.*)?\]"  # values that no choice has
 # as names, because their modules import torch, which is slow
 EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
 
@@ -98,7 +99,7 @@ def _reason(error: BaseException) -> str | None:
 
 
 def _empty_choice(error: BaseException, overrides: Sequence[str]) -> str | None:
-    """Explains GROUP=null and GROUP=[null], for which Hydra raises builtin errors."""
+    """Explains GROUP=null, GROUP=[null] and GROUP=3, for which Hydra does not name the group."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not frames or not frames[-1].f_globals.get("__name__", "").startswith("hydra."):
         return None
@@ -107,7 +108,7 @@ def _empty_choice(error: BaseException, overrides: Sequence[str]) -> str | None:
     known = Overrides([])
     for word in overrides:
         group, _, choice = word.partition("=")
-        if re.fullmatch(r"null|\[(.*,)?null(,.*)?\]", choice) and known.choices(group):
+        if re.fullmatch(NO_CHOICE, choice) and known.choices(group):
             return known.wrong_choice(group, choice)
     return None
 

@@ -40,6 +40,13 @@ class Count(Measure):
 """
 
 
+def test_options_after_settings_are_explained():
+    result = train("regularizer=ed", "-m", "seed=0,1")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: seed=0,1: must not follow an option; put -m before")
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -62,6 +69,12 @@ class Count(Measure):
             "measures.ed.pairs=50",
             "measures=[ed]",
         ),
+        ("regularizer=[ed,sam]", "regularizer=[ed,sam]: regularizer has one choice per run; "),
+        ("task=3", "task=3: no such choice; Choices: cifar10, "),
+        ("debug=true", "debug=true: no such choice; Choices: tiny"),
+        ("+experiment=pnn", "+experiment=pnn: use experiment=pnn"),
+        ("+task=pnn", "+task=pnn: use task=pnn"),
+        ("--lr=1", "--lr=1: no such option; "),
         ("regularizer.weight=[", "error: regularizer.weight=["),
         ("regularizer.weight", "error: regularizer.weight"),
         (
