@@ -6,6 +6,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ed.core.validate import counts, not_negative
+
 HIDDEN_LAYERS = 3  # as in the paper; allows degrees up to 2^3
 
 
@@ -27,6 +29,9 @@ class PolynomialNetwork(nn.Module):
         gain: float = 0.5,
         bias: float = 0.5,
     ):
+        counts("model", inputs=inputs, outputs=outputs, width=width)
+        for name, value in (("gain", gain), ("bias", bias)):
+            not_negative(f"model.{name}", value)
         super().__init__()
         widths = [inputs, *[width] * HIDDEN_LAYERS]
         self.hidden = nn.ModuleList(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ed.core.field import Field
-from ed.core.validate import choice, counts
+from ed.core.validate import choice, count, counts
 from ed.runtime.streams import generator
 from ed.tasks.base import Batch, Task, check_shapes, check_warmup
 
@@ -57,7 +57,8 @@ class PolynomialMaps(Task):
         examples: int = 20000,
     ):
         target_map(map, torch.zeros(1, 3))
-        counts("task", steps=steps, batch_size=batch_size, eval_every=eval_every, examples=examples)
+        counts("task", steps=steps, batch_size=batch_size, eval_every=eval_every)
+        count("task.examples", examples, least=2)  # measures connect pairs
         check_warmup("steps", warmup_steps, steps)
         self.map, self.batch_size, self.num_examples = map, batch_size, examples
         self.total_steps, self.warmup_steps, self.eval_steps = steps, warmup_steps, eval_every

@@ -115,6 +115,12 @@ class TextTask(EpochTask):
                 f"task.classes={self.classes}: labels of task.data={self.data} range from "
                 f"{min(labels)} to {max(labels)}"
             )
+        special = tokenizer.num_special_tokens_to_add(pair=len(texts) == 2)
+        if self.max_length < special + len(texts):
+            raise ValueError(
+                f"task.max_length={self.max_length}: the tokenizer adds {special} tokens to each "
+                f"example; use at least {special + len(texts)}"
+            )
         encoded = tokenizer(
             *texts, truncation=True, max_length=self.max_length, return_token_type_ids=True
         )

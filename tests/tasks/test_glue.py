@@ -363,6 +363,8 @@ def test_errors_name_the_invalid_setting(data, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"task\.max_length=60"):
         task.check_model(model)
     make_task(data, checkpoint, max_length=40).check_model(model)
+    with pytest.raises(ValueError, match=r"task\.max_length=2: .*at least 3"):
+        make_task(data, checkpoint, "cola", max_length=2)
     with pytest.raises(ValueError, match=r"model\.classes=3"):
         TextClassifier(checkpoint, classes=3)  # the saved head has two classes
     model.classes = 3

@@ -87,9 +87,12 @@ def test_unknown_maps_and_sizes_are_rejected():
         ("task.map=7", "task.map=7"),
         ("task.batch_size=0", "task.batch_size=0"),
         ("task.warmup_steps=5000", "task.warmup_steps=5000"),
+        ("task.examples=1", "task.examples=1"),
+        ("model.width=0", "model.width=0"),
+        ("model.gain=-1", "model.gain=-1"),
     ):
         with pytest.raises(Exception, match=message):
-            instantiate(compose_config([*QUICK, override]).task)
+            instantiate(compose_config([*QUICK, override])[override.split(".")[0]])
     # warmup may take all steps
     instantiate(compose_config([*QUICK, "task.warmup_steps=4000"]).task)
 
