@@ -110,11 +110,13 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
     source = replace(source, **{"module": model} | settings)
     part = _submodule(model, layer)
 
+    @_eager
     def features(field: Field) -> Tensor:
         with _reading(part, layer) as found:
             field.copied().apart()
         return found[0]
 
+    @_eager
     def forward(points: Tensor, context: dict[str, Tensor]):
         carrier = source.x[:1].detach().expand(len(points), *source.x.shape[1:]).clone()
         with contextlib.ExitStack() as carrying:  # only the layers after this one see the points
@@ -126,6 +128,17 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
     field = replace(source, forward=forward, x=recompute(), recompute=recompute)
     _check_bypass(model, source, field, features, layer)
     return field
+
+
+def _eager(function: Callable) -> Callable:
+    """Runs a function without compiled code, which ignores hooks on the layers inside it."""
+
+    @torch.compiler.disable
+    def run(*arguments):
+        with torch.compiler.set_stance("force_eager"):
+            return function(*arguments)
+
+    return run
 
 
 def _check_bypass(model, source: Field, field: Field, features, layer: str) -> None:

@@ -140,6 +140,36 @@ def test_layers_that_cannot_split_a_network_are_rejected():
             ed.Field.at_layer(Skip(), layer, torch.randn(9, 6))
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_layers_of_compiled_networks_can_be_named(wrapped):
+    model, x, generator = small_network().double().eval(), uniform(20, 6), torch.Generator()
+
+    def measure(network, layer: str):
+        field = ed.Field.at_layer(network, layer, x)
+        penalty = ed.penalty(field, generator=generator.manual_seed(0))
+        return penalty.item(), ed.estimate(field, **FEW).mean
+
+    expected = measure(model, "1")
+    if not wrapped:
+        model.compile(backend="eager")
+    network = torch.compile(model, backend="eager") if wrapped else model
+    outputs = network(x)  # compiles the network before it has hooks
+    found = measure(network, "_orig_mod.1" if wrapped else "1")
+    assert found == pytest.approx(expected)
+    torch.testing.assert_close(network(x), outputs)
+
+
+def test_a_compiled_step_starts_at_a_layer():
+    field = ed.Field.at_layer(small_network(), "1", torch.rand(20, 6))
+
+    def penalty(field):
+        torch.manual_seed(0)
+        return ed.penalty(field)
+
+    compiled = torch.compile(penalty, backend="eager")
+    torch.testing.assert_close(compiled(field), penalty(field))
+
+
 def test_text_fields_use_embeddings_and_masks():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
