@@ -47,6 +47,14 @@ def test_tracked_values_equal_estimate():
     assert track(model, loader, **FEW) == track(model, x[:10], **FEW)
 
 
+def test_tracking_features_does_not_change_the_random_state():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(), nn.Linear(6, 3))
+    before = torch.get_rng_state()
+    track(model, lambda m: ed.Field.at_layer(m, "1", torch.ones(20, 4)), **FEW)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(part.training for part in model.modules())
+
+
 def test_lightning_logs_ed_every_second_epoch():
     pl = pytest.importorskip("lightning.pytorch")
     from ed.integrations.lightning import TrackED
