@@ -46,8 +46,8 @@ class Field:
         class_dim: class dimension of outputs with positions, (N, C, H, W) or (N, T, V). Softmax is
             taken at each position, and ED is averaged over all positions with equal weight, so
             exclude padding.
-        recompute: computes x again, for points that depend on the mode of `module`, such as
-            features after dropout; `estimate` calls it in eval mode.
+        recompute: computes x again, for points that depend on the weights or the mode of `module`,
+            such as word embeddings or features after dropout; `estimate` calls it in eval mode.
     """
 
     forward: Callable[[Tensor, Context], Tensor]

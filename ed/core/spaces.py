@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,11 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
     def forward(points: Tensor, context: dict[str, Tensor]):
         return model(inputs_embeds=points, **context)
 
-    field = Field(forward, embed()(ids), context, **{"module": model} | settings)
+    def words() -> Tensor:
+        return embed()(ids)
+
+    how = dict[str, Any](module=model, recompute=words) | settings
+    field = Field(forward, words(), context, **how)
     _check_padding(model, ids, field)
     return field
 
@@ -124,8 +128,10 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
             with _writing(part, points, carrying.close):
                 return source.forward(carrier, context)
 
-    recompute = functools.partial(features, source)
-    field = replace(source, forward=forward, x=recompute(), recompute=recompute)
+    def recompute() -> Tensor:
+        return features(source if source.recompute is None else source.at(source.recompute()))
+
+    field = replace(source, forward=forward, x=features(source), recompute=recompute)
     _check_bypass(model, source, field, features, layer)
     return field
 

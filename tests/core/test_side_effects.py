@@ -109,6 +109,24 @@ def test_features_are_recomputed_after_the_weights_change():
     assert torch.equal(ed.estimate(field, **FEW).values, expected.values)
 
 
+@pytest.mark.parametrize("layer", [None, "bert.encoder.layer.0"])
+def test_embeddings_are_recomputed_after_the_weights_change(layer):
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+    bert = transformers.BertForSequenceClassification(transformers.BertConfig(**size)).eval()
+    batch = {"input_ids": torch.randint(50, (20, 5))}
+
+    def sentences() -> ed.Field:
+        words = ed.Field.from_text(bert, batch)
+        return words if layer is None else ed.Field.at_layer(bert, layer, words)
+
+    field = sentences()
+    with torch.no_grad():
+        bert.get_input_embeddings().weight.mul_(20)
+    expected = ed.estimate(sentences(), **FEW)
+    assert torch.equal(ed.estimate(field, **FEW).values, expected.values)
+
+
 def test_only_layers_after_the_named_one_see_the_points_of_paths():
     """Batch norms before it would otherwise record copies of one example."""
     norms = nn.BatchNorm1d(5), nn.BatchNorm1d(4)
