@@ -164,7 +164,7 @@ def _differ(found: Tensor, expected: Tensor) -> bool:
 
 
 def _submodule(model: nn.Module, layer: str) -> nn.Module:
-    names = dict(model.named_modules())
+    names = dict(model.named_modules(remove_duplicate=False))
     if not layer or layer not in names:
         near = difflib.get_close_matches(str(layer), names, n=3) or list(names)[1:4]
         listed = ", ".join(map(repr, near))

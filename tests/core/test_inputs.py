@@ -239,6 +239,14 @@ def test_texts_need_token_ids(batch):
         ed.Field.from_text(model, batch)
 
 
+def test_a_layer_may_have_two_names():
+    model, x = small_network(), torch.rand(20, 6)
+    model.alias = model[1]
+    model.forward = lambda x: model[3](model[2](model[1](model[0](x))))
+    fields = [ed.Field.at_layer(model.eval(), name, x) for name in ("1", "alias")]
+    assert torch.equal(fields[0].x, fields[1].x)
+
+
 def test_layers_are_named_by_text():
     with pytest.raises(ValueError, match="at_layer: no layer 1; use one such as '1'"):
         ed.Field.at_layer(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), 1, torch.randn(8, 3))
