@@ -239,6 +239,26 @@ def test_texts_need_token_ids(batch):
         ed.Field.from_text(model, batch)
 
 
+def test_layers_of_a_transformer_with_padding_can_be_named():
+    """In eval mode, torch would pack the sentences into nested tensors."""
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2)
+
+        def forward(self, x, keep):
+            return (self.encoder(x, src_key_padding_mask=~keep) * keep.unsqueeze(-1)).sum(1)
+
+    torch.manual_seed(0)
+    model, x = Encoder(), torch.rand(20, 5, 4)
+    keep = torch.arange(5) < torch.randint(2, 6, (20, 1))
+    field = ed.Field.at_layer(model, "encoder.layers.0", x, context={"keep": keep})
+    assert ed.estimate(field, **FEW).mean > 0
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_a_layer_may_have_two_names():
     model, x = small_network(), torch.rand(20, 6)
     model.alias = model[1]
