@@ -106,7 +106,9 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
 
     Args:
         layer: name of a submodule, as in `model.named_modules()`. It must run once per pass, and no
-            connection may bypass it. If it returns a tuple, the first item is used.
+            connection may bypass it. If it returns a tuple, the first item is used. For a penalty,
+            it must not be in a block with activation checkpointing: the backward pass would run the
+            block again without the points, so gradients would be wrong.
         x: inputs of the model (as in `ed.Field.of`), or a field of the model.
         settings: further attributes of the field.
     """
