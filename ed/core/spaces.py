@@ -133,7 +133,9 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
     def recompute() -> Tensor:
         return features(source if source.recompute is None else source.at(source.recompute()))
 
-    field = replace(source, forward=forward, x=features(source), recompute=recompute)
+    devices = [source.x.device] if source.x.is_cuda else []
+    with torch.random.fork_rng(devices):  # measuring between training steps must not affect them
+        field = replace(source, forward=forward, x=features(source), recompute=recompute)
     _check_bypass(model, source, field, features, layer)
     return field
 

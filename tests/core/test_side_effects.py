@@ -60,6 +60,15 @@ def test_features_are_measured_in_eval_mode(resolution):
     assert field.x.requires_grad  # the penalty uses the features of train mode
 
 
+def test_measuring_features_does_not_change_the_random_state():
+    model = nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.5), nn.Linear(9, 3)).train()
+    before = torch.get_rng_state()
+    field = ed.Field.at_layer(model, "1", torch.randn(20, 6, generator=torch.Generator()))
+    ed.estimate(field, **FEW)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (field.x == 0).any()  # the penalty uses features after dropout
+
+
 def test_a_copied_field_measures_the_same_network():
     field = ed.Field.of(nn.Sequential(small_network(), nn.Dropout(0.5)), torch.randn(20, 6))
     found = [ed.estimate(one, **FEW).values for one in (field, copy.deepcopy(field))]
