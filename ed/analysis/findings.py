@@ -9,7 +9,7 @@ from ed.analysis.correlation import Correlation
 from ed.analysis.numbers import decimals, fixed, mean_and_std
 from ed.analysis.render import Line
 from ed.analysis.returns import METHODS, aggregates, runs_each
-from ed.analysis.spec import Cell, Table
+from ed.analysis.spec import Table
 from ed.analysis.stats import Ours, half_width, paired_half_width
 from ed.analysis.verdicts import Experiment, Verdict, counts, minus
 
@@ -110,7 +110,7 @@ def _extremes(experiment: Experiment) -> str:
     """Compares the highest value of the first metric to the first cell with the same task."""
     table = experiment.table
     lines = [(cell, line) for cell, line in experiment.lines if line.metric == table.primary]
-    known = [(_task(table, cell), line) for cell, line in lines if line.ours.count]
+    known = [(table.first_point(cell).task, line) for cell, line in lines if line.ours.count]
     if not known:
         return ""
     task, best = max(known, key=lambda entry: entry[1].ours.mean)
@@ -120,12 +120,6 @@ def _extremes(experiment: Experiment) -> str:
     paper = "" if best.paper.mean is None else f"; the paper has {best.paper.mean:.{table.digits}f}"
     others = "" if len(known) == len(lines) else f" {len(known)} of {len(lines)} cells have runs."
     return f"{best.label}: {_shown(best.ours, table)} (n = {best.ours.count}{paper}).{others}"
-
-
-def _task(table: Table, cell: Cell) -> dict[str, str]:
-    """Returns the task settings of a cell, or of its grid."""
-    own = cell if cell.best_of is None else table.tuning[cell.best_of].points[0]
-    return {key: value for key, value in own.settings.items() if key.startswith("task.")}
 
 
 def _tally(experiment: Experiment) -> str:

@@ -56,6 +56,11 @@ class Cell:
         """The overrides by key; later ones take precedence."""
         return dict(text.split("=", 1) for text in self.overrides)
 
+    @property
+    def task(self) -> dict[str, str]:
+        """The settings of the task; only cells that share them are compared."""
+        return {key: value for key, value in self.settings.items() if key.startswith("task.")}
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -135,6 +140,10 @@ class Table:
         """All cells that have runs, including the points of the tuning grids."""
         plain = {name: cell for name, cell in self.cells.items() if cell.best_of is None}
         return plain | {p.name: p for grid in self.tuning.values() for p in grid.points}
+
+    def first_point(self, cell: Cell) -> Cell:
+        """Returns the first point of the grid that a cell shows, or the cell without a grid."""
+        return cell if cell.best_of is None else self.tuning[cell.best_of].points[0]
 
 
 @dataclass(frozen=True)

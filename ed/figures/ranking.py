@@ -100,12 +100,12 @@ def entries(table: Table, rows: Sequence[Row]) -> list[Entry]:
     found = []
     for metric, name in table.metrics.items():
         for cell in table.cells.values():
-            if cell.best_of is not None:  # the points of its grid share its task and method
-                cell = replace(cell, overrides=table.tuning[cell.best_of].points[0].overrides)
+            point = table.first_point(cell)  # the points of a grid share task and method
+            cell = replace(cell, overrides=point.overrides)
             own = tuple(row for row in runs_of(table, cell, rows)[0] if metric in row.last)
             label = cell.label if len(table.metrics) == 1 else f"{cell.label}, {name}"
-            task = {k: v for k, v in cell.settings.items() if k.startswith("task.")}
-            found.append(Entry(cell, metric, label, (metric, *sorted(task.items())), own))
+            group = (metric, *sorted(cell.task.items()))
+            found.append(Entry(cell, metric, label, group, own))
     found = [entry for entry in found if entry.rows or entry.paper.mean is not None]
     if len(table.metrics) > 1:
         return found
