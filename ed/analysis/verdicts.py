@@ -4,8 +4,9 @@
                         single run of ours, two of the paper's standard deviations). Where the
                         paper prints no standard deviation, within 10 %, for an accuracy 10 % of it
                         or of the error rate, whichever is smaller, but at least one point
-    direction only      not reproduced, but on the same side of the table's reference cell
-    contradicted        on the other side, or the table has no reference cell
+    direction only      not reproduced, but on the same side of the reference as the paper's: the
+                        table's first other cell with the same task, or else its first other cell
+    contradicted        on the other side, or there is no other cell
     not run             no run has finished yet
     not runnable here   the data or weights are not available
 
@@ -82,12 +83,26 @@ class Experiment:
     @cached_property
     def numbers(self) -> list["Number"]:
         """The lines for which the paper prints a number, with their verdicts."""
-        printed = [line for _, line in self.lines if line.paper.mean is not None]
+        printed = [(cell, line) for cell, line in self.lines if line.paper.mean is not None]
         return [
-            Number(self.table, cell, x.metric, x.paper, x.ours, _verdict(self.table, x, printed))
-            for cell, x in self.lines
-            if x.paper.mean is not None
+            Number(self.table, cell, x.metric, x.paper, x.ours, self._verdict(cell, x, printed))
+            for cell, x in printed
         ]
+
+    def _verdict(self, cell: Cell, line: Line, printed: Sequence[tuple[Cell, Line]]) -> Verdict:
+        table = self.table
+        if not line.ours.count:
+            return Verdict.NOT_RUNNABLE if table.name in MISSING else Verdict.NOT_RUN
+        others = [
+            (table.first_point(other).task, (x.ours, x.paper))
+            for other, x in printed
+            if x.metric == line.metric and x.ours.count and x is not line
+        ]
+        task = table.first_point(cell).task
+        others.sort(key=lambda entry: entry[0] != task)  # stable: the same task first
+        reference = others[0][1] if others else None
+        how = {"paper_count": table.paper_seeds, "percent": "/acc" in line.metric}
+        return judge(line.ours, line.paper, **how, reference=reference)
 
     @cached_property
     def correlations(self) -> list[Correlation]:
@@ -150,19 +165,6 @@ def judge(
         return Verdict.CONTRADICTED
     sides = (ours.mean - reference[0].mean, paper.mean - reference[1].mean)
     return Verdict.DIRECTION if sides[0] * sides[1] > 0 else Verdict.CONTRADICTED
-
-
-def _verdict(table: Table, line: Line, printed: Sequence[Line]) -> Verdict:
-    if not line.ours.count:
-        return Verdict.NOT_RUNNABLE if table.name in MISSING else Verdict.NOT_RUN
-    others = [
-        (other.ours, other.paper)
-        for other in printed
-        if other.metric == line.metric and other.ours.count and other is not line
-    ]
-    reference = others[0] if others else None
-    how = {"paper_count": table.paper_seeds, "percent": "/acc" in line.metric}
-    return judge(line.ours, line.paper, **how, reference=reference)
 
 
 def numbers(experiments: Sequence[Experiment]) -> list[Number]:

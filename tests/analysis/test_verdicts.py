@@ -81,6 +81,20 @@ def test_the_direction_is_judged_against_the_reference(reference, verdict):
     assert judge(single(89.23), Paper(90.18, 0.14), paper_count=3, reference=both) == verdict
 
 
+def test_the_reference_has_the_same_task():
+    """On MRPC the paper gains 0.92 points with ED; RTE, the first task, plays no part."""
+    values = {"rte": [50.0], "mrpc": [80.0], "mrpc_ed": [79.0]}
+    (found,) = [n for n in experiment("glue", values).numbers if n.ours.mean == 79.0]
+    assert found.verdict == Verdict.CONTRADICTED
+
+
+def test_a_cell_with_a_task_of_its_own_is_judged_against_the_first_cell():
+    """The paper has 87.80 for the baseline and 88.92 for paths in embedding space."""
+    values = {"baseline": [80.0], "input": [89.0], "embedding": [85.0]}
+    found = experiment("feature_space", values).numbers
+    assert found[2].verdict == Verdict.DIRECTION
+
+
 # --- each number counts once
 
 
