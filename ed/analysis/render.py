@@ -17,7 +17,7 @@ AGGREGATE = ("", "interquartile mean", "95 % interval", "runs")
 AGGREGATE_MEANING = (
     "Returns are normalised: 0 is a blind policy, 1 the maximum (Cobbe et al., 2020, hard mode). "
     f"Intervals: bootstrap over the seeds of each game, {returns.RESAMPLES:,} resamples; none if a "
-    "game has one seed. With three seeds they are too narrow: they cover about 80 %."
+    "game has one seed. With few seeds they are too narrow: with three, they cover about 80 %."
 )
 HTML = re.compile(r"<(?=[A-Za-z/!?])")  # escaped in labels, notes and errors, which are plain text
 LATEX = {"\\": r"\textbackslash{}"} | {c: rf"\{c}{{}}" for c in "^~"}

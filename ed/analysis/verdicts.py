@@ -28,7 +28,7 @@ from ed.analysis.correlation import Correlation, correlations
 from ed.analysis.grokking import highest, transition
 from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
 from ed.analysis.render import Line, mean_and_std, table_lines
-from ed.analysis.returns import aggregates, runs_each
+from ed.analysis.returns import Aggregate, aggregates, runs_each
 from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table, expand
 from ed.analysis.stats import Ours, tolerance
 from ed.analysis.store import committed
@@ -313,9 +313,14 @@ def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
     games = aggregates(experiment.table, experiment.plain)[:2]
     if len(games) < 2:
         return "", None
-    plain, treated = (one.mean for one in games)
-    text = f"{plain:.3f} → {treated:.3f} normalised return ({games[0].games}, {runs_each(games)})"
-    return text, _by_sign(treated - plain)
+    shown = " → ".join(map(_with_interval, games))
+    text = f"{shown} normalised return ({games[0].games}, {runs_each(games)})"
+    return text, _by_sign(games[1].mean - games[0].mean)
+
+
+def _with_interval(one: Aggregate) -> str:
+    mean = f"{one.mean:.3f}"
+    return mean if one.low is None else f"{mean} ({one.low:.3f} to {one.high:.3f})"
 
 
 def _transition(experiment: Experiment) -> tuple[str, Verdict | None]:

@@ -166,4 +166,5 @@ def _legend(figure: Figure, curves: Sequence[Curves]) -> None:
     smooth = "unseen levels, smoothed" + (" mean ± standard error" if spread else "")
     looks = {smooth: MEAN, "not smoothed": SEED, "training levels, smoothed": DASHED}
     handles += [Line2D([], [], color=INK, label=label, **look) for label, look in looks.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=1)
+    columns = 3 if figure.get_figwidth() == WIDTH else 1  # methods, then unseen and training levels
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.5)

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from ed.analysis.tables import load_table
 from ed.analysis.verdicts import Experiment, Verdict, headline
 from ed.envs.procgen import GAMES
 from ed.figures.learning_curves import WINDOW, draw, mean_and_error, smoothed
-from ed.figures.style import MEAN, SEED
+from ed.figures.style import MEAN, SEED, STYLE
 
 SHOWN = ("dodgeball", "fruitbot", "jumper", "starpilot")
 
@@ -190,7 +191,7 @@ def test_the_headline_compares_unrounded_returns_and_counts_both_methods():
     few = [run for run in runs if run.seed == 0 or not run.cell.startswith("ed")]
     (row,) = headline([Experiment(load_table("procgen"), []), Experiment(table, few)])
     before, after = row.ours.split(" normalised")[0].split(" → ")
-    assert before == after
+    assert before.split(" (")[0] == after  # only the first has an interval
     assert "12 and 4 runs" in row.ours
     assert "12 and 4 runs" in finding(Experiment(table, few))
     assert row.verdict == Verdict.DIRECTION
@@ -246,11 +247,23 @@ def test_methods_are_compared_on_the_games_that_both_play():
     assert plain.games == "3 of 4 games"
     (row,) = headline([Experiment(load_table("procgen"), []), Experiment(table, some)])
     assert "(3 of 4 games, 9 runs per method)" in row.ours
+    assert row.ours.count(f"{plain.mean:.3f} ({plain.low:.3f} to {plain.high:.3f})") == 2
     assert "over 3 of 4 games: PPO 0." in finding(Experiment(table, some))
     last = draw(table, some).axes[-1]
     assert last.get_title().startswith("3 of 4 games")
     np.testing.assert_allclose(*(line.get_ydata() for line in last.lines[::2]))
     assert aggregates(table, [r for r in runs if r.cell in ("none-jumper", "ed-jumper")]) == []
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
+@pytest.mark.parametrize("games", ["jumper", ""], ids=["one game", "all games"])
+def test_the_legend_fits_into_the_figure(games, seeds):
+    runs = [run for run in short_runs(lambda *_: 4.0, seeds) if run.cell.endswith(games)]
+    with matplotlib.rc_context(STYLE):
+        figure = draw(load_table("procgen_short"), runs)
+        figure.draw_without_rendering()
+        box = figure.legends[0].get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
 
 def test_a_shortened_table_is_marked_in_every_format():
