@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 from ed.core.field import Field
 from ed.core.model_state import evaluating, frozen_statistics
@@ -107,8 +109,7 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
     Args:
         layer: name of a submodule, as in `model.named_modules()`. It must run once per pass, and no
             connection may bypass it. If it returns a tuple, the first item is used. For a penalty,
-            it must not be in a block with activation checkpointing: the backward pass would run the
-            block again without the points, so gradients would be wrong.
+            it must not run under activation checkpointing.
         x: inputs of the model (as in `ed.Field.of`), or a field of the model.
         settings: further attributes of the field.
     """
@@ -127,7 +128,7 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
         carrier = source.x[:1].detach().expand(len(points), *source.x.shape[1:]).clone()
         with contextlib.ExitStack() as carrying:  # only the layers after this one see the points
             carrying.enter_context(frozen_statistics(model))
-            with _writing(part, points, carrying.close):
+            with _writing(part, layer, points, carrying.close):
                 return source.forward(carrier, context)
 
     def recompute() -> Tensor:
@@ -210,10 +211,19 @@ def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
 
 
 @contextlib.contextmanager
-def _writing(part: nn.Module, points: Tensor, then: Callable[[], None]) -> Iterator[None]:
+def _writing(
+    part: nn.Module, layer: str, points: Tensor, then: Callable[[], None]
+) -> Iterator[None]:
     """Replaces the submodule's output with the points, and calls `then`."""
+    graded, outside = torch.is_grad_enabled(), _checkpoints()
 
     def replaced(module, args, output):
+        if graded and _checkpoints() > outside:
+            raise ValueError(
+                f"at_layer: {layer!r} runs under activation checkpointing, and the backward pass "
+                "would run it again without the points; disable checkpointing, or use a layer "
+                "whose output leaves the checkpointed block"
+            )
         then()
         own = points.clone()  # a copy, as the next layer may work in place
         return (own, *output[1:]) if isinstance(output, tuple) else own
@@ -223,3 +233,9 @@ def _writing(part: nn.Module, points: Tensor, then: Callable[[], None]) -> Itera
         yield
     finally:
         handle.remove()
+
+
+def _checkpoints() -> int:
+    """Counts the calls of torch.utils.checkpoint around this one."""
+    names = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(None))
+    return sum(name == checkpoint.__name__ for name in names)

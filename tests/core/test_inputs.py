@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import ed
@@ -138,6 +139,33 @@ def test_layers_that_cannot_split_a_network_are_rejected():
     for layer, message in (("layer", "bypasses"), ("again", "once"), ("layr", "layer")):
         with pytest.raises(ValueError, match=f"at_layer.*{message}"):
             ed.Field.at_layer(Skip(), layer, torch.randn(9, 6))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks_may_follow_the_layer_but_not_contain_it(reentrant):
+    """A block's second forward pass, during backward, would not see the points."""
+
+    class Checkpointed(nn.Sequential):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=reentrant)
+
+    layers = [nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)]
+    plain, x = nn.Sequential(*layers).double(), uniform(9, 6)
+    model = nn.Sequential(*layers[:2], Checkpointed(*layers[2:4]), layers[4])
+
+    def gradients(network, layer):
+        network.zero_grad()
+        field = ed.Field.at_layer(network, layer, x)
+        ed.penalty(field, generator=torch.Generator().manual_seed(0)).backward()
+        return [parameter.grad.clone() for parameter in network.parameters()]
+
+    for layer, same in (("1", "1"), ("2", "3")):
+        torch.testing.assert_close(gradients(model, layer), gradients(plain, same))
+    field = ed.Field.at_layer(model, "2.0", x)
+    with pytest.raises(ValueError, match=r"at_layer: '2\.0' runs under activation checkpointing"):
+        ed.penalty(field)
+    found, expected = ed.estimate(field, **FEW), ed.Field.at_layer(plain, "2", x)
+    torch.testing.assert_close(found.values, ed.estimate(expected, **FEW).values)
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
