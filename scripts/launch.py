@@ -33,7 +33,6 @@ from ed.analysis.spec import (
     cells_named,
     check_cells,
     expand,
-    place_of,
     reduced_name,
 )
 from ed.analysis.tables import load_table
@@ -57,6 +56,7 @@ from ed.runtime.runs import (
     write_failure,
 )
 from ed.runtime.signals import stop_requests
+from scripts.places import located, quoted, require_places
 from scripts.slurm import require_slurm, submit
 from scripts.standings import report, standings, with_committed
 
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if options.where == "slurm":
             require_slurm(options.partition)
-        due = distinct([prepared(table, runs, options.rerun_failed) for table, runs in plans])
+        due = distinct([prepared(table, runs, options) for table, runs in plans])
         if options.where == "slurm":
             name = "+".join(table.name for table, _ in plans)[:60]
             return submit_array(name, due, options)
@@ -115,13 +115,15 @@ def planned(options: argparse.Namespace) -> list[tuple[Table, list[Run]]]:
     return plans
 
 
-def prepared(table: Table, runs: Sequence[Run], rerun_failed: bool) -> list[Run]:
+def prepared(table: Table, runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
     """Freezes the configs of the runs that are due and returns these runs."""
     rows = standings(runs, table)
     damaged = next((row for row in rows if row.status == DAMAGED), None)
     if damaged is not None:
         raise LaunchError(damaged.error)
-    due = [run for run, row in zip(runs, rows, strict=True) if is_due(row, rerun_failed)]
+    due = [run for run, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
+    if due and options.where == "local":
+        require_places(options.data)
     freeze(due, table)
     for difference in seed_differences((collect_run(run, table) for run in runs), table):
         print(f"warning: {difference}", file=sys.stderr)
@@ -180,25 +182,6 @@ def refuse_control_characters(options: argparse.Namespace) -> None:
     for name, value in vars(options).items():
         for word in value if isinstance(value, list) else [value]:
             refuse_control(str(word), f"--{name} {str(word)!r}")
-
-
-def located(text: str) -> str:
-    """Returns the override for `--data`, with an absolute path because runs start elsewhere."""
-    key, value = place_of(text).split("=", 1)
-    if os.path.exists(value) and Path.cwd() != APP:
-        value = str(Path(value).absolute())
-    return f"{key}={quoted(value)}"
-
-
-def quoted(value: str) -> str:
-    """Quotes a path or name for Hydra's override grammar, if necessary.
-
-    Hydra treats a backslash as an escape only before a quote, so only those are doubled.
-    """
-    if re.fullmatch(r"[\w/.:@%+-]+( [\w/.:@%+-]+)*", value, re.ASCII):
-        return value
-    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", value).replace("'", r"\'")
-    return f"'{escaped}'"
 
 
 def command(run: Run) -> list[str]:

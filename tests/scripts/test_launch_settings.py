@@ -13,11 +13,17 @@ import yaml
 from ed.analysis.collect import collect
 from ed.analysis.spec import expand
 from ed.analysis.tables import load_table
-from scripts import launch
+from scripts import launch, places
 from tests.helpers.launching import SPEC, fake, finishing, one_run, stand_in, write_table
 from tests.helpers.tables import fabricate
 
 ROOT = Path(__file__).parents[2]
+
+
+def folders(root: Path, *names: str) -> list[str]:
+    for name in names:
+        (root / name).mkdir()
+    return [str(root / name) for name in names]
 
 
 def test_configs_are_frozen_at_launch_and_later_changes_rejected(tmp_path, capsys, monkeypatch):
@@ -84,36 +90,48 @@ def test_a_file_instead_of_the_runs_folder_is_rejected(tmp_path, capsys, more):
 def test_a_run_that_failed_during_training_keeps_its_config_and_log(tmp_path, capsys, monkeypatch):
     begun = "import pathlib, sys; pathlib.Path(sys.argv[1], 'meta.json').write_text('{}'); "
     monkeypatch.setattr(launch, "command", stand_in(begun + "sys.exit('error: too bad')"))
+    here, elsewhere = folders(tmp_path, "here", "elsewhere")
     arguments = one_run(tmp_path)
     for again in ([], ["--rerun-failed"]):
-        assert launch.main([*arguments, "--data", "./here", *again]) == 1
+        assert launch.main([*arguments, "--data", here, *again]) == 1
     assert capsys.readouterr().err == ""
     folder = tmp_path / "six/ed/seed0"
     assert (folder / "output.log").read_text() == "error: too bad\n" * 2
     before = (folder / "config.yaml").read_bytes()
-    assert launch.main([*arguments, "--data", "./elsewhere", "--rerun-failed"]) == 1
+    assert launch.main([*arguments, "--data", elsewhere, "--rerun-failed"]) == 1
     assert "holds a run with another config" in capsys.readouterr().err
     assert (folder / "config.yaml").read_bytes() == before
 
 
 def test_data_may_move_between_launches(tmp_path, capsys, monkeypatch):
     """The data path may change before a run starts and after it has finished."""
+    wrong, here, there = folders(tmp_path, "wrong", "here", "there")
     arguments = one_run(tmp_path)
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: no such folder')"))
-    assert launch.main([*arguments, "--data", "./nowhere"]) == 1
-    assert launch.main([*arguments, "--data", "./here"]) == 1  # not rerun without --rerun-failed
+    assert launch.main([*arguments, "--data", wrong]) == 1
+    assert launch.main([*arguments, "--data", here]) == 1  # not rerun without --rerun-failed
     monkeypatch.setattr(launch, "command", finishing)
-    assert launch.main([*arguments, "--data", "./here", "--rerun-failed"]) == 0
+    assert launch.main([*arguments, "--data", here, "--rerun-failed"]) == 0
     config = (tmp_path / "six/ed/seed0/config.yaml").read_text()
-    assert yaml.safe_load(config)["task"]["data"] == "./here"
-    assert launch.main([*arguments, "--data", "./elsewhere"]) == 0
+    assert yaml.safe_load(config)["task"]["data"] == here
+    assert launch.main([*arguments, "--data", f"{tmp_path}/missing"]) == 0
     # the config was frozen, but the launcher stopped before starting the run
     other = [*arguments[:-1], "1"]
     monkeypatch.setattr(launch, "run_all", lambda *_, **__: None)
-    assert launch.main([*other, "--data", "./here"]) == launch.main([*other, "--data", "./there"])
+    assert launch.main([*other, "--data", here]) == launch.main([*other, "--data", there])
     config = (tmp_path / "six/ed/seed1/config.yaml").read_text()
-    assert yaml.safe_load(config)["task"]["data"] == "./there"
+    assert yaml.safe_load(config)["task"]["data"] == there
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", ["/no/such/place", "task.mnist=../no/such/place"])
+def test_missing_data_is_reported_once_before_any_run(tmp_path, capsys, monkeypatch, text):
+    monkeypatch.setattr(launch, "command", finishing)
+    arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert launch.main([*arguments, "--data", text]) == 1
+    assert capsys.readouterr().err == f"error: --data {text}: no such file or folder\n"
+    assert not (tmp_path / "runs").exists()
+    assert launch.main([*arguments, "--data", text, "--where", "print"]) == 0  # for elsewhere
 
 
 def test_an_error_in_the_table_can_be_fixed(tmp_path, capsys, monkeypatch):
@@ -252,9 +270,9 @@ SPECIAL = [
 def test_quoted_paths_survive_hydras_parser(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    override = OverridesParser.create().parse_override(f"key={launch.quoted(value)}")
+    override = OverridesParser.create().parse_override(f"key={places.quoted(value)}")
     assert override.value() == value
-    assert (launch.quoted(value) == value) == (value in PLAIN)
+    assert (places.quoted(value) == value) == (value in PLAIN)
 
 
 def test_special_characters_in_paths_are_passed_to_the_run(tmp_path, capsys, monkeypatch):
@@ -283,12 +301,12 @@ def test_special_characters_in_paths_are_passed_to_the_run(tmp_path, capsys, mon
 def test_data_paths_are_relative_to_the_working_folder(tmp_path, monkeypatch):
     (tmp_path / "pics").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert launch.located("./pics") == f"task.data={tmp_path}/pics"
-    assert launch.located("task.mnist=pics") == f"task.mnist={tmp_path}/pics"
-    assert launch.located("uoft-cs/cifar10") == "task.data=uoft-cs/cifar10"  # a data set on the hub
-    assert launch.located("task.data=") == "task.data=''"
+    assert places.located("./pics") == f"task.data={tmp_path}/pics"
+    assert places.located("task.mnist=pics") == f"task.mnist={tmp_path}/pics"
+    assert places.located("uoft-cs/cifar10") == "task.data=uoft-cs/cifar10"  # a data set on the hub
+    assert places.located("task.data=") == "task.data=''"
     monkeypatch.chdir(ROOT)  # here the path stays relative, so that old runs can resume
-    assert launch.located("./tests") == "task.data=./tests"
+    assert places.located("./tests") == "task.data=./tests"
 
 
 def test_reduced_runs_of_printed_commands_are_collected(tmp_path, capsys):
