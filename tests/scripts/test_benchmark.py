@@ -82,8 +82,7 @@ def kernels(monkeypatch):
 
 def test_kernels_are_timed_where_they_apply(kernels):
     for shape in kernels.SHAPES:
-        with torch.device("meta"):
-            model = shape.case.build()
+        model = shape.case.build()
         assert model.pos_embed.shape[1:] == (shape.tokens, shape.width)
         assert shape.tokens <= TOKENS
         assert WIDTHS[0] <= shape.width <= WIDTHS[1]
