@@ -129,7 +129,7 @@ def test_missing_data_is_reported_once_before_any_run(tmp_path, capsys, monkeypa
     monkeypatch.setattr(launch, "command", finishing)
     arguments = [write_table(tmp_path), "--runs", str(tmp_path / "runs")]
     assert launch.main([*arguments, "--data", text]) == 1
-    assert capsys.readouterr().err == f"error: --data {text}: no such file or folder\n"
+    assert capsys.readouterr().err.startswith(f"error: --data {text}: ")
     assert not (tmp_path / "runs").exists()
     assert launch.main([*arguments, "--data", text, "--where", "print"]) == 0  # for elsewhere
 
