@@ -11,12 +11,14 @@ import pytest
 import torch
 
 import ed
-from ed.analysis.report.cells import MOST_POINTS, thinned
+from ed.analysis.collect import Row
+from ed.analysis.report.cells import MOST_POINTS, cell_view, common_config, thinned
 from ed.analysis.report.grids import Field, extent, grid, marks
 from ed.analysis.report.page import build_page
 from ed.analysis.report.text import markdown
 from ed.analysis.store import CSV, read_results, results_folder
 from ed.analysis.tables import load_table, table_names
+from ed.runtime.runs import Record
 from tests.helpers.report import HOSTILE, SAMPLES, Page
 
 ROOT = Path(__file__).parents[2]
@@ -169,6 +171,22 @@ def test_curves_keep_the_first_and_last_finite_points():
     assert len(points) <= MOST_POINTS + 1
     assert points[0] == (1, 1.0)
     assert points[-1][0] == 999
+
+
+def test_settings_that_all_cells_share_are_shown_once():
+    table, shared = load_table("pca"), {"task": {"epochs": 300}, "optimizer": {"betas": [0.9, 1]}}
+    cells, widths = list(table.cells.values())[:3], (4, None, 4)
+    rows = []
+    for seed, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        config = shared | {"model": {"width": width}, "seed": seed}
+        record = Record("", config, {}, None, "", list)
+        rows.append(Row(table.name, cell.name, seed, status="done", record=record))
+    common = common_config(rows)
+    assert common == {"task.epochs": 300, "optimizer.betas": [0.9, 1]}
+    assert common_config(rows[:1]) == {}
+    views = [cell_view(table, c, [row], {}, common) for c, row in zip(cells, rows, strict=True)]
+    shown = [view["record"]["config"] for view in views]
+    assert shown == ["model.width: 4\n", "model.width: null\n", "model.width: 4\n"]
 
 
 # --- explorer samples

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import yaml
 
 from ed.analysis.collect import JOINT, Row, evaluation, series
 from ed.analysis.report.grids import Grid, grid, number
 from ed.analysis.spec import Cell, Table
-from ed.runtime.runs import ENVIRONMENT, Status
+from ed.runtime.runs import ENVIRONMENT, Status, flat
 
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # faster, if installed
 MOST_POINTS = 60  # per curve; the chart is 320 pixels wide
@@ -26,13 +27,38 @@ def common_settings(cells: Sequence[Cell]) -> dict[str, str]:
     return {key: value for key, value in cells[0].settings.items() if (key, value) in shared}
 
 
-def cell_view(table: Table, cell: Cell, rows: Sequence[Row], common: Mapping[str, str]) -> dict:
-    """Returns the template data of a cell, without the settings in `common`.
+def common_config(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns what the full configs of several recorded runs share; {} for a single run."""
+    if len(rows) < 2:
+        return {}
+    first, *others = map(_config, rows)
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and other[key] == value for other in others)
+    }
 
-    `rows` are its runs, including reduced runs.
+
+def recorded(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.status != Status.PENDING and row.record is not None]
+
+
+def cell_view(
+    table: Table,
+    cell: Cell,
+    rows: Sequence[Row],
+    common: Mapping[str, str],
+    config: Mapping[str, Any],
+) -> dict:
+    """Returns the template data of a cell.
+
+    Args:
+        rows: its runs, including reduced ones.
+        common: the settings that all cells share.
+        config: what the full configs of all cells share.
     """
     begun = [row for row in rows if row.status != Status.PENDING]
-    recorded = [row for row in begun if row.record is not None]
+    stored = recorded(rows)
     return {
         "id": anchor(cell.home),
         "label": cell.label,
@@ -41,8 +67,8 @@ def cell_view(table: Table, cell: Cell, rows: Sequence[Row], common: Mapping[str
         "command": f"python scripts/launch.py {table.argument} --cells {cell.name}",
         "settings": {k: v for k, v in cell.settings.items() if k not in common},
         "runs": _runs(table, begun) if begun else None,
-        "curves": _curves(table, recorded),
-        "record": _record(recorded[0]) if recorded else None,
+        "curves": _curves(table, stored),
+        "record": _record(stored[0], config) if stored else None,
     }
 
 
@@ -94,15 +120,26 @@ def _name(row: Row) -> str:
     return f"seed {row.seed}" + (f" ({row.deviations})" if row.deviations else "")
 
 
-def _record(row: Row) -> dict:
-    """Returns the versions and the settings of one run, without those that never affect results.
+def _record(row: Row, common: Mapping[str, Any]) -> dict:
+    """Returns the versions of one run and its config without `common`.
 
     Other seeds differ only in the seed.
     """
-    config = {key: value for key, value in row.record.config.items() if key not in ENVIRONMENT}
-    config = yaml.dump(config, Dumper=DUMPER, sort_keys=False, allow_unicode=True)
+    own = {key: value for key, value in _config(row).items() if key not in common}
     sessions = [_session(session) for session in row.record.sessions]
-    return {"name": _name(row), "config": config, "sessions": sessions}
+    return {"name": _name(row), "config": as_yaml(own), "sessions": sessions}
+
+
+def _config(row: Row) -> dict[str, Any]:
+    """Returns the config with dotted keys, without the seed and what never affects results."""
+    hidden = ("seed", *ENVIRONMENT)
+    return flat({key: value for key, value in row.record.config.items() if key not in hidden})
+
+
+def as_yaml(config: Mapping[str, Any]) -> str:
+    if not config:
+        return ""
+    return yaml.dump(dict(config), Dumper=DUMPER, sort_keys=False, allow_unicode=True)
 
 
 def _session(session: dict) -> dict[str, str]:

@@ -9,7 +9,14 @@ from ed.analysis.correlation import cell_means
 from ed.analysis.findings import finding
 from ed.analysis.markdown import plural
 from ed.analysis.outline import MISSING
-from ed.analysis.report.cells import anchor, cell_view, common_settings
+from ed.analysis.report.cells import (
+    anchor,
+    as_yaml,
+    cell_view,
+    common_config,
+    common_settings,
+    recorded,
+)
 from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
 from ed.analysis.report.images import embed
 from ed.analysis.report.text import markdown
@@ -228,10 +235,11 @@ def _points(table: Table, rows: Sequence[Row]) -> Grid:
 def _cells(table: Table, pool: dict[tuple, Row]) -> dict:
     """Returns the template data of the cells whose runs belong to this table."""
     own = [cell for cell in table.points.values() if cell.home[0] == table.name]
-    common = common_settings(own)
-    views = []
+    runs = {}
     for cell in own:
         rows = [row for row in pool.values() if row.home == cell.home]
-        rows.sort(key=lambda row: (row.deviations, row.seed))
-        views.append(cell_view(table, cell, rows, common))
-    return {"cells": views, "common": common}
+        runs[cell.home] = sorted(rows, key=lambda row: (row.deviations, row.seed))
+    stored = [found[0] for rows in runs.values() if (found := recorded(rows))]
+    common, config = common_settings(own), common_config(stored)
+    views = [cell_view(table, cell, runs[cell.home], common, config) for cell in own]
+    return {"cells": views, "common": common, "config": as_yaml(config)}
