@@ -152,7 +152,7 @@ def test_captured_run_resumes_with_its_learning_rate(optimizer, saved_on):
 def text(tmp_path_factory):
     """Returns a function that builds overrides for a tiny BERT on made-up sentences."""
     pytest.importorskip("transformers")
-    from tests.tasks.test_glue import write_checkpoint, write_sentences
+    from tests.helpers.text import write_checkpoint, write_sentences
 
     data = write_sentences(tmp_path_factory.mktemp("glue"))
 
