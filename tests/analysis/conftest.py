@@ -1,7 +1,8 @@
-"""Fixtures of the report page: its text, a parsed page, a small folder and a browser window."""
+"""Fixtures of correlations and of the report page: its text, a small folder, a browser window."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ed.analysis.report.page import build_page
@@ -46,3 +47,16 @@ def window(opened):
     found.open(page.with_name("blank.html"))  # a reload would keep the values of inputs
     found.open(page)
     return found
+
+
+@pytest.fixture
+def values() -> dict[str, np.ndarray]:
+    """The metrics of the eight cells in tests/helpers/correlation.py."""
+    noise = np.random.default_rng(0).normal(size=(3, 8))
+    gap = np.arange(8.0)
+    return {
+        "measure/gap": gap,
+        "measure/a": gap + noise[0],
+        "measure/b": -2 * gap + 0.1 * noise[1],
+        "measure/c": noise[2],
+    }

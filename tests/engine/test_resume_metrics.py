@@ -7,8 +7,7 @@ import torch
 
 from ed.engine.loop import Interrupted
 from ed.runtime.runs import read_done
-from tests.engine.test_resume import assert_same_run
-from tests.helpers.small import SMALL_GROKKING, small_run
+from tests.helpers.small import SMALL_GROKKING, assert_same_run, small_run
 
 
 def _doubled(lines):

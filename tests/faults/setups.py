@@ -137,7 +137,7 @@ def _write_for_transformers(data: Path) -> None:
     import torch
     import transformers
 
-    from tests.tasks.test_glue import write_checkpoint, write_sentences
+    from tests.helpers.text import write_checkpoint, write_sentences
     from tests.tasks.test_own_data import write_images, write_texts
 
     for name in ("glue", "bert"):

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 
 import ed
 from ed.engine.compose import compose_config
-from tests.gpu.test_gpu import losses, make_step
+from tests.helpers.gpu import losses, make_step
 
 pytestmark = pytest.mark.gpu
 

@@ -1,9 +1,12 @@
-"""A small task and network for tests of measures."""
+"""A small task and network for tests of measures, and options of a quick measurement."""
 
 import torch
 from torch import nn
 
 from ed.core.field import Field
+
+# options of scripts/measure.py
+QUICK = ["--pairs", "6", "--resolution", "20", "--degree", "6", "--device", "cpu"]
 
 
 class Toy:

@@ -7,6 +7,7 @@ import torch
 
 from ed.engine.compose import compose_config
 from ed.engine.main import run
+from ed.runtime.files import read_rows
 
 SMALL = [
     "debug=tiny",
@@ -48,3 +49,17 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     from ed.engine.checkpoint import load_checkpoint
 
     return load_checkpoint(folder)["training"]["model"]
+
+
+def rows_without_time(folder: Path) -> list[dict]:
+    return [
+        {key: value for key, value in row.items() if not key.startswith("time/")}
+        for row in read_rows(folder / "metrics.jsonl")
+    ]
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    ours, theirs = weights(first), weights(second)
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+    assert rows_without_time(first) == rows_without_time(second)

@@ -9,6 +9,7 @@ from ed.analysis.collect import Row
 from ed.analysis.recipes import target_of
 from ed.analysis.spec import Table
 from ed.analysis.tables import load_table
+from scripts import table as script
 
 SPEC = {
     "title": "A table",
@@ -83,3 +84,8 @@ def full_rows(table: Table) -> list[Row]:
         for cell, pair in values.items()
         for seed, value in enumerate(pair)
     ]
+
+
+def main(arguments: list[str]) -> int:
+    """Runs scripts/table.py with --commit."""
+    return script.main([*arguments, "--commit"])

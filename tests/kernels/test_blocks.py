@@ -300,7 +300,7 @@ def test_kernels_compile_for_a_gpu(compiled_for_hopper):
 @pytest.mark.parametrize("method", ["none", "ed"])
 def test_a_captured_step_learns_as_with_timms_blocks(method, monkeypatch):
     """Losses stay close for twenty compiled and captured steps of a shallow ViT-Tiny."""
-    from tests.gpu.test_gpu import losses, make_step
+    from tests.helpers.gpu import losses, make_step
 
     used, run = [], fused.run
     monkeypatch.setattr(fused, "run", lambda *a, **k: used.append(1) or run(*a, **k))

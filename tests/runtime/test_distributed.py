@@ -19,11 +19,10 @@ from ed.engine.main import choose_device, load_run
 from ed.runtime import distributed, processes
 from ed.runtime.distributed import first_host
 from ed.runtime.files import read_rows
-from tests.engine.test_resume import assert_same_run
 from tests.helpers import together
 from tests.helpers.commands import run_together
 from tests.helpers.once import once, shared_folder
-from tests.helpers.small import SMALL, small_run, weights
+from tests.helpers.small import SMALL, assert_same_run, small_run, weights
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

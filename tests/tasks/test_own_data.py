@@ -18,7 +18,7 @@ from ed.tasks.image_folder import ImageFolder, channel_statistics
 from ed.tasks.text_classification import TextClassification
 from tests.datasets.test_images import png, write_folder
 from tests.helpers.commands import run_together
-from tests.tasks.test_glue import WORDS, write_checkpoint
+from tests.helpers.text import WORDS, write_checkpoint
 
 transformers = pytest.importorskip("transformers")
 REGULARIZERS = ("none", "mixup", "sam", "asam", "jacobian", "ed")
