@@ -74,7 +74,7 @@ def run(
     rest = None
     for number, block in enumerate(blocks, start=1):
         x, rest = _block(block, x, rest, first_only and number == len(blocks))
-    return x + rest[0] + rest[1]
+    return x if rest is None else x + rest[0] + rest[1]
 
 
 def _block(block: nn.Module, x: Tensor, rest: tuple[Tensor, Tensor] | None, first_only: bool):

@@ -30,7 +30,7 @@ SLOW = "compiled_network or registered"  # the slowest tests under the interpret
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
-@pytest.mark.parametrize(("chosen", "count"), [(SLOW, 2), (f"not ({SLOW})", 20)])
+@pytest.mark.parametrize(("chosen", "count"), [(SLOW, 2), (f"not ({SLOW})", 21)])
 def test_interpreted(interpreted, chosen, count):
     assert f"{count} passed" in interpreted(__file__, "-k", chosen)
 
@@ -193,6 +193,15 @@ def test_inner_spaces_give_the_outputs_of_the_network(runs, monkeypatch):
         features = model.to_space(x, space)
         assert features.shape == (2, 17, 64)
         torch.testing.assert_close(model.from_space(features, space), expected, **CLOSE)
+
+
+def test_a_path_after_the_only_block_needs_no_blocks(monkeypatch):
+    model = vit(depth=1)
+    features = model.to_space(torch.randn(2, 3, 16, 16, device=DEVICE), "block1")
+    expected = model.from_space(features, "block1")
+    monkeypatch.setattr(fused, "applies", lambda *_, **__: True)
+    model.kernels = True
+    assert torch.equal(model.from_space(features, "block1"), expected)
 
 
 def test_a_compiled_network_equals_the_eager_one(runs, monkeypatch):
