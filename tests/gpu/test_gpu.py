@@ -34,10 +34,12 @@ IMAGENET += ["model.positions=sincos", "model.head=tanh"]
 
 
 GROKKING = ["task=grokking", "model=grokking", "optimizer.lr=0.001", "optimizer.weight_decay=0"]
+PNN = ["task=pnn", "model=pnn"]
 
 
 def make_step(overrides: list[str], *, bf16=False, **how) -> TrainStep:
-    length = [] if "task=grokking" in overrides else ["task.epochs=10"]
+    in_steps = {"task=grokking", "task=pnn"}  # the others count epochs
+    length = ["task.epochs=10"] if in_steps.isdisjoint(overrides) else []
     cfg = compose_config([*length, *overrides])
     device = torch.device("cuda")
     torch.manual_seed(0)
@@ -236,14 +238,20 @@ def test_penalty_never_waits_for_the_device():
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_captured_steps_and_their_batches_never_wait_for_the_device():
-    """An epoch has only five short steps, so even one wait per epoch would be slow."""
-    step = make_step(GROKKING, capture=True)
-    losses(step, 0, 5)
+@pytest.mark.parametrize("overrides", [GROKKING, PNN], ids=["grokking", "pnn"])
+def test_captured_steps_and_their_batches_never_wait_for_the_device(overrides):
+    """A grokking epoch has only five short steps, so even one wait per epoch would be slow."""
+    step = make_step(overrides, capture=True)
+
+    def train(start: int, stop: int) -> None:
+        batches = step.task.batches(step.model, start)
+        for number, batch in zip(range(start, stop), batches, strict=False):
+            step(batch, number)
+
+    train(0, 5)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for number, batch in zip(range(5, 20), step.task.batches(step.model, 5), strict=False):
-            step(batch, number)
+        train(5, 20)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert step.graphs
