@@ -59,6 +59,8 @@ def supported(block: nn.Module) -> bool:
     drops = (attn.attn_drop, attn.proj_drop, mlp.drop1, mlp.drop2)
     return (
         all(isinstance(part, nn.Identity) for part in absent)
+        and all(type(part) is nn.Linear for part in linears)  # subclasses add terms, e.g. LoRA
+        and all(isinstance(part, nn.LayerNorm) for part in norms)
         and all(part.bias is not None for part in linears + norms)
         and not (block.training and any(part.p for part in drops))
         and isinstance(mlp.act, GELU)

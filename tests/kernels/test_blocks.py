@@ -30,7 +30,7 @@ SLOW = "compiled_network or registered"  # the slowest tests under the interpret
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
-@pytest.mark.parametrize(("chosen", "count"), [(SLOW, 2), (f"not ({SLOW})", 21)])
+@pytest.mark.parametrize(("chosen", "count"), [(SLOW, 2), (f"not ({SLOW})", 25)])
 def test_interpreted(interpreted, chosen, count):
     assert f"{count} passed" in interpreted(__file__, "-k", chosen)
 
@@ -242,6 +242,28 @@ def test_unsupported_blocks_use_timm(changes):
     assert all(fused.supported(part) for part in vit().blocks)
     assert not any(fused.supported(part) for part in vit(**changes).blocks)
     assert all(fused.supported(part) for part in vit(dropout=0.1).eval().blocks)
+
+
+class Adapted(nn.Linear):
+    """A layer that computes more than its weight and bias, like LoRA."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block: setattr(block.attn, "qkv", Adapted(64, 192)),
+        lambda block: setattr(block.mlp, "fc2", Adapted(256, 64)),
+        lambda block: setattr(block, "norm2", nn.RMSNorm(64)),
+        lambda block: setattr(block, "norm1", nn.Identity()),
+    ],
+    ids=["queries", "last layer", "other norm", "no norm"],
+)
+def test_blocks_with_replaced_layers_use_timm(change):
+    block = vit().blocks[0]
+    supported = torch.compile(lambda: fused.supported(block), backend="eager", fullgraph=True)
+    assert supported()
+    change(block)
+    assert not supported()
 
 
 def test_kernels_are_used_only_in_compiled_half_precision_steps_on_a_gpu(monkeypatch):
