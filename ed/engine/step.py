@@ -205,8 +205,15 @@ class TrainStep:
         graph.register_generator_state(self.state.generator)
         torch.cuda.synchronize()
         # thread_local, because the thread that pins batches may allocate memory during capture
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            self._update(self.inputs)
+        try:
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                self._update(self.inputs)
+        except RuntimeError as error:
+            error.add_note(
+                "The step was being captured in a CUDA graph, where nothing may wait for the "
+                "device, e.g. by .item(); system.cuda_graph=false runs it without a graph"
+            )
+            raise
         self.graphs[self.state.variant] = graph
 
     def _fill_inputs(self, batch: Batch) -> None:

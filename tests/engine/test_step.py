@@ -1,8 +1,10 @@
 """Training steps with every regularizer."""
 
+import contextlib
 import copy
 import functools
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -269,6 +271,22 @@ def test_a_recorded_step_accepts_only_batches_of_its_shapes(change):
     with pytest.raises(ValueError, match=r"static_shapes.*system\.cuda_graph"):
         step(change(first_batch()), 1)
     assert graph.replays == 1
+
+
+def test_an_error_during_capture_names_the_setting_that_prevents_it(monkeypatch):
+    @contextlib.contextmanager
+    def refuse(*_, **__):
+        yield
+        raise RuntimeError("operation not permitted")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", mock.MagicMock)
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    step = training(Regularizer(), vit())
+    with pytest.raises(RuntimeError, match="not permitted") as error:
+        step._record(first_batch())
+    assert "system.cuda_graph=false" in error.value.__notes__[0]
+    assert not step.graphs
 
 
 def test_largest_weight_is_not_finite_if_any_weight_is_not():
