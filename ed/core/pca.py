@@ -63,6 +63,11 @@ def check_directions(components: int | None, outputs: int, *, softmax: bool) -> 
         )
 
 
+def waits_for_device(resolution: int) -> bool:
+    """Whether PCA on paths with this many nodes syncs a GPU with the host."""
+    return not kernel.USABLE or resolution > kernel.LARGEST
+
+
 class _GramScores(torch.autograd.Function):
     """Maps centred values (..., r, C) to scores (..., r, m), with a gradient that stays finite.
 

@@ -23,6 +23,11 @@ def check(cfg, task: Task, regularizer: Regularizer, measures: Iterable = ()) ->
     _check_split(count("accumulate", cfg.accumulate), task)
     for switch in SWITCHES:
         choice(f"system.{switch}", cfg.system[switch], ("auto", True, False))
+    if cfg.system.cuda_graph is True and not task.static_shapes:
+        raise ValueError(
+            f"system.cuda_graph=true: the batches of {name} differ in shape; use auto, or batches "
+            "of one shape (task.padding=fixed for text)"
+        )
     count("system.log_every", cfg.system.log_every)
     optional(count, "system.threads", cfg.system.threads)
     optional(count, "system.workers", cfg.system.workers, least=0)

@@ -93,6 +93,11 @@ def _reason(error: BaseException) -> str | None:
             f"{_one_line(error)}; if memory ran out, use a smaller system.workers. The same "
             "command resumes from the last checkpoint"
         )
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, whose message is a paragraph
+        return (
+            f"{'. '.join(_one_line(error).split('. ')[:2])}; use a smaller task.batch_size, a "
+            "larger accumulate, or system.activation_checkpointing=true"
+        )
     if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
         return str(error)
     return None

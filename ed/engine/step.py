@@ -93,8 +93,7 @@ class TrainStep:
         else:
             if variant not in self.graphs:
                 self._record(batch)
-            for name, value in batch.items():
-                self.inputs[name].copy_(value)
+            self._fill_inputs(batch)
             self.graphs[variant].replay()
         self.counts.update(self.reported[variant])
 
@@ -206,9 +205,31 @@ class TrainStep:
         graph.register_generator_state(self.state.generator)
         torch.cuda.synchronize()
         # thread_local, because the thread that pins batches may allocate memory during capture
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            self._update(self.inputs)
+        try:
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                self._update(self.inputs)
+        except RuntimeError as error:
+            error.add_note(
+                "The step was being captured in a CUDA graph, where nothing may wait for the "
+                "device, e.g. by .item(); system.cuda_graph=false runs it without a graph"
+            )
+            raise
         self.graphs[self.state.variant] = graph
+
+    def _fill_inputs(self, batch: Batch) -> None:
+        """Copies a batch to the inputs of the graphs; `copy_` alone would broadcast one example."""
+        expected, found = (
+            {name: tuple(value.shape) for name, value in part.items()}
+            for part in (self.inputs, batch)
+        )
+        if found != expected:
+            raise ValueError(
+                f"{type(self.task).__name__}.batches: the shapes changed from {expected} to "
+                f"{found}, which a CUDA graph cannot do; set static_shapes = False in the task, or "
+                "system.cuda_graph=false"
+            )
+        for name, value in batch.items():
+            self.inputs[name].copy_(value)
 
 
 def _split(batch: Batch, parts: int) -> list[Batch]:

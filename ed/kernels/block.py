@@ -59,6 +59,8 @@ def supported(block: nn.Module) -> bool:
     drops = (attn.attn_drop, attn.proj_drop, mlp.drop1, mlp.drop2)
     return (
         all(isinstance(part, nn.Identity) for part in absent)
+        and all(type(part) is nn.Linear for part in linears)  # subclasses add terms, e.g. LoRA
+        and all(isinstance(part, nn.LayerNorm) for part in norms)
         and all(part.bias is not None for part in linears + norms)
         and not (block.training and any(part.p for part in drops))
         and isinstance(mlp.act, GELU)
@@ -74,7 +76,7 @@ def run(
     rest = None
     for number, block in enumerate(blocks, start=1):
         x, rest = _block(block, x, rest, first_only and number == len(blocks))
-    return x + rest[0] + rest[1]
+    return x if rest is None else x + rest[0] + rest[1]
 
 
 def _block(block: nn.Module, x: Tensor, rest: tuple[Tensor, Tensor] | None, first_only: bool):

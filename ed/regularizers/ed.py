@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ed.core.fit import DAMPING
 from ed.core.model_state import evaluating
 from ed.core.nodes import RandomizedCosine, Sampler
+from ed.core.pca import waits_for_device
 from ed.core.penalty import Paths, check_anchored
 from ed.core.representation import PAIRINGS, Representation
 from ed.core.validate import choice, count, fraction, not_negative, optional
@@ -77,6 +78,8 @@ class EDRegularizer(Regularizer):
             self.representation = Representation(**fitted, **how)
         except ValueError as error:  # each message starts with the name of the setting
             raise ValueError(f"regularizer.{error}") from None
+        if components is not None and waits_for_device(resolution):
+            self.no_capture = f"PCA on {resolution} nodes waits for the device"
 
     def check(self, task, parts: int = 1) -> None:
         check_two_examples(task, parts, "paths need")

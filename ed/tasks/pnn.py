@@ -76,7 +76,9 @@ class PolynomialMaps(Task):
     def batches(self, model, start: int) -> Iterator[Batch]:
         for step in range(start, self.total_steps):
             x = uniform_inputs(self.batch_size, generator(self.seed, "inputs", step))
-            yield self._labelled(x.to(self.device))
+            if self.device.type == "cuda":  # copying from pageable memory would block
+                x = x.pin_memory()
+            yield self._labelled(x.to(self.device, non_blocking=True))
 
     def examples(self, index: Tensor) -> Batch:
         return self._labelled(self.inputs[index.to(self.device)])

@@ -1,8 +1,10 @@
 """Training steps with every regularizer."""
 
+import contextlib
 import copy
 import functools
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 from ed.core.field import Field
 from ed.core.penalty import EFFICIENT, Paths
 from ed.engine.optimizer import AdamW
+from ed.engine.step import EAGER_STEPS
 from ed.regularizers.base import Regularizer
 from ed.regularizers.ed import EDRegularizer
 from ed.runtime import processes
@@ -236,6 +239,54 @@ def test_report_keys_must_not_change_between_steps():
     for how in ({}, {"accumulate": 2}):
         with pytest.raises(ValueError, match=r"Rare reports .*rare"):
             run(training(Rare(), vit(), **how), 0, 4)
+
+
+class Recorded:
+    """A recorded CUDA graph that counts its replays."""
+
+    replays = 0
+
+    def replay(self):
+        self.replays += 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda batch: {name: value[:1] for name, value in batch.items()},
+        lambda batch: {"x": batch["x"]},
+        lambda batch: batch | {"weight": batch["label"].double()},
+    ],
+    ids=["one example", "fewer tensors", "more tensors"],
+)
+def test_a_recorded_step_accepts_only_batches_of_its_shapes(change):
+    """`copy_` alone would repeat a single example, and keep a missing tensor's old values."""
+    step, graph = training(Regularizer(), vit()), Recorded()
+    step.capture, step.graphs, step.reported = True, {0: graph}, {0: ("loss",)}
+    step.eager_steps[0] = EAGER_STEPS
+    step.inputs = {name: torch.zeros_like(value) for name, value in first_batch().items()}
+    step(first_batch(), 0)
+    assert graph.replays == 1
+    assert all(torch.equal(step.inputs[name], value) for name, value in first_batch().items())
+    with pytest.raises(ValueError, match=r"static_shapes.*system\.cuda_graph"):
+        step(change(first_batch()), 1)
+    assert graph.replays == 1
+
+
+def test_an_error_during_capture_names_the_setting_that_prevents_it(monkeypatch):
+    @contextlib.contextmanager
+    def refuse(*_, **__):
+        yield
+        raise RuntimeError("operation not permitted")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", mock.MagicMock)
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    step = training(Regularizer(), vit())
+    with pytest.raises(RuntimeError, match="not permitted") as error:
+        step._record(first_batch())
+    assert "system.cuda_graph=false" in error.value.__notes__[0]
+    assert not step.graphs
 
 
 def test_largest_weight_is_not_finite_if_any_weight_is_not():

@@ -15,6 +15,7 @@ from tests.helpers.gpu import IMAGENET, STAND_IN, losses, make_step
 
 pytestmark = pytest.mark.gpu
 GROKKING = ["task=grokking", "model=grokking", "optimizer.lr=0.001", "optimizer.weight_decay=0"]
+PNN = ["task=pnn", "model=pnn"]
 
 
 @pytest.mark.parametrize(
@@ -197,14 +198,20 @@ def test_penalty_never_waits_for_the_device():
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_captured_steps_and_their_batches_never_wait_for_the_device():
-    """An epoch has only five short steps, so even one wait per epoch would be slow."""
-    step = make_step(GROKKING, capture=True)
-    losses(step, 0, 5)
+@pytest.mark.parametrize("overrides", [GROKKING, PNN], ids=["grokking", "pnn"])
+def test_captured_steps_and_their_batches_never_wait_for_the_device(overrides):
+    """A grokking epoch has only five short steps, so even one wait per epoch would be slow."""
+    step = make_step(overrides, capture=True)
+
+    def train(start: int, stop: int) -> None:
+        batches = step.task.batches(step.model, start)
+        for number, batch in zip(range(start, stop), batches, strict=False):
+            step(batch, number)
+
+    train(0, 5)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for number, batch in zip(range(5, 20), step.task.batches(step.model, 5), strict=False):
-            step(batch, number)
+        train(5, 20)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert step.graphs

@@ -13,7 +13,8 @@ IMAGENET += ["model.positions=sincos", "model.head=tanh"]
 
 
 def make_step(overrides: list[str], *, bf16=False, **how) -> TrainStep:
-    length = [] if "task=grokking" in overrides else ["task.epochs=10"]
+    in_steps = {"task=grokking", "task=pnn"}  # the others count epochs
+    length = ["task.epochs=10"] if in_steps.isdisjoint(overrides) else []
     cfg = compose_config([*length, *overrides])
     device = torch.device("cuda")
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ SLOW = "compiled_network or registered"  # the slowest tests under the interpret
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
-@pytest.mark.parametrize(("chosen", "count"), [(SLOW, 2), (f"not ({SLOW})", 20)])
+@pytest.mark.parametrize(("chosen", "count"), [(SLOW, 2), (f"not ({SLOW})", 25)])
 def test_interpreted(interpreted, chosen, count):
     assert f"{count} passed" in interpreted(__file__, "-k", chosen)
 
@@ -195,6 +195,15 @@ def test_inner_spaces_give_the_outputs_of_the_network(runs, monkeypatch):
         torch.testing.assert_close(model.from_space(features, space), expected, **CLOSE)
 
 
+def test_a_path_after_the_only_block_needs_no_blocks(monkeypatch):
+    model = vit(depth=1)
+    features = model.to_space(torch.randn(2, 3, 16, 16, device=DEVICE), "block1")
+    expected = model.from_space(features, "block1")
+    monkeypatch.setattr(fused, "applies", lambda *_, **__: True)
+    model.kernels = True
+    assert torch.equal(model.from_space(features, "block1"), expected)
+
+
 def test_a_compiled_network_equals_the_eager_one(runs, monkeypatch):
     """The network runs under autocast and compiles to one graph without breaks."""
     model, x = vit(depth=1), torch.randn(1, 3, 16, 16, device=DEVICE)
@@ -233,6 +242,28 @@ def test_unsupported_blocks_use_timm(changes):
     assert all(fused.supported(part) for part in vit().blocks)
     assert not any(fused.supported(part) for part in vit(**changes).blocks)
     assert all(fused.supported(part) for part in vit(dropout=0.1).eval().blocks)
+
+
+class Adapted(nn.Linear):
+    """A layer that computes more than its weight and bias, like LoRA."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block: setattr(block.attn, "qkv", Adapted(64, 192)),
+        lambda block: setattr(block.mlp, "fc2", Adapted(256, 64)),
+        lambda block: setattr(block, "norm2", nn.RMSNorm(64)),
+        lambda block: setattr(block, "norm1", nn.Identity()),
+    ],
+    ids=["queries", "last layer", "other norm", "no norm"],
+)
+def test_blocks_with_replaced_layers_use_timm(change):
+    block = vit().blocks[0]
+    supported = torch.compile(lambda: fused.supported(block), backend="eager", fullgraph=True)
+    assert supported()
+    change(block)
+    assert not supported()
 
 
 def test_kernels_are_used_only_in_compiled_half_precision_steps_on_a_gpu(monkeypatch):

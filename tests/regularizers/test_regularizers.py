@@ -15,6 +15,7 @@ from ed.core.nodes import ChebyshevNodes, RandomizedCosine, UniformNodes
 from ed.core.representation import Representation
 from ed.engine.compose import compose_config
 from ed.engine.optimizer import SGD, AdamW
+from ed.kernels import eigen
 from ed.regularizers.base import Regularizer, StepState
 from ed.regularizers.ed import EDRegularizer
 from ed.regularizers.jacobian import Jacobian
@@ -282,6 +283,19 @@ def test_performance_config_uses_fixed_nodes():
 def test_sampler_on_the_command_line_overrides_the_regularizer(leaf):
     method = instantiate(compose_config([f"regularizer={leaf}", "sampler=uniform"]).regularizer)
     assert method.representation.sampler == UniformNodes()
+
+
+def test_pca_that_waits_for_the_device_is_not_captured(monkeypatch):
+    """The kernel takes up to 16 nodes; torch's solver syncs with the host, which ends a capture."""
+    for usable, resolution, components, captured in (
+        (True, 16, 3, True),
+        (True, 17, 3, False),
+        (False, 4, 3, False),
+        (False, 17, None, True),
+    ):
+        monkeypatch.setattr(eigen, "USABLE", usable)
+        method = EDRegularizer(resolution=resolution, components=components)
+        assert (method.no_capture is None) == captured
 
 
 # --- settings

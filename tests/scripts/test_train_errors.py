@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
@@ -178,6 +179,15 @@ def test_a_killed_worker_process_is_one_line(capsys):
     assert explain(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")) == 1
     printed = capsys.readouterr().err
     assert "system.workers" in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_full_gpu_is_one_line_with_the_settings_that_save_memory(capsys):
+    reason = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a capacity of 1 GiB.\nSee"
+    assert explain(torch.OutOfMemoryError(reason)) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: CUDA out of memory. Tried to allocate 20.00 MiB; ")
+    assert "task.batch_size" in printed
     assert printed.count("\n") == 1
 
 

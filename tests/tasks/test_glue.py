@@ -7,12 +7,13 @@ from hydra.utils import instantiate
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ed
+from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint
 from ed.engine.compose import compose_config
 from ed.engine.loop import Interrupted
 from ed.engine.main import run
 from ed.models.text import TextClassifier
-from ed.regularizers.base import StepState
+from ed.regularizers.base import Regularizer, StepState
 from ed.tasks.glue import COLUMNS, load_split, matthews
 from ed.tasks.text_task import load_tokenizer
 from tests.helpers.small import weights
@@ -78,6 +79,13 @@ def test_padding_does_not_change_outputs(data, checkpoint, name):
     dynamic = make_task(data, checkpoint, name, padding="dynamic")
     assert dynamic.evaluate(model) == pytest.approx(task.evaluate(model), abs=1e-9)
     assert (task.static_shapes, dynamic.static_shapes) == (True, False)
+
+
+def test_batches_of_different_lengths_cannot_be_captured():
+    text = ["task=glue", "model=bert_base", "task.padding=dynamic"]
+    cfg = compose_config([*text, "system.cuda_graph=true"])
+    with pytest.raises(ValueError, match=r"^system\.cuda_graph=true: .*task\.padding"):
+        check(cfg, instantiate(cfg.task), Regularizer())
 
 
 @pytest.mark.parametrize("length", [24, 12])
