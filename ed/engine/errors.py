@@ -95,8 +95,9 @@ def _reason(error: BaseException) -> str | None:
         )
     if type(error).__name__ == "OutOfMemoryError":  # torch's, whose message is a paragraph
         return (
-            f"{'. '.join(_one_line(error).split('. ')[:2])}; use a smaller task.batch_size, a "
-            "larger accumulate, or system.activation_checkpointing=true"
+            f"{'. '.join(_one_line(error).split('. ')[:2])}; in train.py, lower task.batch_size, "
+            "raise accumulate or set system.activation_checkpointing=true; in measure.py, lower "
+            "--memory-gib"
         )
     if isinstance(error, EXPECTED) or type(error).__name__ in EXPECTED_NAMES:
         return str(error)

@@ -187,7 +187,7 @@ def test_a_full_gpu_is_one_line_with_the_settings_that_save_memory(capsys):
     assert explain(torch.OutOfMemoryError(reason)) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("error: CUDA out of memory. Tried to allocate 20.00 MiB; ")
-    assert "task.batch_size" in printed
+    assert all(name in printed for name in ("task.batch_size", "--memory-gib"))
     assert printed.count("\n") == 1
 
 
