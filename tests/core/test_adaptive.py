@@ -43,6 +43,21 @@ def test_truncation_error_of_kinks_and_smooth_functions():
     assert truncation_error(torch.zeros(1, 21, dtype=torch.float64), 40).item() == 0
 
 
+@pytest.mark.parametrize("degree", [12, 20, 40])
+def test_truncation_error_follows_the_power_law_through_the_last_two_quarters(degree):
+    """Of k = 0..20, the third quarter (11..15) has mean 0.3, and the fourth (16..20) has 0.1."""
+    power = math.log(0.3 / 0.1) / math.log(18 / 13)
+    seen = [2.0, *[1 / k for k in range(1, 11)], *[0.3] * 5, *[0.1] * 5]
+    beyond = {k: 0.1 * (k / 18) ** -power for k in range(21, 41)}
+    missing = sum(k * beyond[k] for k in range(21, degree + 1))
+    folded = sum(
+        k * (seen[k] - math.sqrt(max(seen[k] ** 2 - beyond[40 - k] ** 2, 0)))
+        for k in range(1, min(degree, 19) + 1)
+    )
+    found = truncation_error(torch.tensor([seen, [0.0] * 21], dtype=torch.float64), degree)
+    assert found.tolist() == pytest.approx([missing + folded, 0], rel=1e-12)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{}, {"basis": "legendre"}, {"components": 2}, {"weighting": "normalised"},

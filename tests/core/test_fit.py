@@ -12,6 +12,7 @@ from ed.core.bases import BASES, chebyshev, legendre
 from ed.core.degree import effective_degree, normalised_degree, quadratic_degree
 from ed.core.fit import fit, fit_matrix
 from ed.core.nodes import ChebyshevNodes, RandomizedCosine, StratifiedNodes, UniformNodes
+from ed.core.representation import Representation
 from scripts.theory import anchored_nodes, straight_line, strongest_answers
 from tests.helpers.core import ANY_SPEED, uniform
 
@@ -109,6 +110,11 @@ def test_each_part_has_one_stratified_node(anchored):
     parts = torch.arange(1, 5) if anchored else torch.arange(6)
     torch.testing.assert_close((6 * inner).floor(), parts.double().expand_as(inner))
     assert not anchored or (nodes[:, [0, -1]] == torch.tensor([0, 1])).all()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_nodes_are_anchored_only_on_request(sampler):
+    assert torch.equal(sampler(uniform(3, 6)), sampler(uniform(3, 6), anchored=False))
 
 
 @pytest.mark.parametrize(
@@ -217,6 +223,15 @@ def test_gradient_of_ed_equals_the_closed_form(damping):
     inverse = torch.linalg.inv(design.mT @ design + damping * torch.eye(5, dtype=torch.float64))
     weighted = coefficients.detach().sign() * torch.arange(5, dtype=torch.float64)
     torch.testing.assert_close(gradient, design @ inverse @ weighted.mT, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_degree_zero_fits_the_mean(basis):
+    nodes, values = RandomizedCosine()(uniform(3, 6)), normal(3, 6, 2)
+    representation = Representation(resolution=6, degree=0, basis=basis, damping=0.0)
+    found = representation.coefficients(values, nodes)
+    torch.testing.assert_close(found, values.mean(-2)[..., None], rtol=0, atol=1e-14)
+    assert representation.degrees(found).tolist() == [0, 0, 0]
 
 
 def test_nodes_may_require_gradients():
