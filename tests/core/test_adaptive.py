@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 import ed
 from ed.core.adaptive import (
     _interleaved,
+    _Walk,
     interpolation,
     ladder,
     points_of_second_kind,
@@ -56,6 +58,25 @@ def test_truncation_error_follows_the_power_law_through_the_last_two_quarters(de
     )
     found = truncation_error(torch.tensor([seen, [0.0] * 21], dtype=torch.float64), degree)
     assert found.tolist() == pytest.approx([missing + folded, 0], rel=1e-12)
+
+
+def test_values_are_regressed_on_the_refined_paths_only():
+    """Of 30 paths, 10 need no more points, 12 are refined, and 8 are predicted."""
+    field = ed.Field.of(nn.Identity(), uniform(5, 3))
+    walk = _Walk(field, PROTOCOL, True, 0.02, chunk=1, pairs=30)
+    walk.coarse, walk.values = uniform(30), uniform(30, seed=1)
+    walk.coarse[:10] = math.nan
+    walk.predicted = torch.arange(30) >= 22
+    known, slope, variance = walk._regression()
+    x, y = walk.coarse[10:22].numpy(), walk.values[10:22].numpy()
+    line = np.polyfit(x, y, 1)
+    assert known.nonzero().flatten().tolist() == list(range(10, 22))
+    assert slope == pytest.approx(line[0], rel=1e-9)
+    # the unbiased variance of the residuals of a line with two coefficients
+    assert variance == pytest.approx(np.sum((y - np.polyval(line, x)) ** 2) / (12 - 2), rel=1e-9)
+    walk._predict()
+    expected = torch.from_numpy(np.polyval(line, walk.coarse[22:].numpy()))
+    torch.testing.assert_close(walk.values[22:], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
