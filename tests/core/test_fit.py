@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ed.core.bases import BASES, chebyshev, legendre
-from ed.core.degree import effective_degree, normalised_degree, quadratic_degree
+from ed.core.degree import WEIGHTINGS, effective_degree, normalised_degree, quadratic_degree
 from ed.core.fit import fit, fit_matrix
 from ed.core.nodes import ChebyshevNodes, RandomizedCosine, StratifiedNodes, UniformNodes
 from ed.core.representation import Representation
@@ -245,6 +245,15 @@ def test_degrees_in_limiting_cases():
     assert effective_degree(c).tolist() == [0, 6, 3, 0]
     assert normalised_degree(c).tolist() == [0, 3, 1.5, 0]  # the zero polynomial has degree 0
     assert quadratic_degree(c).tolist() == [0, 12, 3, 0]
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_every_polynomial_has_its_own_degree(weighting):
+    degree, c = WEIGHTINGS[weighting], normal(3, 4, 6)
+    expected = torch.stack([degree(one) for one in c.flatten(0, 1)]).view(3, 4)
+    torch.testing.assert_close(degree(c), expected, rtol=1e-14, atol=0)
+    representation = Representation(weighting=weighting)
+    torch.testing.assert_close(representation.degrees(c), expected.mean(1), rtol=1e-14, atol=0)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.1, 10))
