@@ -11,7 +11,7 @@ from ed.analysis.collect import Row
 from ed.analysis.findings import finding, gain, pairs, top_findings
 from ed.analysis.outline import CLAIMS, MISSING, PARTS
 from ed.analysis.render import Line
-from ed.analysis.spec import EXPERIMENTS, Paper
+from ed.analysis.spec import EXPERIMENTS, PROBES, Paper
 from ed.analysis.stats import Ours
 from ed.analysis.tables import load_table, table_names
 from ed.analysis.verdicts import (
@@ -26,6 +26,7 @@ from ed.analysis.verdicts import (
     numbers,
 )
 from ed.runtime.runs import Record
+from tests.helpers.tables import write_table
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -145,6 +146,16 @@ def test_the_outline_lists_every_experiment_once():
     listed = [name for names in PARTS.values() for name in names]
     assert sorted(listed) == table_names()
     assert set(MISSING) <= set(listed)
+
+
+def test_experiments_are_in_the_papers_order_before_others_and_probes(tmp_path):
+    first, *_, last = (name for names in PARTS.values() for name in names)
+    for name in ("zeta", last, "alpha", first):
+        write_table(tmp_path, name)
+    (tmp_path / PROBES).mkdir()
+    write_table(tmp_path / PROBES, "aside")
+    names = [found.table.path.stem for found in load_experiments(tmp_path)]
+    assert names == [first, last, "alpha", "zeta", "aside"]
 
 
 def test_claims_refer_to_existing_cells_and_metrics():
