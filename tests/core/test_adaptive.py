@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ from tests.helpers.core import uniform
 
 def test_points_are_nested_and_interpolate_polynomials_exactly():
     assert ladder(PROTOCOL) == [10, 20, 40, 80]
+    assert ladder(ed.Representation(degree=3)) == [2, 4, 8, 16]
+    assert ladder(ed.Representation(degree=3, components=3)) == [3, 6, 12, 24]
     coarse, fine = points_of_second_kind(10), points_of_second_kind(20)
     torch.testing.assert_close(coarse, fine[::2], rtol=0, atol=1e-15)
     torch.testing.assert_close(_interleaved(coarse[:, None], fine[1::2, None])[:, 0], fine)
@@ -59,6 +62,21 @@ def test_truncation_error_follows_the_power_law_through_the_last_two_quarters(de
     )
     found = truncation_error(torch.tensor([seen, [0.0] * 21], dtype=torch.float64), degree)
     assert found.tolist() == pytest.approx([missing + folded, 0], rel=1e-10)
+
+
+@pytest.mark.parametrize("settings", [{}, {"components": 2}, {"weighting": "normalised"}], ids=str)
+def test_every_level_measures_the_same_degree_as_the_fit(settings):
+    """On polynomials of degree 5, the first of which is 0, neither has an error."""
+    nodes = points_of_second_kind(20)
+    held = ed.chebyshev(2 * nodes - 1, 5) @ uniform(4, 6, 3)
+    held[0] = 0
+    field = ed.Field.of(nn.Identity(), uniform(5, 3))
+    walk = _Walk(field, replace(PROTOCOL, **settings), False, 0.02, chunk=1, pairs=4)
+    degrees, errors = walk._resolved(held, 20)
+    fitted = ed.Representation(resolution=21, degree=5, damping=0.0, **settings)
+    expected = fitted.degrees(fitted.coefficients(held, nodes))
+    torch.testing.assert_close(degrees, expected, rtol=1e-9, atol=1e-9)
+    assert (errors < 1e-9).all()
 
 
 def test_values_are_regressed_on_the_refined_paths_only():
