@@ -79,6 +79,21 @@ def test_every_level_measures_the_same_degree_as_the_fit(settings):
     assert (errors < 1e-9).all()
 
 
+def test_the_first_twelve_and_every_fifth_rough_path_are_refined():
+    """The count continues in the next block; the other paths keep their 21 points."""
+    field = ed.Field.of(nn.Identity(), uniform(5, 3))
+    walk = _Walk(field, PROTOCOL, False, 0.02, chunk=1, pairs=40)
+    chosen = []
+    for start, count in ((0, 32), (32, 8)):
+        walk._append(count)
+        paths = torch.arange(start, start + count)
+        refined = walk._choose(uniform(count, 21, 3), 20, paths)
+        chosen += paths[refined].tolist()
+    assert chosen == [*range(12), 15, 20, 25, 30, 35]
+    assert walk.predicted.logical_not().nonzero().flatten().tolist() == chosen
+    assert walk.points[walk.predicted].unique().tolist() == [21]
+
+
 def test_values_are_regressed_on_the_refined_paths_only():
     """Of 30 paths, 10 need no more points, 12 are refined, and 8 are predicted."""
     field = ed.Field.of(nn.Identity(), uniform(5, 3))
