@@ -1,5 +1,6 @@
 """Verdicts on the paper's numbers and claims, and findings generated from results."""
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +26,7 @@ from ed.analysis.verdicts import (
     minus,
     numbers,
 )
-from ed.runtime.runs import Record
+from ed.runtime.runs import Record, Status
 from tests.helpers.tables import write_table
 
 MINUS = "\N{MINUS SIGN}"
@@ -96,6 +97,10 @@ def test_a_cell_with_a_task_of_its_own_is_judged_against_the_first_cell():
     assert found[2].verdict == Verdict.DIRECTION
 
 
+def test_a_number_without_runs_is_not_run():
+    assert {n.verdict for n in Experiment(load_table("table1"), []).numbers} == {Verdict.NOT_RUN}
+
+
 # --- each number counts once
 
 
@@ -140,6 +145,12 @@ def test_counts_cover_every_number():
 
 
 # --- outline and claims
+
+
+def test_an_experiment_begins_with_its_first_run():
+    rows = [Row("table1", "ed", seed, status=status) for seed, status in enumerate(Status)]
+    assert Experiment(load_table("table1"), rows).begun
+    assert not Experiment(load_table("table1"), [rows[list(Status).index(Status.PENDING)]]).begun
 
 
 def test_the_outline_lists_every_experiment_once():
@@ -197,6 +208,28 @@ def test_a_reversed_effect_is_contradicted_even_if_both_numbers_agree():
     assert row.verdict == Verdict.CONTRADICTED
 
 
+@pytest.mark.parametrize(
+    ("slope", "shown", "verdict"),
+    [(1, "+1.00", Verdict.DIRECTION), (-1, f"{MINUS}1.00", Verdict.CONTRADICTED)],
+)
+def test_a_correlation_is_judged_by_the_sign_of_r(slope, shown, verdict, monkeypatch):
+    monkeypatch.setattr("ed.analysis.correlation.RESAMPLES", 50)
+    name = next(claim.table for claim in CLAIMS if load_table(claim.table).correlation)
+    table = load_table(name)
+    study, networks = table.correlation, len(table.cells)
+    rows = []
+    for number, cell in enumerate(table.cells.values()):
+        known = {study.against: float(slope * number), study.train: 100.0 - number % 2}
+        last = dict.fromkeys(itertools.chain(*study.measures.values()), float(number)) | known
+        rows += [Row(*cell.home, seed, status="done", last=last) for seed in table.seeds]
+    (row,) = headline([Experiment(table, rows)])
+    fitted = (networks + 1) // 2  # the others have an accuracy of 99 %
+    assert row.ours == (
+        f"r = {shown} ({shown} to {shown}), {networks} networks; {shown} among the {fitted} fitted"
+    )
+    assert row.verdict == verdict
+
+
 def grokking(*runs: tuple[float, int, int]) -> Experiment:
     """Returns runs of x / y, 50 %, from (last accuracy, step of ED's peak, step of the loss's)."""
     table, rows = load_table("grokking_search"), []
@@ -241,6 +274,12 @@ def test_a_grokking_headline_requires_the_logged_values_of_all_runs():
     rows = [found.rows[0], replace(found.rows[1], record=None)]
     (row,) = headline([Experiment(found.table, rows)])
     assert "logged values" in row.ours
+    assert row.verdict == Verdict.NOT_RUN
+
+
+def test_a_headline_without_results_is_not_marked_as_shortened():
+    (row,) = headline([Experiment(load_table(name), []) for name in ("procgen", "procgen_short")])
+    assert row.ours == ""
     assert row.verdict == Verdict.NOT_RUN
 
 
