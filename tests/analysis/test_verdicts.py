@@ -1,5 +1,6 @@
 """Verdicts on the paper's numbers and claims, and findings generated from results."""
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +12,7 @@ from ed.analysis.collect import Row
 from ed.analysis.findings import finding, gain, pairs, top_findings
 from ed.analysis.outline import CLAIMS, MISSING, PARTS
 from ed.analysis.render import Line
-from ed.analysis.spec import EXPERIMENTS, Paper
+from ed.analysis.spec import EXPERIMENTS, PROBES, Paper
 from ed.analysis.stats import Ours
 from ed.analysis.tables import load_table, table_names
 from ed.analysis.verdicts import (
@@ -25,7 +26,8 @@ from ed.analysis.verdicts import (
     minus,
     numbers,
 )
-from ed.runtime.runs import Record
+from ed.runtime.runs import Record, Status
+from tests.helpers.tables import write_table
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -95,6 +97,10 @@ def test_a_cell_with_a_task_of_its_own_is_judged_against_the_first_cell():
     assert found[2].verdict == Verdict.DIRECTION
 
 
+def test_a_number_without_runs_is_not_run():
+    assert {n.verdict for n in Experiment(load_table("table1"), []).numbers} == {Verdict.NOT_RUN}
+
+
 # --- each number counts once
 
 
@@ -141,10 +147,26 @@ def test_counts_cover_every_number():
 # --- outline and claims
 
 
+def test_an_experiment_begins_with_its_first_run():
+    rows = [Row("table1", "ed", seed, status=status) for seed, status in enumerate(Status)]
+    assert Experiment(load_table("table1"), rows).begun
+    assert not Experiment(load_table("table1"), [rows[list(Status).index(Status.PENDING)]]).begun
+
+
 def test_the_outline_lists_every_experiment_once():
     listed = [name for names in PARTS.values() for name in names]
     assert sorted(listed) == table_names()
     assert set(MISSING) <= set(listed)
+
+
+def test_experiments_are_in_the_papers_order_before_others_and_probes(tmp_path):
+    first, *_, last = (name for names in PARTS.values() for name in names)
+    for name in ("zeta", last, "alpha", first):
+        write_table(tmp_path, name)
+    (tmp_path / PROBES).mkdir()
+    write_table(tmp_path / PROBES, "aside")
+    names = [found.table.path.stem for found in load_experiments(tmp_path)]
+    assert names == [first, last, "alpha", "zeta", "aside"]
 
 
 def test_claims_refer_to_existing_cells_and_metrics():
@@ -184,6 +206,28 @@ def test_a_reversed_effect_is_contradicted_even_if_both_numbers_agree():
     assert [n.verdict for n in found.numbers if n.ours.count] == [Verdict.REPRODUCED] * 2
     (row,) = (row for row in headline([found]) if row.ours)
     assert row.verdict == Verdict.CONTRADICTED
+
+
+@pytest.mark.parametrize(
+    ("slope", "shown", "verdict"),
+    [(1, "+1.00", Verdict.DIRECTION), (-1, f"{MINUS}1.00", Verdict.CONTRADICTED)],
+)
+def test_a_correlation_is_judged_by_the_sign_of_r(slope, shown, verdict, monkeypatch):
+    monkeypatch.setattr("ed.analysis.correlation.RESAMPLES", 50)
+    name = next(claim.table for claim in CLAIMS if load_table(claim.table).correlation)
+    table = load_table(name)
+    study, networks = table.correlation, len(table.cells)
+    rows = []
+    for number, cell in enumerate(table.cells.values()):
+        known = {study.against: float(slope * number), study.train: 100.0 - number % 2}
+        last = dict.fromkeys(itertools.chain(*study.measures.values()), float(number)) | known
+        rows += [Row(*cell.home, seed, status="done", last=last) for seed in table.seeds]
+    (row,) = headline([Experiment(table, rows)])
+    fitted = (networks + 1) // 2  # the others have an accuracy of 99 %
+    assert row.ours == (
+        f"r = {shown} ({shown} to {shown}), {networks} networks; {shown} among the {fitted} fitted"
+    )
+    assert row.verdict == verdict
 
 
 def grokking(*runs: tuple[float, int, int]) -> Experiment:
@@ -230,6 +274,12 @@ def test_a_grokking_headline_requires_the_logged_values_of_all_runs():
     rows = [found.rows[0], replace(found.rows[1], record=None)]
     (row,) = headline([Experiment(found.table, rows)])
     assert "logged values" in row.ours
+    assert row.verdict == Verdict.NOT_RUN
+
+
+def test_a_headline_without_results_is_not_marked_as_shortened():
+    (row,) = headline([Experiment(load_table(name), []) for name in ("procgen", "procgen_short")])
+    assert row.ours == ""
     assert row.verdict == Verdict.NOT_RUN
 
 

@@ -2,7 +2,9 @@
 
 import math
 import warnings
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch import nn
 import ed
 from ed.core.adaptive import (
     _interleaved,
+    _Walk,
     interpolation,
     ladder,
     points_of_second_kind,
@@ -23,6 +26,8 @@ from tests.helpers.core import uniform
 
 def test_points_are_nested_and_interpolate_polynomials_exactly():
     assert ladder(PROTOCOL) == [10, 20, 40, 80]
+    assert ladder(ed.Representation(degree=3)) == [2, 4, 8, 16]
+    assert ladder(ed.Representation(degree=3, components=3)) == [3, 6, 12, 24]
     coarse, fine = points_of_second_kind(10), points_of_second_kind(20)
     torch.testing.assert_close(coarse, fine[::2], rtol=0, atol=1e-15)
     torch.testing.assert_close(_interleaved(coarse[:, None], fine[1::2, None])[:, 0], fine)
@@ -41,6 +46,71 @@ def test_truncation_error_of_kinks_and_smooth_functions():
     exact = sum(j * 0.3**j for j in range(21, 41))
     assert exact <= geometric < 1e-6
     assert truncation_error(torch.zeros(1, 21, dtype=torch.float64), 40).item() == 0
+
+
+@pytest.mark.parametrize("degree", [12, 20, 40])
+def test_truncation_error_follows_the_power_law_through_the_last_two_quarters(degree):
+    """Of k = 0..20, the third quarter (11..15) has mean 0.3, and the fourth (16..20) has 0.1."""
+    power = math.log(0.3 / 0.1) / math.log(18 / 13)
+    third, fourth = [0.5, 0.4, 0.3, 0.2, 0.1], [0.12, 0.11, 0.1, 0.09, 0.08]
+    seen = [2.0, *[1 / k for k in range(1, 11)], *third, *fourth]
+    beyond = {k: 0.1 * (k / 18) ** -power for k in range(21, 41)}
+    missing = sum(k * beyond[k] for k in range(21, degree + 1))
+    folded = sum(
+        k * (seen[k] - math.sqrt(max(seen[k] ** 2 - beyond[40 - k] ** 2, 0)))
+        for k in range(1, min(degree, 19) + 1)
+    )
+    found = truncation_error(torch.tensor([seen, [0.0] * 21], dtype=torch.float64), degree)
+    assert found.tolist() == pytest.approx([missing + folded, 0], rel=1e-10)
+
+
+@pytest.mark.parametrize("settings", [{}, {"components": 2}, {"weighting": "normalised"}], ids=str)
+def test_every_level_measures_the_same_degree_as_the_fit(settings):
+    """On polynomials of degree 5, the first of which is 0, neither has an error."""
+    nodes = points_of_second_kind(20)
+    held = ed.chebyshev(2 * nodes - 1, 5) @ uniform(4, 6, 3)
+    held[0] = 0
+    field = ed.Field.of(nn.Identity(), uniform(5, 3))
+    walk = _Walk(field, replace(PROTOCOL, **settings), False, 0.02, chunk=1, pairs=4)
+    degrees, errors = walk._resolved(held, 20)
+    fitted = ed.Representation(resolution=21, degree=5, damping=0.0, **settings)
+    expected = fitted.degrees(fitted.coefficients(held, nodes))
+    torch.testing.assert_close(degrees, expected, rtol=1e-9, atol=1e-9)
+    assert (errors < 1e-9).all()
+
+
+def test_the_first_twelve_and_every_fifth_rough_path_are_refined():
+    """The count continues in the next block; the other paths keep their 21 points."""
+    field = ed.Field.of(nn.Identity(), uniform(5, 3))
+    walk = _Walk(field, PROTOCOL, False, 0.02, chunk=1, pairs=40)
+    chosen = []
+    for start, count in ((0, 32), (32, 8)):
+        walk._append(count)
+        paths = torch.arange(start, start + count)
+        refined = walk._choose(uniform(count, 21, 3), 20, paths)
+        chosen += paths[refined].tolist()
+    assert chosen == [*range(12), 15, 20, 25, 30, 35]
+    assert walk.predicted.logical_not().nonzero().flatten().tolist() == chosen
+    assert walk.points[walk.predicted].unique().tolist() == [21]
+
+
+def test_values_are_regressed_on_the_refined_paths_only():
+    """Of 30 paths, 10 need no more points, 12 are refined, and 8 are predicted."""
+    field = ed.Field.of(nn.Identity(), uniform(5, 3))
+    walk = _Walk(field, PROTOCOL, True, 0.02, chunk=1, pairs=30)
+    walk.coarse, walk.values = uniform(30), uniform(30, seed=1)
+    walk.coarse[:10] = math.nan
+    walk.predicted = torch.arange(30) >= 22
+    known, slope, variance = walk._regression()
+    x, y = walk.coarse[10:22].numpy(), walk.values[10:22].numpy()
+    line = np.polyfit(x, y, 1)
+    assert known.nonzero().flatten().tolist() == list(range(10, 22))
+    assert slope == pytest.approx(line[0], rel=1e-9)
+    # the unbiased variance of the residuals of a line with two coefficients
+    assert variance == pytest.approx(np.sum((y - np.polyval(line, x)) ** 2) / (12 - 2), rel=1e-9)
+    walk._predict()
+    expected = torch.from_numpy(np.polyval(line, walk.coarse[22:].numpy()))
+    torch.testing.assert_close(walk.values[22:], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

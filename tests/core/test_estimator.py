@@ -288,6 +288,15 @@ def test_applying_softmax_twice_warns():
         ed.estimate(model, x, pairs=20)
 
 
+@pytest.mark.parametrize("resolution", [20, "auto"])
+@pytest.mark.parametrize("model", [nn.Softmax(-1), nn.Linear(6, 3).bfloat16()], ids=str)
+def test_warnings_point_to_the_line_of_the_caller(model, resolution):
+    x = torch.randn(30, 6).to(torch.bfloat16 if isinstance(model, nn.Linear) else torch.float32)
+    with pytest.warns(UserWarning, match="softmax=False|bfloat16") as seen:
+        ed.estimate(model, x, pairs=9, resolution=resolution, degree=5)
+    assert {warning.filename for warning in seen} == {__file__}
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [

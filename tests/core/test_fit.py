@@ -9,9 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ed.core.bases import BASES, chebyshev, legendre
-from ed.core.degree import effective_degree, normalised_degree, quadratic_degree
+from ed.core.degree import WEIGHTINGS, effective_degree, normalised_degree, quadratic_degree
 from ed.core.fit import fit, fit_matrix
 from ed.core.nodes import ChebyshevNodes, RandomizedCosine, StratifiedNodes, UniformNodes
+from ed.core.representation import Representation
 from scripts.theory import anchored_nodes, straight_line, strongest_answers
 from tests.helpers.core import ANY_SPEED, uniform
 
@@ -109,6 +110,11 @@ def test_each_part_has_one_stratified_node(anchored):
     parts = torch.arange(1, 5) if anchored else torch.arange(6)
     torch.testing.assert_close((6 * inner).floor(), parts.double().expand_as(inner))
     assert not anchored or (nodes[:, [0, -1]] == torch.tensor([0, 1])).all()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_nodes_are_anchored_only_on_request(sampler):
+    assert torch.equal(sampler(uniform(3, 6)), sampler(uniform(3, 6), anchored=False))
 
 
 @pytest.mark.parametrize(
@@ -219,6 +225,15 @@ def test_gradient_of_ed_equals_the_closed_form(damping):
     torch.testing.assert_close(gradient, design @ inverse @ weighted.mT, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("basis", BASES)
+def test_degree_zero_fits_the_mean(basis):
+    nodes, values = RandomizedCosine()(uniform(3, 6)), normal(3, 6, 2)
+    representation = Representation(resolution=6, degree=0, basis=basis, damping=0.0)
+    found = representation.coefficients(values, nodes)
+    torch.testing.assert_close(found, values.mean(-2)[..., None], rtol=0, atol=1e-12)
+    assert representation.degrees(found).tolist() == [0, 0, 0]
+
+
 def test_nodes_may_require_gradients():
     nodes, values = RandomizedCosine()(uniform(2, 6)).requires_grad_(), normal(2, 6, 2)
     assert torch.autograd.gradcheck(lambda n, v: fit(v, n, 3), (nodes, values.requires_grad_()))
@@ -230,6 +245,15 @@ def test_degrees_in_limiting_cases():
     assert effective_degree(c).tolist() == [0, 6, 3, 0]
     assert normalised_degree(c).tolist() == [0, 3, 1.5, 0]  # the zero polynomial has degree 0
     assert quadratic_degree(c).tolist() == [0, 12, 3, 0]
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_every_polynomial_has_its_own_degree(weighting):
+    degree, c = WEIGHTINGS[weighting], normal(3, 4, 6)
+    expected = torch.stack([degree(one) for one in c.flatten(0, 1)]).view(3, 4)
+    torch.testing.assert_close(degree(c), expected, rtol=1e-12, atol=0)
+    representation = Representation(weighting=weighting)
+    torch.testing.assert_close(representation.degrees(c), expected.mean(1), rtol=1e-12, atol=0)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.1, 10))

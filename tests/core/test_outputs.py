@@ -9,7 +9,7 @@ from torch import nn
 
 import ed
 from ed.core.estimator import estimate_each
-from ed.core.labels import targets
+from ed.core.labels import check_labels, targets
 from ed.core.memory import _Probe
 from ed.core.representation import anchor
 from tests.helpers.core import small_network, uniform
@@ -185,6 +185,15 @@ def test_soft_labels_are_anchors():
 def test_wrong_labels_are_rejected(labels, message):
     with pytest.raises(ValueError, match=message):
         ed.penalty(nn.Identity(), torch.randn(6, 3), labels, pairs=36)
+
+
+def test_a_wrong_label_is_rejected_even_if_no_path_ends_there():
+    wrong = torch.eye(3)[torch.tensor([0, 1, 0, 2])]
+    wrong[2] = 0.5
+    for labels in (torch.tensor([0, 1, -100, 2]), wrong):
+        with pytest.raises(ValueError, match="labels: "):
+            check_labels(labels, 4)
+    check_labels(torch.eye(4), 4)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -127,6 +127,7 @@ def test_a_compiled_step_accepts_other_batch_sizes():
         (nn.Linear(6, 3), [0] * 8, {}, "labels: .*list"),
         (nn.Linear(6, 3), 4, {}, "labels: .*int"),
         (nn.Linear(6, 3), None, {"pairs": 0}, "^pairs=0"),
+        (nn.Linear(6, 3), None, {"softmax": "none"}, "^softmax=none"),
         (nn.Linear(6, 3), None, {"pairs": 8 / 2}, r"^pairs=4\.0"),
         (nn.Linear(6, 1), None, {}, "outputs: .*softmax=False"),
         (nn.Linear(6, 1), torch.arange(8) % 2, {"softmax": False}, "^labels: "),

@@ -1,5 +1,6 @@
 """Tests of SAM, ASAM, mixup and the ED penalty against their definitions."""
 
+import contextlib
 import copy
 import functools
 import math
@@ -299,6 +300,34 @@ def test_pca_that_waits_for_the_device_is_not_captured(monkeypatch):
 
 
 # --- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts", "lacking", "key"),
+    [
+        ({"pairs": BATCH**2}, 1, None, None),
+        ({"pairs": BATCH**2 + 1}, 1, None, r"regularizer\.pairs=65"),
+        ({"pairs": BATCH**2 // 2}, 2, None, None),
+        ({"pairs": BATCH**2 // 2 + 2}, 2, None, r"regularizer\.pairs=34"),
+        ({"pairs": 7}, 2, None, r"regularizer\.pairs=7"),
+        ({}, BATCH // 2, None, None),
+        ({}, BATCH, None, r"task\.batch_size=8"),
+        ({}, 1, "has_logits", "regularizer=ed"),
+        ({}, 1, "has_labels", r"regularizer\.anchored=true"),
+        ({"anchored": False}, 1, "has_labels", None),
+        ({"endpoints": "noise"}, 1, None, None),
+        ({"endpoints": "noise"}, 1, "has_noise", r"regularizer\.endpoints=noise"),
+        ({}, 1, "has_noise", None),
+    ],
+)
+def test_the_penalty_is_checked_against_the_task(settings, parts, lacking, key):
+    """A part of a batch of n examples has n^2 pairs, and every part has the same number."""
+    task, method = Toy(), EDRegularizer(**settings)
+    if lacking:
+        assert getattr(task, lacking)
+        setattr(task, lacking, False)
+    with contextlib.nullcontext() if key is None else pytest.raises(ValueError, match=key):
+        method.check(task, parts)
 
 
 @pytest.mark.parametrize(
