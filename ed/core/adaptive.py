@@ -22,7 +22,6 @@ it by 4 to 5 % on the networks tested, with 100 paths.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import replace
 
 import torch
@@ -45,6 +44,7 @@ from ed.core.walk import (
     measuring,
     outputs_on_paths,
     reporter,
+    warn,
     warn_if_coarse,
     warn_if_misread,
 )
@@ -130,7 +130,7 @@ def estimate_adaptively(
     with measuring(source), reporter(progress, pairs) as report:
         top = ladder(representation)[-1] + 1
         footprint = Footprint.of(source)
-        warn_if_coarse(footprint, level=4)
+        warn_if_coarse(footprint)
         footprint.check(replace(representation, resolution=top), memory_gib, whole=True)
         chunk = footprint.points(memory_gib)
         block = min(BLOCK, max(1, chunk // top))
@@ -143,10 +143,9 @@ def estimate_adaptively(
             if target_se is not None and done >= min(BLOCK, pairs) and error <= target_se:
                 break
     if target_se is not None and not error <= target_se:
-        warnings.warn(
+        warn(
             f"target_se={target_se:g}: {done} paths have a standard error of {error:.2g}; increase "
-            "pairs",
-            stacklevel=3,
+            "pairs"
         )
     return walk.estimate(ends[:, :done])
 
@@ -287,7 +286,7 @@ class _Walk:
         class_dim = self.source.class_dim
         if not len(self.points.nonzero()):
             self.representation.check(outputs, softmax=self.softmax, class_dim=class_dim)
-            warn_if_misread(outputs, softmax=self.softmax, class_dim=class_dim, level=6)
+            warn_if_misread(outputs, softmax=self.softmax, class_dim=class_dim)
         values = by_path(outputs, len(first), class_dim).to(self.dtype)
         return values.softmax(-1) if self.softmax else values
 

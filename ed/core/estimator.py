@@ -33,7 +33,6 @@ __all__ = [
 # The paper's protocol for trained models: r = 200, K = 40, 400 paths. It does not specify the
 # nodes; Chebyshev nodes give the best-conditioned fit.
 PROTOCOL = Representation(resolution=200, degree=40, sampler=ChebyshevNodes())
-WARNING_LEVEL = 4  # stack level of the code that calls `estimate`
 
 
 def estimate(
@@ -152,7 +151,7 @@ def estimate_each(
     tallies = [Tally(*reading, source.class_dim) for reading in readings]
     with measuring(source), reporter(progress, pairs) as report:
         footprint = Footprint.of(source)
-        warn_if_coarse(footprint, level=WARNING_LEVEL)
+        warn_if_coarse(footprint)
         points = footprint.points(memory_gib)
         for reading, _ in readings:
             footprint.check(reading, memory_gib)
@@ -186,7 +185,7 @@ def _take_group(source, first, second, nodes, points, tallies) -> None:
             if not tally.done and not tally.degrees:
                 how = {"softmax": tally.softmax, "class_dim": source.class_dim}
                 tally.representation.check(outputs, **how)
-                warn_if_misread(outputs, **how, level=WARNING_LEVEL + 1)
+                warn_if_misread(outputs, **how)
             tally.take(outputs, len(first))
     for tally in tallies:
         tally.end()

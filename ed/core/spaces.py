@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -237,5 +238,5 @@ def _writing(
 
 def _checkpoints() -> int:
     """Counts the calls of torch.utils.checkpoint around this one."""
-    names = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(None))
-    return sum(name == checkpoint.__name__ for name in names)
+    frames = traceback.walk_stack(inspect.currentframe())
+    return sum(frame.f_globals.get("__name__") == checkpoint.__name__ for frame, _ in frames)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import traceback
 import warnings
 from collections.abc import Iterator
 
@@ -12,6 +14,8 @@ from torch import Tensor
 from ed.core.field import Field
 from ed.core.memory import Footprint
 from ed.core.model_state import alone, evaluating
+
+PACKAGE = __name__.partition(".")[0]
 
 
 @contextlib.contextmanager
@@ -63,21 +67,25 @@ def reporter(progress, total: int):
         yield (lambda done: progress(done, total)) if progress else (lambda done: None)
 
 
-def warn_if_coarse(footprint: Footprint, *, level: int) -> None:
+def warn_if_coarse(footprint: Footprint) -> None:
     """Warns about half precision anywhere in the network."""
     if footprint.half is not None:
-        warnings.warn(
+        warn(
             f"the model computes in {footprint.half}: rounding can double ED; use model.float() "
-            "and inputs.float(), outside autocast",
-            stacklevel=level,
+            "and inputs.float(), outside autocast"
         )
 
 
-def warn_if_misread(outputs: Tensor, *, softmax: bool, class_dim: int | None, level: int) -> None:
+def warn_if_misread(outputs: Tensor, *, softmax: bool, class_dim: int | None) -> None:
     """Warns about outputs that look like probabilities."""
     total = outputs.sum(-1 if class_dim is None else class_dim, dtype=torch.float32)
     if softmax and (outputs >= 0).all() and ((total - 1).abs() < 0.01).all():
-        warnings.warn(
-            "outputs are already probabilities; set softmax=False to avoid a second softmax",
-            stacklevel=level,
-        )
+        warn("outputs are already probabilities; set softmax=False to avoid a second softmax")
+
+
+def warn(message: str) -> None:
+    """Warns about the line that called this package."""
+    frames = traceback.walk_stack(inspect.currentframe())
+    rooms = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames)
+    level = next((number for number, room in enumerate(rooms, start=1) if room != PACKAGE), 1)
+    warnings.warn(message, stacklevel=level)

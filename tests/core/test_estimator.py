@@ -288,12 +288,17 @@ def test_applying_softmax_twice_warns():
         ed.estimate(model, x, pairs=20)
 
 
+def estimate_twice(model, x, **settings):
+    return ed.compare(model, model, x, **settings)
+
+
 @pytest.mark.parametrize("resolution", [20, "auto"])
 @pytest.mark.parametrize("model", [nn.Softmax(-1), nn.Linear(6, 3).bfloat16()], ids=str)
-def test_warnings_point_to_the_line_of_the_caller(model, resolution):
+@pytest.mark.parametrize("measure", [ed.estimate, estimate_twice])
+def test_warnings_point_to_the_line_of_the_caller(measure, model, resolution):
     x = torch.randn(30, 6).to(torch.bfloat16 if isinstance(model, nn.Linear) else torch.float32)
     with pytest.warns(UserWarning, match="softmax=False|bfloat16") as seen:
-        ed.estimate(model, x, pairs=9, resolution=resolution, degree=5)
+        measure(model, x, pairs=9, resolution=resolution, degree=5)
     assert {warning.filename for warning in seen} == {__file__}
 
 
