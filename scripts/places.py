@@ -21,7 +21,8 @@ def require_places(texts: Sequence[str]) -> None:
     """Rejects missing local paths at once, instead of in every run."""
     for text in texts:
         value = place_of(text).partition("=")[2]
-        if re.match(r"/|\.\.?/", value) and not (APP / value).exists():
+        found = any((folder / value).exists() for folder in (Path.cwd(), APP))
+        if re.match(r"/|\.\.?/", value) and not found:
             raise SpecError(f"--data {text}: no such file or folder")
 
 

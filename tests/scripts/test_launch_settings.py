@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ed.analysis.collect import collect
-from ed.analysis.spec import expand
+from ed.analysis.spec import SpecError, expand
 from ed.analysis.tables import load_table
 from scripts import launch, places
 from tests.helpers.launching import SPEC, fake, finishing, one_run, stand_in, write_table
@@ -305,6 +305,9 @@ def test_data_paths_are_relative_to_the_working_folder(tmp_path, monkeypatch):
     assert places.located("task.mnist=pics") == f"task.mnist={tmp_path}/pics"
     assert places.located("uoft-cs/cifar10") == "task.data=uoft-cs/cifar10"  # a data set on the hub
     assert places.located("task.data=") == "task.data=''"
+    places.require_places(["./pics", "task.mnist=./pics", "./tests", "uoft-cs/cifar10"])
+    with pytest.raises(SpecError, match=r"--data \./nowhere"):
+        places.require_places(["./pics", "./nowhere"])
     monkeypatch.chdir(ROOT)  # here the path stays relative, so that old runs can resume
     assert places.located("./tests") == "task.data=./tests"
 
