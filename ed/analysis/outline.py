@@ -16,15 +16,7 @@ PARTS = {
     "Text classification": ("glue", "glue_grid", "glue_minilm", "glue_minilm_tuning"),
     "Reinforcement learning": ("procgen", "procgen_short"),
     "More correlations": ("correlation_vit", "correlation_clip", "correlation_random_pixels"),
-    "Ablations": (
-        "random_pixels",
-        "basis",
-        "feature_space",
-        "sampling",
-        "pca",
-        "resolution",
-        "ablations_100",
-    ),
+    "Ablations": ("random_pixels", "basis", "feature_space", "sampling", "pca", "resolution"),
     "Failure case": ("mnist_cifar",),
     "Polynomial networks": ("pnn",),
     "Beyond the paper": (

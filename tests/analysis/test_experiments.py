@@ -91,7 +91,6 @@ def test_headers_have_the_right_number_of_runs():
         ("table1", "ViT-Tiny", "sam, 256", 58_500, "# h for SAM"),
         ("table1", "ViT-Tiny", "jacobian, 256", 58_500, "# h for the Jacobian"),
         ("table1_100", "ViT-Tiny", "ED, 256 + 256", 19_500, "# s for ED"),
-        ("ablations_100", "ViT-Tiny", "ED, 256 + 256", 19_500, "# s a run"),
         ("basis", "ViT-Tiny", "ED, 256 + 256", 58_500, "# h a run"),
         ("correlation_vit", "ViT-Tiny", "plain, 512", 19_400, ", # and [0-9]+ s a run"),
         ("correlation_resnet18", "ResNet18", "plain, 256", 39_000, "#, [0-9]+ and [0-9]+ s a run"),

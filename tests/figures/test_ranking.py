@@ -146,8 +146,8 @@ def test_several_metrics_share_an_axis_in_the_order_of_the_table():
 
 @pytest.mark.parametrize("cells", [1, 4])
 def test_text_stays_inside_the_figure(cells, monkeypatch):
-    table = load_table("ablations_100")
-    homes = [("ablations_100", name) for name in table.cells if name.startswith("r15")][:cells]
+    table = load_table("probes/ablations_5_epochs")
+    homes = [(table.name, name) for name in table.cells if name.startswith("r15")][:cells]
     deviations = "model=vit_micro regularizer.pairs=64 task.epochs=5 task.warmup_epochs=1"
     drawn = []
     monkeypatch.setattr(files, "_bytes", lambda figure, _: drawn.append(figure))
