@@ -338,7 +338,8 @@ def start(run: Run, gpu: str | None, claim: IO) -> subprocess.Popen:
 
 def finish(run: Run, code: int) -> None:
     interrupted = code in (INTERRUPTED, CTRL_C) or -code in ENDED_BY_SOMEONE
-    how = Status.DONE if code == 0 else Status.STOPPED if interrupted else Status.FAILED
+    done = code == 0 or is_done(run.folder)  # a signal may arrive after the run is complete
+    how = Status.DONE if done else Status.STOPPED if interrupted else Status.FAILED
     if how == Status.FAILED:
         write_failure(run.folder, f"exit {code}: {last_line(run.folder / OUTPUT)}")
     print(f"{how:7} {run.table}/{run.cell}/seed{run.seed}", flush=True)

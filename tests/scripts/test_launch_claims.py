@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import signal
 
 import pytest
 
@@ -59,6 +60,15 @@ def test_a_run_stays_claimed_until_its_failure_is_recorded(tmp_path, monkeypatch
     assert seen == [True]
     (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
     assert not launch.is_busy(run.folder)
+
+
+def test_a_signal_after_the_run_is_complete_does_not_make_it_stopped(tmp_path, capsys):
+    (run, *_) = expand(load_table(write_table(tmp_path)), root=tmp_path)
+    run.folder.mkdir(parents=True)
+    launch.finish(run, -signal.SIGTERM)
+    (run.folder / "DONE").touch()
+    launch.finish(run, -signal.SIGTERM)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["stopped", "done"]
 
 
 def test_a_run_claimed_by_another_launcher_is_skipped(tmp_path, capsys, monkeypatch):
