@@ -53,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_) -> str:
-    """Links to results folders become links to their pages; in the repository they are files."""
+    """Rewrites links to results folders, which work in the repository, as links to their pages."""
     up = "../" * page.file.src_uri.count("/")
 
     def link(match: re.Match) -> str:
@@ -70,7 +70,8 @@ def on_page_content(content: str, **_) -> str:
 OVERVIEW = """# Results
 
 Each page shows the committed results of one table, `experiments/results/TABLE`: the paper's numbers
-beside ours, the figure, and notes. `python scripts/table.py TABLE` prints the same table.
+beside ours, the figure, and notes. `python scripts/table.py TABLE` prints the same table. The last
+pages are benchmarks of speed.
 """
 
 

@@ -148,24 +148,26 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     tables = "names or paths of experiment files"
     add("tables", nargs="+", metavar="TABLE", help=tables)
-    add("--where", choices=("local", "slurm", "print"), default="local")
+    where = "run on this machine (default), submit to SLURM, or only print the commands"
+    add("--where", choices=("local", "slurm", "print"), default="local", help=where)
     add("--status", action="store_true", help="only show the state of all runs")
     several = {"nargs": "+", "action": "extend"}
     add("--cells", **several, metavar="CELL", help="only these cells, grids or grid points")
     add("--seeds", **several, type=int, metavar="SEED", help="only these seeds")
-    add("--set", **several, default=[], metavar="KEY=VALUE", help="e.g. task.epochs=20")
-    where = f"location of the same data; KEY is one of {', '.join(PLACES)}"
-    add("--data", **several, default=[], metavar="[KEY=]PLACE", help=where)
+    change = "change settings, e.g. task.epochs=20"
+    add("--set", **several, default=[], metavar="KEY=VALUE", help=change)
+    data = f"another location of the table's data; KEY is one of {', '.join(PLACES)}"
+    add("--data", **several, default=[], metavar="[KEY=]PLACE", help=data)
     add("--rerun-failed", action="store_true", help="run failed runs again")
     add("--runs", type=Path, default=HOME / "runs", metavar="DIR", help="folder for the runs")
     add("--jobs", type=int, metavar="N", help="parallel runs (default: 1 per GPU, 8 on SLURM)")
     slurm = parser.add_argument_group("SLURM, passed to sbatch")
-    slurm.add_argument("--partition", metavar="NAME")
-    slurm.add_argument("--time", metavar="LIMIT", help="per run, e.g. 02:00:00")
-    slurm.add_argument("--gres", metavar="LIST", help="per node, e.g. gpu:1")
-    slurm.add_argument("--gpus", type=int, metavar="N", help="per node, one process each")
-    slurm.add_argument("--nodes", type=int, metavar="N", help="per run; they share each batch")
-    slurm.add_argument("--cpus", type=int, metavar="N", help="per process, for decoding images")
+    slurm.add_argument("--partition", metavar="NAME", help="as in sinfo")
+    slurm.add_argument("--time", metavar="LIMIT", help="time limit of a run, e.g. 02:00:00")
+    slurm.add_argument("--gres", metavar="LIST", help="resources of each node, e.g. gpu:1")
+    slurm.add_argument("--gpus", type=int, metavar="N", help="GPUs per node, one process each")
+    slurm.add_argument("--nodes", type=int, metavar="N", help="nodes per run; they share batches")
+    slurm.add_argument("--cpus", type=int, metavar="N", help="cores per process, to decode images")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: at least 1")

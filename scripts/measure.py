@@ -99,24 +99,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--trust", action="store_true", help="allow classes outside ed in --run's config")
-    add("--weights", type=Path, metavar="FILE", help="load your own state dict")
+    weights = "your own state dict, for --timm or --transformers"
+    add("--weights", type=Path, metavar="FILE", help=weights)
     add("--classes", type=int, metavar="N", help="number of classes in your --weights")
     add("--random-weights", action="store_true", help="measure the untrained model")
     add("--data", metavar="WHERE", help="images: folder, hub id, or embedded")
     add("--split", help="split of a data set (default: train)")
     protocol = parser.add_argument_group("protocol")
     add = protocol.add_argument
-    add("--pairs", type=int, default=400, help="paths (default: 400)")
+    add("--pairs", type=int, default=400, help="number of paths (default: 400)")
     add("--resolution", type=int, default=200, metavar="R", help="nodes per path (default: 200)")
     add("--degree", type=int, default=40, metavar="K", help="maximum degree (default: 40)")
     add("--basis", default="chebyshev", help="chebyshev or legendre")
     add("--components", type=int, metavar="M", help="principal components instead of all outputs")
     add("--normalised", action="store_true", help="the paper's ED_norm, on the logits")
     add("--raw-outputs", action="store_true", help="fit the outputs without softmax")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="seed for choosing paths (default: 0)")
     add("--memory-gib", type=float, default=1.0, help="memory for a forward pass (default: 1)")
-    add("--device", default="auto")
-    parser.add_argument("--out", type=image_file, default=Path("paths.png"), metavar="PNG")
+    add("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    out = "image of a few paths (default: paths.png)"
+    parser.add_argument(
+        "--out", type=image_file, default=Path("paths.png"), metavar="PNG", help=out
+    )
     options = parser.parse_args(arguments)
     for name in ("pairs", "resolution", "degree", "memory_gib"):
         check_numbers(f"--{name.replace('_', '-')}", getattr(options, name), name)

@@ -1,4 +1,4 @@
-"""Where the data of runs lie: the values of launch.py's --data."""
+"""Locations of the data of runs: the values of launch.py's --data."""
 
 import os
 import re

@@ -20,7 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=HOME / "report" / "index.html", metavar="FILE")
+    out = "file to write (default: report/index.html)"
+    page = HOME / "report" / "index.html"
+    parser.add_argument("--out", type=Path, default=page, metavar="FILE", help=out)
     parser.add_argument(
         "--experiments", type=Path, default=EXPERIMENTS, metavar="DIR", help="another folder"
     )

@@ -24,7 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("folders", nargs="*", type=Path, default=[Path("runs/adhoc")], metavar="FOLDER")
+    folders = "folders with runs, at any depth"
+    default = [Path("runs/adhoc")]
+    add("folders", nargs="*", type=Path, default=default, metavar="FOLDER", help=folders)
     add("--metrics", nargs="+", default=[], metavar="KEY", help="e.g. eval/acc measure/ed")
     add("--csv", action="store_true", help="print one line per run as CSV")
     options = parser.parse_args(arguments)

@@ -92,11 +92,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     commit = "update the committed files of the table under results/"
     parser.add_argument("--commit", action="store_true", help=commit)
     parser.add_argument("--latex", action="store_true", help="also print the table as LaTeX")
-    parser.add_argument("--check", action="store_true", help="only check the committed results")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[RUNS], metavar="DIR")
+    check = "only check that the committed files are up to date"
+    parser.add_argument("--check", action="store_true", help=check)
+    runs = "folders with runs (default: runs)"
+    parser.add_argument("--runs", nargs="+", type=Path, default=[RUNS], metavar="DIR", help=runs)
     available = "draw only runs with logged values, finished or not"
     parser.add_argument("--available", action="store_true", help=available)
-    parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="CSV")
+    added = "also use runs from these files, in the format of runs.csv"
+    parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="CSV", help=added)
     return parser.parse_args(arguments)
 
 

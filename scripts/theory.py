@@ -58,8 +58,11 @@ def main(arguments: list[str] | None = None) -> None:
     )
     paths = "number of paths (default: 20000)"
     parser.add_argument("--paths", type=int, default=20_000, help=paths)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=image_file, default=Path("theory.png"), metavar="PNG")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the paths (default: 0)")
+    out = "image to write (default: theory.png)"
+    parser.add_argument(
+        "--out", type=image_file, default=Path("theory.png"), metavar="PNG", help=out
+    )
     options = parser.parse_args(arguments)
     if options.paths < 100:
         raise ValueError(f"--paths {options.paths}: must be at least 100")

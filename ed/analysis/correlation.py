@@ -2,7 +2,7 @@
 
 Each point is the mean over the seeds of a cell, once all of them have finished. Intervals come
 from a percentile bootstrap over the points, with a fixed seed. Points that differ only in the
-study's `replicates` can be nearly copies, so they are drawn together; drawn one by one, they would
+study's `replicates` can be near copies, so they are drawn together. Drawn one by one, they would
 make the intervals too narrow. Networks that have not fitted the training set can have a small gap
 whatever their complexity. Each variant is therefore also correlated over fitted networks only, and
 with the training accuracy as a control.

@@ -1,6 +1,6 @@
 """Cost and gain of methods: step time, accuracy, and the share of a full method's gain.
 
-A table with `cost: {baseline: CELL, full: CELL}` compares its cells by these. Step times are read
+A table with `cost: {baseline: CELL, full: CELL}` shows these for each cell. Step times are read
 from ../speed/steps.csv beside the table's results (see ed.analysis.steps).
 """
 

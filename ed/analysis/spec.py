@@ -81,7 +81,7 @@ class Study:
     """A correlation study: every variant (a metric) of every measure against one metric.
 
     `train` is the metric with the training accuracy (%), used to select fitted networks. Cells
-    that differ only in the setting `replicates` can be nearly copies: intervals draw them together.
+    that differ only in the setting `replicates` can be near copies; intervals draw them together.
     """
 
     against: str

@@ -2,11 +2,13 @@
 
     reproduced          the means differ by at most two standard errors of the difference (for a
                         single run of ours, two of the paper's standard deviations). Where the
-                        paper prints no standard deviation, within 10 %, for an accuracy 10 % of it
-                        or of the error rate, whichever is smaller, but at least one point
-    direction only      not reproduced, but on the same side of the reference as the paper's: the
-                        table's first other cell with the same task, or else its first other cell
-    contradicted        on the other side, or there is no other cell
+                        paper prints no standard deviation, they differ by at most 10 %; for an
+                        accuracy, by at most 10 % of the accuracy or of the error rate, whichever
+                        is smaller, but one point is always allowed
+    direction only      not reproduced, but on the same side of the reference as the paper's number.
+                        The reference is the table's first other cell with the same task, or else
+                        its first other cell
+    contradicted        on the other side of the reference, or there is none
     not run             no run has finished yet
     not runnable here   the data or weights are not available
 

@@ -42,7 +42,7 @@ CLAIM = ".launch"  # locked by the launcher while its process runs
 # written only by the process that holds the lock; the launcher writes FAILED and SLURM
 OWN = (CONFIG, METRICS, META, DONE, WANDB_ID, WEIGHTS)
 
-LARGEST = 1e150  # of a metric; a run in float32 stays below 1e39
+LARGEST = 1e150  # maximum size of a metric; a run in float32 stays below 1e39
 DIVERGED = "diverged: "  # prefix of the error if a value becomes NaN or infinite
 ENVIRONMENT = ("system", "logger")  # groups that never affect results
 # groups that do not identify a run: measures do not change the model, and regularizers include the
@@ -277,7 +277,7 @@ def _is_summary(value: dict) -> bool:
 
 
 def _is_number(value) -> bool:
-    """Returns whether a value is a number whose square is a float, as spreads need it."""
+    """Returns whether a value is a number whose square, needed for spreads, fits in a float."""
     if isinstance(value, float):
         return not LARGEST < abs(value) < math.inf
     return isinstance(value, int) and abs(value) < 2**63

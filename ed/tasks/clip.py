@@ -99,8 +99,8 @@ class StandInPretraining(ImageTask):
     """Trains a small CLIP contrastively on captions for the first `part` of CIFAR-10.
 
     With ten classes, captions repeat within a batch, and any caption of a class fits all of its
-    images. So the loss compares each distinct caption with each image, with uniform targets over
-    the class in both directions.
+    images. The loss therefore compares each distinct caption with each image, and the targets are
+    uniform over the class, in both directions.
     """
 
     mean, std = CLIP.mean, CLIP.std
