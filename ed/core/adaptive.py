@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -79,6 +80,7 @@ def points_of_second_kind(intervals: int) -> Tensor:
     return (1 - torch.cos(steps * (math.pi / intervals))) / 2
 
 
+@cache  # only a few levels
 def interpolation(intervals: int) -> Tensor:
     """Returns the matrix that maps values at second-kind points to coefficients of T_0..T_N."""
     return torch.linalg.inv(chebyshev(2 * points_of_second_kind(intervals) - 1, intervals))

@@ -215,7 +215,8 @@ def check_merge(context: Context, *, wait: bool = False) -> None:
             continue
         message = (
             f"context {name!r} is not a mask and differs between examples, so paths cannot merge "
-            "it: pass it as an input, ed.Field.of(model, (x, y)), or close over it in `forward`"
+            "it: use one value for all examples or, if values in between make sense, pass it as a "
+            "float input: ed.Field.of(model, (x, y))"
         )
         if not (wait or readable(value)):
             assert_on_device(_has_maximum(value), message)

@@ -69,7 +69,8 @@ def _collect(loader: Iterable, examples: int) -> Tensor:
             part = batch[0] if isinstance(batch, (tuple, list)) else batch
             if not isinstance(part, Tensor):
                 raise ValueError(
-                    f"inputs: the loader yields {type(part).__name__}; use one that yields tensors"
+                    f"inputs: the loader yields {type(part).__name__}; use one that yields "
+                    "tensors, or pass one batch as a tuple or dict"
                 )
             parts.append(part)
             count += len(part)
@@ -114,8 +115,8 @@ def _as_tensor(part, module: nn.Module | None, name: str = "") -> Tensor:
         raise ValueError(f"{where}: got a single number; pass {LAYOUT}")
     if name and not part.is_floating_point():
         raise ValueError(
-            f"{where} is {part.dtype}: convert to float, pass masks as context={{name: mask}}, or "
-            "use ed.Field.from_text for token ids"
+            f"{where} is {part.dtype}: convert to float, pass masks and constants as "
+            "ed.Field.of(model, x, context={name: tensor}), or use ed.Field.from_text for token ids"
         )
     return part
 

@@ -30,7 +30,7 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
         got = f"{tuple(labels.shape)} and {labels.dtype}" if tensor else type(labels).__name__
         raise ValueError(
             f"labels: got {got}; use class indices ({size},) as torch.int64, or probabilities "
-            f"({size}, C)"
+            f"({size}, C) as floats"
         )
     if not readable(labels):
         return

@@ -4,6 +4,9 @@ A path has few points (r) and possibly many outputs (C), so the scores V sqrt(L)
 eigenproblem G = Yc Yc' = V L V'. For 4 x 1000 outputs on a GPU this is dozens of times cheaper than
 a batched SVD. G squares the condition number, so we use float64: in float32, small components were
 mostly rounding error, which doubled ED_norm with ten components (tests/core/test_pca.py).
+
+Measurements need no gradient. If C < r, they use the C x C matrix Yc' Yc = W L W' and the scores
+Yc W, which is dozens of times faster for 10 outputs at 200 nodes.
 """
 
 import torch
@@ -34,6 +37,11 @@ def principal_scores(values: Tensor, components: int, *, detach: bool = False) -
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         centred = widened(values - values.mean(-2, keepdim=True))
         noise = _rounding(values.detach())
+        if components <= values.shape[-1] < resolution and not values.requires_grad:
+            eigenvalues, directions = _gram_eigen_above(centred.mT, noise)
+            scores = small.matmul(centred, directions)
+            scores = torch.where(eigenvalues[..., None, :] == 0, 0.0, scores)  # nan stays nan
+            return scores[..., :components].to(values.dtype)
         if not detach:
             return _GramScores.apply(centred, noise, components, values.dtype)[0].to(values.dtype)
         with torch.no_grad():

@@ -130,7 +130,7 @@ def changed(representation: Representation, **changes) -> Representation:
     if not isinstance(representation, Representation):
         raise ValueError(
             f"representation={representation!r}: must be an ed.Representation, e.g. "
-            "ed.Representation(degree=5)"
+            "ed.Representation(resolution=15, degree=7)"
         )
     return replace(representation, **changes) if changes else representation
 

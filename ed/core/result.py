@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -55,8 +55,14 @@ class _Mean:
     def __float__(self) -> float:
         return self.mean
 
+    def __repr__(self) -> str:  # short, because notebooks show it
+        return f"<{type(self).__name__}: {self}>"
 
-@dataclass(frozen=True, eq=False)
+    def __format__(self, spec: str) -> str:
+        return format(self.mean, spec) if spec else str(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Estimate(_Mean):
     """Effective degree of a model.
 
@@ -80,17 +86,15 @@ class Estimate(_Mean):
 
     values: Tensor
     spectrum: Tensor
-    representation: Representation = field(repr=False)
-    ends: Tensor = field(repr=False)
-    points: Tensor | None = field(default=None, repr=False)
-    curves: tuple[Curve, ...] = field(default=(), repr=False)
-    prediction_error: float = field(default=0.0, repr=False)
+    representation: Representation
+    ends: Tensor
+    points: Tensor
+    curves: tuple[Curve, ...] = ()
+    prediction_error: float = 0.0
 
     @property
     def passes(self) -> int:
         """Number of points at which the model was evaluated."""
-        if self.points is None:
-            return len(self.values) * self.representation.resolution
         return int(self.points.sum())
 
     @property
@@ -100,9 +104,6 @@ class Estimate(_Mean):
     def __str__(self) -> str:
         error = with_error(self.mean, self.standard_error)
         return f"{self.symbol} {error} ({len(self.values)} paths)"
-
-    def __format__(self, spec: str) -> str:
-        return format(self.mean, spec) if spec else str(self)
 
     def to_dict(self) -> dict:
         """Returns the result as plain numbers, lists and strings, for JSON."""
@@ -130,7 +131,7 @@ class Estimate(_Mean):
         return figure
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison(_Mean):
     """Difference in effective degree between two models on the same paths: first - second."""
 

@@ -313,7 +313,7 @@ def load_run(
     for name in ("task", "model"):
         check_leaf(name, cfg[name])
     with torch.random.fork_rng(devices=[]):  # new weights are random until they are loaded
-        task, where = instantiate(cfg.task), choose_device(device)
+        task, where = instantiate(cfg.task), choose_device(device, "device=")
         if data:
             task.prepare(where, cfg.seed)
         model = load_weights(build_model(cfg, where), weights, str(folder), into=runs.CONFIG)

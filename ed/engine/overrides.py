@@ -17,21 +17,6 @@ from ed.engine.compose import CONFIGS, compose_config, flat_keys
 # maps symbols in the paper to setting names
 SYMBOLS = {"lambda": "weight", "r": "resolution", "K": "degree", "m": "components"}
 SYMBOLS |= {"n_p": "pairs", "n_proj": "projections", "epsilon": "damping"}
-RENAMED = {  # old key to new key; remove in 0.3
-    "system.capture": "system.cuda_graph",
-    "system.checkpointing": "system.activation_checkpointing",
-    "optimizer.clip": "optimizer.max_grad_norm",
-    "task.length": "task.max_length",
-    "task.envs": "task.num_envs",
-    "task.rollout": "task.num_steps",
-    "task.minibatches": "task.num_minibatches",
-    "task.levels": "task.num_levels",
-    "task.test_envs": "task.num_test_envs",
-    "task.test_rollout": "task.num_test_steps",
-    "task.clip": "task.clip_coef",
-    "task.value_weight": "task.vf_coef",
-    "task.entropy_weight": "task.ent_coef",
-}
 
 
 class Overrides:
@@ -113,8 +98,6 @@ class Overrides:
     def _unknown(self, key: str) -> str:
         group, *rest = key.split(".")
         valid, owners = self.valid, self._owners(key)
-        if key in RENAMED:
-            return f"{key}: renamed to {RENAMED[key]}"
         if group == "measures" and owners:
             return f"{key}: {rest[0]} is not measured; add measures=[{rest[0]}]"
         symbol = f"{group}.{SYMBOLS[rest[0]]}" if rest and rest[0] in SYMBOLS else None

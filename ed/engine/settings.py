@@ -11,7 +11,6 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.compose import GROUPS, PARTS
-from ed.engine.overrides import RENAMED
 
 KEYS = (*GROUPS, "seed", "precision", "accumulate", "system")
 SYSTEM = {"device": str, "runs": str, "run_dir": str | None, "log_every": int, "trust": bool}
@@ -102,10 +101,8 @@ def _check_names(name: str, leaf: DictConfig, functions: list) -> None:
     known = {key for function in functions for key in signature(function).parameters}
     for key in leaf:
         if key not in known and not key.startswith("_"):
-            renamed = RENAMED.get(f"{name}.{key}")
-            reason = f"renamed to {renamed}" if renamed else f"{leaf._target_} has no such setting"
             tiny = "; debug=tiny is for image tasks" if "debug=tiny" in sys.argv else ""
-            raise ValueError(f"{name}.{key}: {reason}{tiny}")
+            raise ValueError(f"{name}.{key}: {leaf._target_} has no such setting{tiny}")
 
 
 def _check_values(name: str, values: DictConfig, hints: dict) -> None:

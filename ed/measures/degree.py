@@ -124,9 +124,9 @@ class EffectiveDegree(Measure):
             field = field.at(task.noise_like(field.x, draw))
 
         def forward(points, context):
-            return field.forward(points, context)[:, task.penalised]
+            return field.at(points, context)()[:, task.penalised]
 
-        return replace(field, forward=forward)
+        return replace(field, forward=forward, output=None)
 
     def _source(self, task) -> tuple[int, Callable[[Tensor], dict[str, Tensor]]]:
         """Returns the number of examples, and the function that returns those of an index."""

@@ -120,17 +120,17 @@ class ViT(VisionTransformer):
         return x
 
 
-def sincos_positions(rows: int, columns: int, width: int, temperature: float = 1e4) -> Tensor:
+def sincos_positions(rows: int, columns: int, width: int) -> Tensor:
     """Returns fixed position embeddings of a grid, row by row: (rows * columns, width).
 
     The sine and cosine of the column and row each take a quarter of the width, with frequencies
-    that decrease geometrically from 1 to 1 / temperature.
+    that decrease geometrically from 1 to 1e-4.
     """
     if width % 4 or width < 8:
         raise ValueError(
             f"model.width={width}: model.positions=sincos requires a multiple of 4, >= 8"
         )
-    frequencies = temperature ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
+    frequencies = 1e4 ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     x, y = (place.reshape(-1, 1) * frequencies for place in (column, row))
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).float()

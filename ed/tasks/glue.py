@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ed.core.validate import choice
@@ -40,10 +41,8 @@ class Glue(TextTask):
 
 def matthews(predictions: Tensor, labels: Tensor) -> float:
     """Returns the Matthews correlation of binary values; 0 if either argument is constant."""
-    p, t = predictions.double(), labels.double()
-    covariance = (p * t).mean() - p.mean() * t.mean()
-    scale = (p.mean() * (1 - p.mean()) * t.mean() * (1 - t.mean())).sqrt()
-    return (covariance / scale).item() if scale > 0 else 0.0
+    both = torch.stack([predictions, labels]).double()  # of binary values, it is Pearson's
+    return torch.corrcoef(both)[0, 1].nan_to_num().item()
 
 
 def load_split(data: str, name: str, split: str):

@@ -1,5 +1,7 @@
 """Classification of your own texts, from a CSV, JSON or Parquet file, a folder or the hub."""
 
+from functools import cached_property
+
 from ed.core.validate import fraction
 from ed.datasets.images import check_column, count_classes, load_table, split_names
 from ed.datasets.splits import evaluation_split, held_out
@@ -61,13 +63,16 @@ class TextClassification(TextTask):
             check_column(table[column][:], str, f"{what}: texts")
         return table
 
+    @cached_property
+    def _train_labels(self) -> list:
+        return list(self._table("train")[self.label])
+
     def _count_classes(self) -> int:
-        numbers = self._numbers(list(self._table("train")[self.label]))
-        return count_classes(numbers, f"task.data={self.data}")
+        return count_classes(self._numbers(self._train_labels), f"task.data={self.data}")
 
     def _names(self) -> list[str]:
         """Returns the label names in alphabetical order, or [] if labels are numbers."""
-        labels = set(self._table("train")[self.label])
+        labels = set(self._train_labels)
         return sorted(labels) if any(isinstance(label, str) for label in labels) else []
 
     def _numbers(self, labels: list) -> list[int]:

@@ -314,7 +314,8 @@ def test_warnings_point_to_the_line_of_the_caller(measure, model, resolution):
 )
 def test_an_estimate_shows_two_digits_of_its_error(values, text):
     ends = torch.arange(2 * len(values)).view(2, -1)
-    estimate = ed.Estimate(torch.tensor(values), torch.zeros(4), ed.Representation(), ends)
+    points = torch.full((len(values),), 4)
+    estimate = ed.Estimate(torch.tensor(values), torch.zeros(4), ed.Representation(), ends, points)
     assert str(estimate) == text
 
 

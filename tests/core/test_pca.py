@@ -26,6 +26,21 @@ def test_scores_equal_those_of_the_svd(components, outputs):
     torch.testing.assert_close(ours.abs(), theirs.abs(), rtol=1e-9, atol=1e-9)  # up to sign
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_measured_scores_equal_those_with_a_gradient(dtype):
+    """Also if outputs on a path are constant, vary in one direction, or are not finite."""
+    values = normal(6, 30, 5).to(dtype)
+    values[0], values[1] = 0.3, values[1, :, :1]
+    values[2, 7, 1] = torch.nan
+    differentiable = principal_scores(values.clone().requires_grad_(), 5).detach()
+    found, tolerance = principal_scores(values, 5), 1e-5 if dtype == torch.float32 else 1e-9
+    torch.testing.assert_close(
+        found.abs(), differentiable.abs(), rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+    assert not found[0].any()
+    assert not found[1, :, 1:].any()
+
+
 def test_small_components_of_float32_outputs_are_accurate():
     """Later components of smooth paths are tiny, so the Gram matrix needs float64."""
     nodes = torch.linspace(-1, 1, 200, dtype=torch.float64)[:, None]

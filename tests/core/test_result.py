@@ -18,6 +18,7 @@ def test_an_estimate_converts_to_float_string_and_dict():
     assert float(result) == result.mean
     assert f"{result:.3f}" == f"{result.mean:.3f}"
     assert f"{result}" == str(result)
+    assert repr(result) == f"<Estimate: {result}>"
     low, high = result.interval
     assert high - low == pytest.approx(2 * 1.96 * result.standard_error)
     assert result.passes == 30 * 12
@@ -55,6 +56,8 @@ def test_two_models_are_compared_on_the_same_paths():
     same = ed.compare(model, model, x, softmax=False, **FEW)
     assert same.interval == (0, 0)
     assert "95 % interval" in str(found)
+    assert repr(found) == f"<Comparison: {found}>"
+    assert f"{found:.3f}" == f"{found.mean:.3f}"
     with pytest.raises(ValueError, match="examples"):
         ed.compare(ed.Field.of(model, x), ed.Field.of(model, x[:30]), **FEW)
 

@@ -91,6 +91,8 @@ def test_run_can_be_loaded_with_torch_safetensors_and_load_run(tmp_path):
     shared = ed.load_run(tmp_path, "cpu", data=False)
     assert torch.equal(shared.model(x), expected)
     assert not hasattr(shared.task, "train")
+    with pytest.raises(ValueError, match=r"^device=gpu"):
+        ed.load_run(tmp_path, "gpu")
 
 
 def test_loading_an_unfinished_run_warns(tmp_path, monkeypatch):

@@ -118,6 +118,9 @@ def test_effective_degree_uses_the_penalised_outputs(name):
     class Named(Toy):
         penalised = slice(0, 2)
 
+        def field(self, model, batch):
+            return Field.of(lambda x: {"all": model(x)}, batch["x"], output="all")
+
     measure, model, task = replace(ALL[name], pairs=15, seed=3), network().eval(), Named()
     ends = task.x[fixed_subset(60, 30, seed=3)]
     if name == "ed_noise":
