@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from ed.core.model_state import batch_norms
+from ed.core.outputs import pick
 from ed.core.validate import count, not_negative
 from ed.regularizers.base import COMPILATION, Regularizer, StepState
 
@@ -33,6 +34,14 @@ class Jacobian(Regularizer):
         self.projections = count("regularizer.projections", projections)
         self.pull_back = None  # set to the compiled function by `compile`
         self.width: int | None = None  # number of outputs, set at the first step
+
+    def check_model(self, model: nn.Module, task) -> None:
+        batch = task.probe()
+        if batch is not None and (outputs := task.field(model, batch)()).dim() != 2:
+            raise ValueError(
+                f"regularizer=jacobian: needs outputs (N, C), but got {tuple(outputs.shape)}; use "
+                "regularizer=ed or none"
+            )
 
     def compile(self, model: nn.Module) -> None:
         """Compiles the forward pass and its first derivative in one graph.
@@ -76,7 +85,9 @@ class Jacobian(Regularizer):
             v = zeros.clone()
             v[:, penalised] = sphere(zeros[:, penalised], generator)
             directions.append(v)
-        outputs, total = self.pull_back(field.forward, field.x, field.context, directions)
+        outputs, total = self.pull_back(
+            field.forward, field.x, field.context, directions, field.output
+        )
         classes = zeros[:, penalised].shape[1]
         return outputs, classes * total / (2 * len(zeros) * self.projections)
 
@@ -152,10 +163,12 @@ def aligned_attention(
     return out[..., :tokens, :]
 
 
-def pull_back(forward, x: Tensor, context: dict, directions: list[Tensor]) -> tuple[Tensor, Tensor]:
+def pull_back(
+    forward, x: Tensor, context: dict, directions: list[Tensor], output: str | int | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns outputs (B, C) at x, and the sum of ||v'J||^2 over rows and directions v (B, C)."""
     dtype = directions[0].dtype
-    outputs, transposed = torch.func.vjp(lambda points: forward(points, context).to(dtype), x)
+    outputs, transposed = torch.func.vjp(lambda p: pick(forward(p, context), output).to(dtype), x)
     # unlike in `estimate`, keep autocast on: traced attention would otherwise mix precisions
     squares = [transposed(v)[0].to(dtype).square().sum() for v in directions]
     return outputs, torch.stack(squares).sum()

@@ -100,7 +100,7 @@ def test_jacobian_penalty_trains_the_layers_before_an_inner_space():
     )
 
 
-@pytest.mark.parametrize("space", ["input", "block1"])
+@pytest.mark.parametrize("space", ["input", "block1", "output"])
 def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
     """Compares loss, penalty and gradients; uses ahead-of-time autograd, as on a GPU."""
     compiler = functools.partial(torch.compile, backend="aot_eager")  # without code generation
@@ -114,9 +114,19 @@ def test_compiled_jacobian_equals_the_eager_one(space, monkeypatch):
         if space == "block1":
             features = model.to_space(batch["x"], space)
             field = Field.of(functools.partial(model.from_space, space=space), features)
+        elif space == "output":
+            field = Field.of(lambda x: {"scores": model(x)}, batch["x"], output="scores")
         loss, report = penalty.objective(Toy(), field, batch, state())
         found.append((report, torch.autograd.grad(loss, list(model.parameters()))))
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_jacobian_rejects_outputs_with_positions():
+    task = Toy()
+    task.probe = first_batch
+    Jacobian().check_model(vit(), task)
+    with pytest.raises(ValueError, match="regularizer=jacobian"):
+        Jacobian().check_model(nn.Conv2d(3, CLASSES, 1).double(), task)
 
 
 def test_compiled_jacobian_finds_its_width_without_random_numbers(monkeypatch):
