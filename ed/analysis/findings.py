@@ -58,9 +58,9 @@ def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
     Pairs are matched by cell name: baseline and ed, rte and rte_ed.
     """
     known: dict[str, dict[str, Line]] = {}
-    for cell, line in experiment.lines:
+    for line in experiment.lines:
         if line.ours.count:
-            known.setdefault(cell.name, {})[line.metric] = line
+            known.setdefault(line.cell.name, {})[line.metric] = line
     found = []
     for name in experiment.table.cells:
         match = re.fullmatch(r"(?:(.+)_)?ed(?:_efficiency)?|efficiency", name)
@@ -109,8 +109,8 @@ def _comparison(table: Table, before: Line, after: Line) -> str:
 def _extremes(experiment: Experiment) -> str:
     """Compares the highest value of the first metric to the first cell with the same task."""
     table = experiment.table
-    lines = [(cell, line) for cell, line in experiment.lines if line.metric == table.primary]
-    known = [(table.first_point(cell).task, line) for cell, line in lines if line.ours.count]
+    lines = [line for line in experiment.lines if line.metric == table.primary]
+    known = [(table.first_point(line.cell).task, line) for line in lines if line.ours.count]
     if not known:
         return ""
     task, best = max(known, key=lambda entry: entry[1].ours.mean)

@@ -30,14 +30,19 @@ INTERVAL = "difference [95 % interval]"  # the column's title if a line has an i
 class Line:
     """One line of a rendered table, for one metric of a cell."""
 
-    label: str
+    cell: Cell
     metric: str
     paper: Paper
     ours: Ours
     verdict: str
     begun: bool  # whether any of its runs has started
+    runs: str  # number of finished runs, with the planned number while some are missing
     remarks: list[str]
     by_seed: dict[int, float]  # our values
+
+    @property
+    def label(self) -> str:
+        return self.cell.label
 
 
 def to_markdown(
@@ -116,7 +121,7 @@ def _line(table: Table, cell: Cell, metric: str, rows: Sequence[Row], deviations
     chosen, remarks = runs_of(table, cell, here)
     homes = _homes(table, cell)
     own = [row for row in here if row.home in homes]
-    done = len(_values(own, metric))
+    done, planned = len(_values(own, metric)), len(table.seeds) * len(homes)
     if cell.best_of is not None and chosen:  # a diverged grid run counts as done
         done += sum(row.status == Status.DIVERGED for row in own)
     ours, paper = summarise(_values(chosen, metric)), cell.paper.get(metric, Paper())
@@ -125,12 +130,13 @@ def _line(table: Table, cell: Cell, metric: str, rows: Sequence[Row], deviations
         paper,
         paper_count=table.paper_seeds,
         done=done,
-        planned=len(table.seeds) * len(homes),
+        planned=planned,
         comparable=table.comparable and not deviations,
     )
     begun = any(row.status != Status.PENDING for row in own)
+    runs = str(ours.count) if done >= planned else f"{done} of {planned}"
     by_seed = {row.seed: value for row in chosen for value in _values([row], metric)}
-    return Line(cell.label, metric, paper, ours, judged, begun, remarks, by_seed)
+    return Line(cell, metric, paper, ours, judged, begun, runs, remarks, by_seed)
 
 
 def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
@@ -291,14 +297,8 @@ def _ours_alone(table: Table, lines: Sequence[Line], footnotes: list[str]) -> st
     for label, own in cells.items():
         fewest = min(own.values(), key=lambda line: line.ours.count)
         numbers = [both(own.get(metric), table) for metric in metrics]
-        body.append((label, *numbers, count_of(fewest), _marks(fewest.remarks, footnotes)))
+        body.append((label, *numbers, fewest.runs, _marks(fewest.remarks, footnotes)))
     return plain_table(("", *metrics.values(), "runs", "notes"), body)
-
-
-def count_of(line: Line) -> str:
-    """Returns the number of finished runs, with the planned number while some are missing."""
-    counted = line.verdict.removeprefix("pending ")
-    return str(line.ours.count) if counted == line.verdict else counted
 
 
 def _marks(remarks: Sequence[str], footnotes: list[str]) -> str:

@@ -75,30 +75,28 @@ class Experiment:
         return [row for row in self.rows if not row.deviations]
 
     @cached_property
-    def lines(self) -> list[tuple[Cell, Line]]:
-        """The lines of the table, each with its cell."""
-        cells = [cell for cell in self.table.cells.values() for _ in cell.metrics]
-        return list(zip(cells, table_lines(self.table, self.rows), strict=True))
+    def lines(self) -> list[Line]:
+        return table_lines(self.table, self.rows)
 
     @cached_property
     def numbers(self) -> list["Number"]:
         """The lines for which the paper prints a number, with their verdicts."""
-        printed = [(cell, line) for cell, line in self.lines if line.paper.mean is not None]
+        printed = [line for line in self.lines if line.paper.mean is not None]
         return [
-            Number(self.table, cell, x.metric, x.paper, x.ours, self._verdict(cell, x, printed))
-            for cell, x in printed
+            Number(self.table, x.cell, x.metric, x.paper, x.ours, self._verdict(x, printed))
+            for x in printed
         ]
 
-    def _verdict(self, cell: Cell, line: Line, printed: Sequence[tuple[Cell, Line]]) -> Verdict:
+    def _verdict(self, line: Line, printed: Sequence[Line]) -> Verdict:
         table = self.table
         if not line.ours.count:
             return Verdict.NOT_RUNNABLE if table.name in MISSING else Verdict.NOT_RUN
         others = [
-            (table.first_point(other).task, (x.ours, x.paper))
-            for other, x in printed
+            (table.first_point(x.cell).task, (x.ours, x.paper))
+            for x in printed
             if x.metric == line.metric and x.ours.count and x is not line
         ]
-        task = table.first_point(cell).task
+        task = table.first_point(line.cell).task
         others.sort(key=lambda entry: entry[0] != task)  # stable: the same task first
         reference = others[0][1] if others else None
         how = {"paper_count": table.paper_seeds, "percent": "/acc" in line.metric}

@@ -61,7 +61,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
         "image": embed(image) if image.exists() else None,
     }
     if table.correlation is None:
-        view["glance"] = _glance(table, [line for _, line in experiment.lines])
+        view["glance"] = _glance(table, experiment.lines)
         view["comparison"] = comparison(experiment, footnotes)
         view["tuning"] = _tuning(experiment, footnotes)
         view["aggregate"] = _aggregate(experiment)
@@ -89,7 +89,7 @@ def _glance(table: Table, lines: Sequence[render.Line]) -> Grid | None:
         fewest = min(own.values(), key=lambda line: line.ours.count)
         numbers = [render.both(own.get(metric), table) for metric in metrics]
         shown = ["" if text == "-" else text for text in numbers]
-        body.append([label, *shown, render.count_of(fewest)])
+        body.append([label, *shown, fewest.runs])
     return grid([*header.values(), "n"], body) if body else None
 
 
@@ -100,21 +100,19 @@ def comparison(experiment: Experiment, footnotes: list[str]) -> Grid:
         (n.cell.name, n.metric): n.verdict if comparable or not n.ours.count else "reference only"
         for n in experiment.numbers
     }
-    judged = [(cell, x, verdicts.get((cell.name, x.metric), "")) for cell, x in experiment.lines]
+    judged = [(line, verdicts.get((line.cell.name, line.metric), "")) for line in experiment.lines]
     return _compared(experiment.table, judged, footnotes)
 
 
-def _compared(
-    table: Table, lines: Sequence[tuple[Cell, render.Line, str]], footnotes: list[str]
-) -> Grid:
+def _compared(table: Table, lines: Sequence[tuple[render.Line, str]], footnotes: list[str]) -> Grid:
     scales = {}
     for metric in table.metrics:
-        own = (_named(line).values() for _, line, _ in lines if line.metric == metric)
+        own = (_named(line).values() for line, _ in lines if line.metric == metric)
         scales[metric] = extent([side for sides in own for side in sides])
     header = ["cell", "metric", *SIDES, "n", "difference", "verdict", "", "notes"]
     several = len(table.metrics) > 1
     body = []
-    for cell, line, verdict in lines:
+    for line, verdict in lines:
         ours, paper = line.ours, line.paper
         apart = difference(ours, paper)
         numbers = sorted(_numbered(remark, footnotes) for remark in line.remarks)
@@ -122,11 +120,11 @@ def _compared(
         strip = marks(_named(line), scales[line.metric])
         body.append(
             [
-                Field(line.label, href=_cell_link(table, cell)),
+                Field(line.label, href=_cell_link(table, line.cell)),
                 table.metrics[line.metric] if several else "",
                 mean_std(paper, table),
                 mean_std(ours, table),
-                render.count_of(line) if ours.count or not verdict else "",
+                line.runs if ours.count or not verdict else "",
                 shown,
                 Field(verdict, style=verdict and f"verdict {verdict.replace(' ', '-')}"),
                 Field(style=strip and method(line.label), strip=strip),
@@ -170,8 +168,8 @@ def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
     lines = iter(render.grid_lines(table, experiment.rows))
     found = []
     for one in table.tuning.values():
-        own = [(point, next(lines), "") for point in one.points]
-        begun = sum(line.begun for _, line, _ in own)
+        own = [(next(lines), "") for _ in one.points]
+        begun = sum(line.begun for line, _ in own)
         found.append(
             {
                 "id": f"{table.name}--{one.name}",
