@@ -301,10 +301,14 @@ def _ours_alone(table: Table, lines: Sequence[Line], footnotes: list[str]) -> st
     return plain_table(("", *metrics.values(), "runs", "notes"), body)
 
 
-def _marks(remarks: Sequence[str], footnotes: list[str]) -> str:
-    """Returns references to the remarks, which are added to `footnotes`."""
+def footnote_numbers(remarks: Sequence[str], footnotes: list[str]) -> list[int]:
+    """Returns the numbers of the remarks; new ones are added to `footnotes`."""
     footnotes += [remark for remark in remarks if remark not in footnotes]
-    return " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in remarks)
+    return [footnotes.index(remark) + 1 for remark in remarks]
+
+
+def _marks(remarks: Sequence[str], footnotes: list[str]) -> str:
+    return " ".join(f"[^{number}]" for number in footnote_numbers(remarks, footnotes))
 
 
 def _compared(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:

@@ -13,8 +13,8 @@ from ed.analysis.report.cells import (
     anchor,
     as_yaml,
     cell_view,
-    common_config,
-    common_settings,
+    full_config,
+    in_common,
     recorded,
 )
 from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
@@ -115,7 +115,7 @@ def _compared(table: Table, lines: Sequence[tuple[render.Line, str]], footnotes:
     for line, verdict in lines:
         ours, paper = line.ours, line.paper
         apart = difference(ours, paper)
-        numbers = sorted(_numbered(remark, footnotes) for remark in line.remarks)
+        numbers = sorted(render.footnote_numbers(line.remarks, footnotes))
         shown = "" if apart is None else render.signed(apart, paper, table.digits)
         strip = marks(_named(line), scales[line.metric])
         body.append(
@@ -144,12 +144,6 @@ def method(label: str) -> str:
 
 def _named(line: render.Line) -> dict[str, Interval]:
     return {side: (getattr(line, side).mean, getattr(line, side).std) for side in ("paper", "ours")}
-
-
-def _numbered(remark: str, footnotes: list[str]) -> int:
-    if remark not in footnotes:
-        footnotes.append(remark)
-    return footnotes.index(remark) + 1
 
 
 def _cell_link(table: Table, cell: Cell) -> str:
@@ -238,6 +232,7 @@ def _cells(table: Table, pool: dict[tuple, Row]) -> dict:
         rows = [row for row in pool.values() if row.home == cell.home]
         runs[cell.home] = sorted(rows, key=lambda row: (row.deviations, row.seed))
     stored = [found[0] for rows in runs.values() if (found := recorded(rows))]
-    common, config = common_settings(own), common_config(stored)
+    common = in_common([cell.settings for cell in own])
+    config = in_common([full_config(row) for row in stored])
     views = [cell_view(table, cell, runs[cell.home], common, config) for cell in own]
     return {"cells": views, "common": common, "config": as_yaml(config)}
