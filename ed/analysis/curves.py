@@ -83,7 +83,8 @@ def _to_bytes(records: Mapping[Key, Record]) -> bytes:
     about, values = _content(records)
     kinds = (pa.string(), pa.int64(), pa.int64(), pa.string(), pa.float64())
     schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)), metadata={"runs": about})
-    table = pa.table(dict(zip(COLUMNS, zip(*values, strict=True), strict=True)), schema=schema)
+    columns = [[row[place] for row in values] for place in range(len(COLUMNS))]
+    table = pa.table(columns, schema=schema)
     file = io.BytesIO()
     pq.write_table(table, file, compression="zstd", use_dictionary=["cell", "metric"])
     return file.getvalue()

@@ -60,6 +60,12 @@ def test_logged_values_and_config_round_trip_exactly(tmp_path):
     assert (second[1].failure, second[1].status) == ("exit 1: no", Status.FAILED)
 
 
+def test_a_run_that_failed_before_its_first_value_is_stored(tmp_path):
+    write_curves(tmp_path / CURVES, {("a", 0): record([], failure="exit 1: no data")})
+    (found,) = read_curves(tmp_path / CURVES).values()
+    assert (found.history(), found.status) == ([], Status.FAILED)
+
+
 def test_the_file_is_readable_with_pyarrow(tmp_path):
     write_curves(tmp_path / CURVES, {("a", 0): record()})
     table = pq.read_table(tmp_path / CURVES)
