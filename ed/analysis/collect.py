@@ -87,6 +87,11 @@ def series(history: Iterable[dict], key: str) -> tuple[list[int], list[float]]:
     return [row["step"] for row in rows], [row[key] for row in rows]
 
 
+def finished(rows: Iterable[Row], metric: str) -> list[float]:
+    """Returns the final values of a metric in the finished runs."""
+    return [row.last[metric] for row in rows if row.status == Status.DONE and metric in row.last]
+
+
 def evaluation(metric: str) -> str:
     """Returns the logged metric that a table's late/x or best/x summarises: eval/x."""
     return re.sub("^(late|best)/", "eval/", metric)
@@ -265,9 +270,13 @@ def _summary(record: Record, table: Table) -> dict:
     wild = [f"{key} is {value}" for key, value in last.items() if not math.isfinite(value)]
     if wild:
         raise CollectError(f"{record.source}: {', '.join(wild)}; move it away and launch again")
-    values = {"last": last, "best": done["best"].get(evaluation(table.primary))}
-    values |= {"steps": done["steps"], "total_steps": done["steps"]}
-    return values | {"seconds": float(done["seconds"])}
+    return {
+        "last": last,
+        "best": done["best"].get(evaluation(table.primary)),
+        "steps": done["steps"],
+        "total_steps": done["steps"],
+        "seconds": float(done["seconds"]),
+    }
 
 
 def _late_means(record: Record, table: Table) -> dict[str, float]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ed.analysis import costs, provenance, returns
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, finished
 from ed.analysis.markdown import plain_table
 from ed.analysis.numbers import decimals, fixed, mean_and_std, signed
 from ed.analysis.pools import pool_sections
@@ -121,10 +121,10 @@ def _line(table: Table, cell: Cell, metric: str, rows: Sequence[Row], deviations
     chosen, remarks = runs_of(table, cell, here)
     homes = _homes(table, cell)
     own = [row for row in here if row.home in homes]
-    done, planned = len(_values(own, metric)), len(table.seeds) * len(homes)
+    done, planned = len(finished(own, metric)), len(table.seeds) * len(homes)
     if cell.best_of is not None and chosen:  # a diverged grid run counts as done
         done += sum(row.status == Status.DIVERGED for row in own)
-    ours, paper = summarise(_values(chosen, metric)), cell.paper.get(metric, Paper())
+    ours, paper = summarise(finished(chosen, metric)), cell.paper.get(metric, Paper())
     judged = verdict(
         ours,
         paper,
@@ -135,7 +135,7 @@ def _line(table: Table, cell: Cell, metric: str, rows: Sequence[Row], deviations
     )
     begun = any(row.status != Status.PENDING for row in own)
     runs = str(ours.count) if done >= planned else f"{done} of {planned}"
-    by_seed = {row.seed: value for row in chosen for value in _values([row], metric)}
+    by_seed = {row.seed: value for row in chosen for value in finished([row], metric)}
     return Line(cell, metric, paper, ours, judged, begun, runs, remarks, by_seed)
 
 
@@ -248,12 +248,12 @@ def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row]
     complete = {}
     for point in points:
         own = [row for row in rows if row.home == point.home]
-        if len(_values(own, metric)) == len(table.seeds):
+        if len(finished(own, metric)) == len(table.seeds):
             complete[point.name] = own
     if not complete:
         return [], []
     choose = min if grid.lower_is_better else max
-    best = choose(complete, key=lambda p: summarise(_values(complete[p], metric)).mean)
+    best = choose(complete, key=lambda p: summarise(finished(complete[p], metric)).mean)
     wild = {row.home for row in rows if row.status == Status.DIVERGED}
     lost = [point.name for point in points if point.home in wild]
     without = f" ({', '.join(lost)} diverged)" if lost else ""
@@ -266,11 +266,6 @@ def _homes(table: Table, cell: Cell) -> set[tuple[str, str]]:
     if cell.best_of is None:
         return {cell.home}
     return {point.home for point in table.tuning[cell.best_of].points}
-
-
-def _values(rows: Sequence[Row], metric: str) -> list[float]:
-    """Returns the metric's values of finished runs."""
-    return [row.last[metric] for row in rows if row.status == Status.DONE and metric in row.last]
 
 
 def _in_paper(lines: Sequence[Line]) -> bool:

@@ -308,7 +308,7 @@ def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
 
 
 def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
-    games = aggregates(experiment.table, experiment.plain)[:2]
+    games = aggregates(experiment.table, experiment.plain)
     if len(games) < 2:
         return "", None
     shown = " → ".join(map(_with_interval, games))
