@@ -354,7 +354,7 @@ def visible_gpus() -> list[str]:
     """Returns the GPUs available to this process, without importing torch."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
-        return [name for name in given.split(",") if name]
+        return [name for name in given.split(",") if name not in ("", "-1")]
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
