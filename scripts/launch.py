@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without in
 from ed.analysis.collect import DAMAGED, Row, collect_run, seed_differences
 from ed.analysis.markdown import plural
 from ed.analysis.spec import (
-    PLACES,
     Run,
     SpecError,
     Table,
@@ -45,6 +44,7 @@ from ed.runtime.runs import (
     DEVIATIONS,
     FAILED,
     OUTPUT,
+    PLACES,
     Status,
     failed_at_once,
     flat,

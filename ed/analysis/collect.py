@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from ed.analysis.recipes import debug_settings, group_defaults, target_of
-from ed.analysis.spec import PLACES, Run, Table, expand, nested, parse_value
+from ed.analysis.spec import Run, Table, expand, nested, parse_value
 from ed.runtime import runs
-from ed.runtime.runs import Record, Status
+from ed.runtime.runs import PLACES, Record, Status
 
 UNKNOWN_CODE = "code state unknown"
 JOINT = " + "  # between the names of a run that was resumed elsewhere

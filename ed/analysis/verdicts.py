@@ -26,10 +26,11 @@ from textwrap import dedent
 from ed.analysis.collect import Row, evaluation
 from ed.analysis.correlation import Correlation, correlations
 from ed.analysis.grokking import highest, transition
+from ed.analysis.numbers import mean_and_std
 from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
-from ed.analysis.render import Line, mean_and_std, table_lines
+from ed.analysis.render import Line, table_lines
 from ed.analysis.returns import Aggregate, aggregates, runs_each
-from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table, expand
+from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table
 from ed.analysis.stats import Ours, tolerance
 from ed.analysis.store import committed
 from ed.analysis.tables import load_table, table_names
@@ -58,12 +59,13 @@ class Experiment:
 
     @property
     def planned(self) -> set[tuple]:
-        return {(run.table, run.cell, run.seed) for run in expand(self.table)}
+        table = self.table
+        return {(*cell.home, seed) for cell in table.points.values() for seed in table.seeds}
 
     @property
     def done(self) -> set[tuple]:
         done = (row for row in self.plain if row.status == Status.DONE)
-        return {(row.table, row.cell, row.seed) for row in done} & self.planned
+        return {(*row.home, row.seed) for row in done} & self.planned
 
     @property
     def begun(self) -> bool:

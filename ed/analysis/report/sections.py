@@ -8,6 +8,7 @@ from ed.analysis.collect import Row
 from ed.analysis.correlation import cell_means
 from ed.analysis.findings import finding
 from ed.analysis.markdown import plural
+from ed.analysis.numbers import mean_and_std, signed
 from ed.analysis.outline import MISSING
 from ed.analysis.report.cells import (
     anchor,
@@ -116,7 +117,7 @@ def _compared(table: Table, lines: Sequence[tuple[render.Line, str]], footnotes:
         ours, paper = line.ours, line.paper
         apart = difference(ours, paper)
         numbers = sorted(render.footnote_numbers(line.remarks, footnotes))
-        shown = "" if apart is None else render.signed(apart, paper, table.digits)
+        shown = "" if apart is None else signed(apart, paper, table.digits)
         strip = marks(_named(line), scales[line.metric])
         body.append(
             [
@@ -153,7 +154,7 @@ def _cell_link(table: Table, cell: Cell) -> str:
 
 
 def mean_std(side: Paper | Ours, table: Table) -> str:
-    return "" if side.mean is None else render.mean_and_std(side.mean, side.std, table.digits)
+    return "" if side.mean is None else mean_and_std(side.mean, side.std, table.digits)
 
 
 def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
