@@ -53,7 +53,7 @@ def time_tables(names: Sequence[str], case: Case, timer: Timer, commit: str, out
 def regularizer_settings(cell: Cell) -> dict:
     """Returns the regularizer's config in this cell."""
     config = compose_config(list(cell.arguments))
-    model = dict(text.split("=", 1) for text in cell.overrides).get("model")
+    model = cell.settings.get("model")
     if model != NETWORK:
         raise SpecError(f"{'/'.join(cell.home)}: model={model}; only tables of {NETWORK} are timed")
     return OmegaConf.to_container(config.regularizer, resolve=True)

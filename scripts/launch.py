@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without in
 from ed.analysis.collect import DAMAGED, Row, collect_run, seed_differences
 from ed.analysis.markdown import plural
 from ed.analysis.spec import (
-    PLACES,
     Run,
     SpecError,
     Table,
@@ -45,6 +44,7 @@ from ed.runtime.runs import (
     DEVIATIONS,
     FAILED,
     OUTPUT,
+    PLACES,
     Status,
     failed_at_once,
     flat,
@@ -357,7 +357,7 @@ def visible_gpus() -> list[str]:
     """Returns the GPUs available to this process, without importing torch."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
-        return [name for name in given.split(",") if name]
+        return [name for name in given.split(",") if name not in ("", "-1")]
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)

@@ -56,16 +56,25 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         require(options)
         names = all_names() if options.tables == ["all"] else options.tables
-        stale = [name for name in names if not handle(load_table(name), options)]
+        if options.check:
+            return check(names)
+        for name in names:
+            handle(load_table(name), options)
     except Exception as error:
         return explain(error)
+    return 0
+
+
+def check(names: Sequence[str]) -> int:
+    """Returns 0 if the committed results of all tables are up to date, otherwise 1."""
+    stale = [name for name in names if not is_current(load_table(name))]
     for name in stale:
         print(
             f"error: the results of {name} are out of date; run "
             f"python scripts/table.py {name} --commit",
             file=sys.stderr,
         )
-    return 1 if stale else 0
+    return int(bool(stale))
 
 
 def require(options: argparse.Namespace) -> None:
@@ -103,10 +112,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def handle(table: Table, options: argparse.Namespace) -> bool:
-    """Prints the table and writes its files, or checks that committed files are up to date."""
-    if options.check:
-        return is_current(table)
+def handle(table: Table, options: argparse.Namespace) -> None:
+    """Prints the table and writes its files."""
     added = [row for path in options.add for row in read_results(path, table)]
     ours = merge(collect(table, options.runs, warn=warn_of_damage))
     fresh = {row.key for row in ours if row.status == Status.DONE}
@@ -124,7 +131,6 @@ def handle(table: Table, options: argparse.Namespace) -> bool:
         write(table, rows, options.out / table.name, ("png", "pdf"), available=options.available)
     if options.latex:
         print(to_latex(table, rows))
-    return True
 
 
 def show(table: Table, rows: list[Row]) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from ed.analysis.recipes import debug_settings, group_defaults, target_of
-from ed.analysis.spec import PLACES, Run, Table, expand, nested, parse_value
+from ed.analysis.spec import Run, Table, expand, nested, parse_value
 from ed.runtime import runs
-from ed.runtime.runs import Record, Status
+from ed.runtime.runs import PLACES, Record, Status
 
 UNKNOWN_CODE = "code state unknown"
 JOINT = " + "  # between the names of a run that was resumed elsewhere
@@ -85,6 +85,11 @@ def series(history: Iterable[dict], key: str) -> tuple[list[int], list[float]]:
     """Returns the steps and values of one metric."""
     rows = [row for row in history if key in row]
     return [row["step"] for row in rows], [row[key] for row in rows]
+
+
+def finished(rows: Iterable[Row], metric: str) -> list[float]:
+    """Returns the final values of a metric in the finished runs."""
+    return [row.last[metric] for row in rows if row.status == Status.DONE and metric in row.last]
 
 
 def evaluation(metric: str) -> str:
@@ -265,9 +270,13 @@ def _summary(record: Record, table: Table) -> dict:
     wild = [f"{key} is {value}" for key, value in last.items() if not math.isfinite(value)]
     if wild:
         raise CollectError(f"{record.source}: {', '.join(wild)}; move it away and launch again")
-    values = {"last": last, "best": done["best"].get(evaluation(table.primary))}
-    values |= {"steps": done["steps"], "total_steps": done["steps"]}
-    return values | {"seconds": float(done["seconds"])}
+    return {
+        "last": last,
+        "best": done["best"].get(evaluation(table.primary)),
+        "steps": done["steps"],
+        "total_steps": done["steps"],
+        "seconds": float(done["seconds"]),
+    }
 
 
 def _late_means(record: Record, table: Table) -> dict[str, float]:

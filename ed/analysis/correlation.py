@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, finished
 from ed.analysis.spec import Table
 from ed.analysis.stats import summarise
-from ed.runtime.runs import Status
 
 RESAMPLES = 10_000
 LEAST_POINTS = 4  # with three independent points or fewer, r is meaningless
@@ -124,8 +123,7 @@ def cell_means(table: Table, rows: Sequence[Row], metric: str) -> dict[str, floa
     """Returns the mean over seeds of each complete cell."""
     means = {}
     for name, cell in table.cells.items():
-        own = [row for row in rows if row.home == cell.home and row.status == Status.DONE]
-        values = [row.last[metric] for row in own if metric in row.last]
+        values = finished((row for row in rows if row.home == cell.home), metric)
         if len(values) == len(table.seeds):
             means[name] = summarise(values).mean
     return means

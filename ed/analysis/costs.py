@@ -11,17 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ed.analysis import provenance
-from ed.analysis.collect import CollectError, Row
+from ed.analysis.collect import Row
 from ed.analysis.numbers import fixed, mean_and_std
 from ed.analysis.spec import Cell, Table
 from ed.analysis.stats import Ours, student, summarise
-from ed.analysis.steps import read_steps
+from ed.analysis.steps import FILE, RATIO, read_steps
 from ed.runtime.runs import Status
 
 TITLE = "Cost and gain"
 HEADER = ("", "step time (x plain)", "ours (n)", "gain", "share (%)", "common seeds")
 ROUNDING = 1e-9  # a smaller sum of gains is rounding error
-RATIO = "x plain"  # column of the step time relative to a plain step
 
 
 @dataclass(frozen=True)
@@ -73,27 +72,10 @@ def gains(table: Table, rows: Sequence[Row]) -> list[Gain]:
 
     Reduced runs are left out, as their steps are not measured.
     """
-    steps = measured_steps(table)
+    steps = read_steps(table.path.parent / FILE)
     values = {cell.name: _by_seed(table, cell, rows) for cell in table.cells.values()}
     found = [_gain(table, cell, values, steps) for cell in table.cells.values()]
     return [one for one in found if one.step is not None or one.values]
-
-
-def measured_steps(table: Table) -> dict[tuple[str, str], dict[str, str]]:
-    """Reads the measured steps, by the (table, cell) that owns the runs; raises if invalid."""
-    path = table.path.parent / "results" / "speed" / "steps.csv"
-    steps = read_steps(path)
-    for home, step in steps.items():
-        try:
-            valid = 0 < float(step[RATIO]) < math.inf
-        except ValueError:
-            valid = False
-        if not valid:
-            raise CollectError(
-                f"{path}: {'/'.join(home)}: {RATIO!r} is {step[RATIO]!r}, not a positive "
-                "number; run python scripts/benchmark.py --tables again"
-            )
-    return steps
 
 
 def fieller(gain: Sequence[float], full: Sequence[float]) -> tuple[float, float] | None:

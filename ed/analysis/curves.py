@@ -35,15 +35,16 @@ def read_curves(path: Path) -> dict[Key, Record]:
     """Returns the records of a file, in order; logged values are loaded on first use."""
     if not path.exists():
         return {}
+    import pyarrow.parquet as pq  # slow to import, and few callers need it
+
     rows = functools.cache(functools.partial(_read_rows, path))
 
     def record(name: str, about: dict) -> Record:
         known = {field: about[field] for field in FIELDS}
         return Record(source=f"{path}, {name}", history=lambda: rows().get(_key(name), []), **known)
 
-    parquet = _parquet(path)
     try:
-        stored = json.loads(parquet.read_schema(path).metadata[b"runs"])
+        stored = json.loads(pq.read_schema(path).metadata[b"runs"])
         return {_key(name): record(name, about) for name, about in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, error) from None
@@ -59,8 +60,10 @@ def write_curves(path: Path, records: Mapping[Key, Record]) -> None:
 
 def _read_rows(path: Path) -> dict[Key, list[dict]]:
     """Returns one dict per step, or several if a metric was logged repeatedly at that step."""
+    import pyarrow.parquet as pq
+
     try:
-        table = _parquet(path).read_table(path).to_pydict()
+        table = pq.read_table(path).to_pydict()
         columns = [table[name] for name in COLUMNS]
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, error) from None
@@ -75,15 +78,15 @@ def _read_rows(path: Path) -> dict[Key, list[dict]]:
 
 def _to_bytes(records: Mapping[Key, Record]) -> bytes:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     about, values = _content(records)
     kinds = (pa.string(), pa.int64(), pa.int64(), pa.string(), pa.float64())
     schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)), metadata={"runs": about})
-    table = pa.table(dict(zip(COLUMNS, zip(*values, strict=True), strict=True)), schema=schema)
+    columns = [[row[place] for row in values] for place in range(len(COLUMNS))]
+    table = pa.table(columns, schema=schema)
     file = io.BytesIO()
-    _parquet("curves").write_table(
-        table, file, compression="zstd", use_dictionary=["cell", "metric"]
-    )
+    pq.write_table(table, file, compression="zstd", use_dictionary=["cell", "metric"])
     return file.getvalue()
 
 
@@ -116,16 +119,6 @@ def _portable(record: Record) -> dict:
 def _key(name: str) -> Key:
     cell, seed = name.rsplit("/seed", 1)
     return cell, int(seed)
-
-
-def _parquet(path: Path | str):
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise CollectError(
-            f"{path}: needs pyarrow; pip install 'effective-degree[tables]'"
-        ) from None
-    return pyarrow.parquet
 
 
 def _damaged(path: Path, error: Exception) -> CollectError:

@@ -58,9 +58,9 @@ def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
     Pairs are matched by cell name: baseline and ed, rte and rte_ed.
     """
     known: dict[str, dict[str, Line]] = {}
-    for cell, line in experiment.lines:
+    for line in experiment.lines:
         if line.ours.count:
-            known.setdefault(cell.name, {})[line.metric] = line
+            known.setdefault(line.cell.name, {})[line.metric] = line
     found = []
     for name in experiment.table.cells:
         match = re.fullmatch(r"(?:(.+)_)?ed(?:_efficiency)?|efficiency", name)
@@ -109,8 +109,8 @@ def _comparison(table: Table, before: Line, after: Line) -> str:
 def _extremes(experiment: Experiment) -> str:
     """Compares the highest value of the first metric to the first cell with the same task."""
     table = experiment.table
-    lines = [(cell, line) for cell, line in experiment.lines if line.metric == table.primary]
-    known = [(table.first_point(cell).task, line) for cell, line in lines if line.ours.count]
+    lines = [line for line in experiment.lines if line.metric == table.primary]
+    known = [(table.first_point(line.cell).task, line) for line in lines if line.ours.count]
     if not known:
         return ""
     task, best = max(known, key=lambda entry: entry[1].ours.mean)
@@ -137,10 +137,9 @@ def _others(experiment: Experiment) -> str:
     return f" ({', '.join(others)})" if others else ""
 
 
-def strongest(found: Sequence[Correlation]) -> dict[str, Correlation]:
+def strongest(found: Sequence[Correlation]) -> list[Correlation]:
     """Returns the selected variant of each measure, sorted by |r|, largest first."""
-    chosen = [one for one in found if one.selected]
-    return {one.measure: one for one in sorted(chosen, key=lambda one: -abs(one.whole.r))}
+    return sorted((one for one in found if one.selected), key=lambda one: -abs(one.whole.r))
 
 
 def _r(one: Correlation, table: Table) -> str:
@@ -150,7 +149,7 @@ def _r(one: Correlation, table: Table) -> str:
 
 def _pool(experiment: Experiment) -> str:
     table = experiment.table
-    chosen = list(strongest(experiment.correlations).values())
+    chosen = strongest(experiment.correlations)
     if not chosen:
         return ""
     own = next((one for one in chosen if one.metric.startswith("measure/ed")), chosen[0])
@@ -188,7 +187,7 @@ def _gap(experiments: Sequence[Experiment]) -> Finding | None:
     if not known:
         return None
     best = max(known, key=lambda e: (e.table.comparable, len(e.done)))
-    shown = strongest(best.correlations).values()
+    shown = strongest(best.correlations)
     own = next((one for one in shown if one.metric.startswith("measure/ed")), None)
     return own and Finding(minus(f"r = {own.whole.r:+.2f}"), minus(_pool(best)), best.table)
 

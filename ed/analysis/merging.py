@@ -17,24 +17,29 @@ def merge(rows: Iterable[Row]) -> list[Row]:
     """Returns one row per key: the finished run if there is one, else the last row."""
     kept: dict[tuple, Row] = {}
     for row in rows:
-        before = kept.get(row.key)
-        if before is None or before.status != Status.DONE:
-            if before is None or row.status != Status.PENDING:
-                same = before is not None and row.record is None and before.steps == row.steps
-                kept[row.key] = replace(row, record=before.record) if same else row
-        elif row.status == Status.DONE and not _agree(before, row):
-            raise CollectError(
-                f"two runs of the same cell {row.table}/{row.cell}/seed{row.seed}"
-                f"{' (' + row.deviations + ')' if row.deviations else ''}: {before.source} has "
-                f"{_numbers(before)}, {row.source} has {_numbers(row)}; remove the wrong one"
-            )
-        elif row.status == Status.DONE:
-            more = row.last.keys() - before.last.keys()  # e.g. a measure added later
-            records = (row.record, before.record) if more else (before.record, row.record)
-            known = {"last": row.last | before.last, "record": records[0] or records[1]}
-            best = row.best if before.best is None else before.best
-            kept[row.key] = replace(before, best=best, **known)
+        before = kept.setdefault(row.key, row)
+        if before is row:
+            continue
+        if before.status == row.status == Status.DONE:
+            kept[row.key] = _joined(before, row)
+        elif before.status != Status.DONE and row.status != Status.PENDING:
+            same = row.record is None and before.steps == row.steps
+            kept[row.key] = replace(row, record=before.record) if same else row
     return list(kept.values())
+
+
+def _joined(before: Row, row: Row) -> Row:
+    """Joins two rows of a finished run; raises if their numbers differ."""
+    if not _agree(before, row):
+        raise CollectError(
+            f"two runs of the same cell {row.table}/{row.cell}/seed{row.seed}"
+            f"{' (' + row.deviations + ')' if row.deviations else ''}: {before.source} has "
+            f"{_numbers(before)}, {row.source} has {_numbers(row)}; remove the wrong one"
+        )
+    more = row.last.keys() - before.last.keys()  # e.g. a measure added later
+    records = (row.record, before.record) if more else (before.record, row.record)
+    best = row.best if before.best is None else before.best
+    return replace(before, last=row.last | before.last, best=best, record=records[0] or records[1])
 
 
 def layered(*layers: Iterable[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, finished
 from ed.analysis.correlation import (
     FITTED,
     LEAST_POINTS,
@@ -114,8 +114,7 @@ def pool_fields(table: Table, rows: Sequence[Row]) -> list[tuple[str, ...]]:
     fields = []
     for cell in table.cells.values():
         own = [row for row in rows if row.home == cell.home and row.status == Status.DONE]
-        values = ([row.last[m] for row in own if m in row.last] for m in table.metrics)
-        means = [summarise(each).mean for each in values]
+        means = [summarise(finished(own, metric)).mean for metric in table.metrics]
         if own:
             shown = ("-" if mean is None else f"{mean:.4g}" for mean in means)
             fields.append((cell.label, f"{len(own)} of {len(table.seeds)}", *shown))

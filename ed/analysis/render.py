@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ed.analysis import costs, provenance, returns
-from ed.analysis.collect import Row
+from ed.analysis.collect import Row, finished
 from ed.analysis.markdown import plain_table
 from ed.analysis.numbers import decimals, fixed, mean_and_std, signed
 from ed.analysis.pools import pool_sections
@@ -30,14 +30,19 @@ INTERVAL = "difference [95 % interval]"  # the column's title if a line has an i
 class Line:
     """One line of a rendered table, for one metric of a cell."""
 
-    label: str
+    cell: Cell
     metric: str
     paper: Paper
     ours: Ours
     verdict: str
     begun: bool  # whether any of its runs has started
+    runs: str  # number of finished runs, with the planned number while some are missing
     remarks: list[str]
     by_seed: dict[int, float]  # our values
+
+    @property
+    def label(self) -> str:
+        return self.cell.label
 
 
 def to_markdown(
@@ -116,21 +121,22 @@ def _line(table: Table, cell: Cell, metric: str, rows: Sequence[Row], deviations
     chosen, remarks = runs_of(table, cell, here)
     homes = _homes(table, cell)
     own = [row for row in here if row.home in homes]
-    done = len(_values(own, metric))
+    done, planned = len(finished(own, metric)), len(table.seeds) * len(homes)
     if cell.best_of is not None and chosen:  # a diverged grid run counts as done
         done += sum(row.status == Status.DIVERGED for row in own)
-    ours, paper = summarise(_values(chosen, metric)), cell.paper.get(metric, Paper())
+    ours, paper = summarise(finished(chosen, metric)), cell.paper.get(metric, Paper())
     judged = verdict(
         ours,
         paper,
         paper_count=table.paper_seeds,
         done=done,
-        planned=len(table.seeds) * len(homes),
+        planned=planned,
         comparable=table.comparable and not deviations,
     )
     begun = any(row.status != Status.PENDING for row in own)
-    by_seed = {row.seed: value for row in chosen for value in _values([row], metric)}
-    return Line(cell.label, metric, paper, ours, judged, begun, remarks, by_seed)
+    runs = str(ours.count) if done >= planned else f"{done} of {planned}"
+    by_seed = {row.seed: value for row in chosen for value in finished([row], metric)}
+    return Line(cell, metric, paper, ours, judged, begun, runs, remarks, by_seed)
 
 
 def glance(lines: Sequence[Line]) -> dict[str, dict[str, Line]]:
@@ -242,12 +248,12 @@ def _best_point(table: Table, name: str, rows: Sequence[Row]) -> tuple[list[Row]
     complete = {}
     for point in points:
         own = [row for row in rows if row.home == point.home]
-        if len(_values(own, metric)) == len(table.seeds):
+        if len(finished(own, metric)) == len(table.seeds):
             complete[point.name] = own
     if not complete:
         return [], []
     choose = min if grid.lower_is_better else max
-    best = choose(complete, key=lambda p: summarise(_values(complete[p], metric)).mean)
+    best = choose(complete, key=lambda p: summarise(finished(complete[p], metric)).mean)
     wild = {row.home for row in rows if row.status == Status.DIVERGED}
     lost = [point.name for point in points if point.home in wild]
     without = f" ({', '.join(lost)} diverged)" if lost else ""
@@ -260,11 +266,6 @@ def _homes(table: Table, cell: Cell) -> set[tuple[str, str]]:
     if cell.best_of is None:
         return {cell.home}
     return {point.home for point in table.tuning[cell.best_of].points}
-
-
-def _values(rows: Sequence[Row], metric: str) -> list[float]:
-    """Returns the metric's values of finished runs."""
-    return [row.last[metric] for row in rows if row.status == Status.DONE and metric in row.last]
 
 
 def _in_paper(lines: Sequence[Line]) -> bool:
@@ -291,20 +292,18 @@ def _ours_alone(table: Table, lines: Sequence[Line], footnotes: list[str]) -> st
     for label, own in cells.items():
         fewest = min(own.values(), key=lambda line: line.ours.count)
         numbers = [both(own.get(metric), table) for metric in metrics]
-        body.append((label, *numbers, count_of(fewest), _marks(fewest.remarks, footnotes)))
+        body.append((label, *numbers, fewest.runs, _marks(fewest.remarks, footnotes)))
     return plain_table(("", *metrics.values(), "runs", "notes"), body)
 
 
-def count_of(line: Line) -> str:
-    """Returns the number of finished runs, with the planned number while some are missing."""
-    counted = line.verdict.removeprefix("pending ")
-    return str(line.ours.count) if counted == line.verdict else counted
+def footnote_numbers(remarks: Sequence[str], footnotes: list[str]) -> list[int]:
+    """Returns the numbers of the remarks; new ones are added to `footnotes`."""
+    footnotes += [remark for remark in remarks if remark not in footnotes]
+    return [footnotes.index(remark) + 1 for remark in remarks]
 
 
 def _marks(remarks: Sequence[str], footnotes: list[str]) -> str:
-    """Returns references to the remarks, which are added to `footnotes`."""
-    footnotes += [remark for remark in remarks if remark not in footnotes]
-    return " ".join(f"[^{footnotes.index(remark) + 1}]" for remark in remarks)
+    return " ".join(f"[^{number}]" for number in footnote_numbers(remarks, footnotes))
 
 
 def _compared(table: Table, lines: Sequence[Line], footnotes: list[str]) -> str:

@@ -124,8 +124,7 @@ def game_runs(table: Table, rows: Sequence[Row]) -> list[GameRuns]:
 
 def by_method(runs: Sequence[GameRuns]) -> dict[str, list[GameRuns]]:
     """Groups runs by method, on the games for which all these methods have runs; hard mode only."""
-    found = {method: [r for r in runs if r.method == method] for method in METHODS}
-    found = {method: own for method, own in found.items() if own}
+    found = {m: own for m in METHODS if (own := [r for r in runs if r.method == m])}
     games = {one.game for one in runs}.intersection(*({r.game for r in o} for o in found.values()))
     if len(games) < 2 or not games <= HARD_RANGES.keys() or {r.mode for r in runs} != {"hard"}:
         return {}

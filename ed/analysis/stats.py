@@ -18,6 +18,7 @@ runs on each side it is 2.8 to 4.3, so an interval may include 0 although the ve
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,13 +37,9 @@ class Ours:
 
 
 def summarise(values: Sequence[float]) -> Ours:
-    if not values:
-        return Ours(None, None, 0)
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return Ours(mean, None, 1)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return Ours(mean, math.sqrt(squares / (len(values) - 1)), len(values))
+    mean = statistics.fmean(values) if values else None
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Ours(mean, std, len(values))
 
 
 def difference(ours: Ours, paper: Paper) -> float | None:

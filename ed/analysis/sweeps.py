@@ -86,14 +86,14 @@ def differing(runs: Sequence[SweepRun]) -> list[str]:
     ]
 
 
-def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
+def summary_rows(runs: Sequence[SweepRun], metrics: Sequence[str]) -> list[list[str]]:
     """Returns a header and one row per group of runs that differ only in their seed.
 
     Columns: the differing keys, the number of runs, and mean ± std at the last step. Duplicate
     seeds, such as copies of a run, are counted and listed.
 
     Args:
-        metrics: the metrics to show; by default all evaluation metrics and measures.
+        metrics: the metrics to show; if empty, all evaluation metrics and measures.
     """
     keys, shown = differing(runs), _metrics(runs, metrics)
     groups: dict[tuple, list[SweepRun]] = {}
@@ -115,7 +115,7 @@ def _repeated(group: Sequence[SweepRun]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def run_rows(runs: Sequence[SweepRun], metrics: Sequence[str] = ()) -> list[list[str]]:
+def run_rows(runs: Sequence[SweepRun], metrics: Sequence[str]) -> list[list[str]]:
     """Returns a header and one row per finished run, with unrounded values."""
     keys, shown = differing(runs), _metrics(runs, metrics)
     rows = [[*keys, "seed", *shown]]

@@ -28,10 +28,11 @@ from textwrap import dedent
 from ed.analysis.collect import Row, evaluation
 from ed.analysis.correlation import Correlation, correlations
 from ed.analysis.grokking import highest, transition
+from ed.analysis.numbers import mean_and_std
 from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
-from ed.analysis.render import Line, mean_and_std, table_lines
+from ed.analysis.render import Line, table_lines
 from ed.analysis.returns import Aggregate, aggregates, runs_each
-from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table, expand
+from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table
 from ed.analysis.stats import Ours, tolerance
 from ed.analysis.store import committed
 from ed.analysis.tables import load_table, table_names
@@ -60,12 +61,13 @@ class Experiment:
 
     @property
     def planned(self) -> set[tuple]:
-        return {(run.table, run.cell, run.seed) for run in expand(self.table)}
+        table = self.table
+        return {(*cell.home, seed) for cell in table.points.values() for seed in table.seeds}
 
     @property
     def done(self) -> set[tuple]:
         done = (row for row in self.plain if row.status == Status.DONE)
-        return {(row.table, row.cell, row.seed) for row in done} & self.planned
+        return {(*row.home, row.seed) for row in done} & self.planned
 
     @property
     def begun(self) -> bool:
@@ -77,30 +79,28 @@ class Experiment:
         return [row for row in self.rows if not row.deviations]
 
     @cached_property
-    def lines(self) -> list[tuple[Cell, Line]]:
-        """The lines of the table, each with its cell."""
-        cells = [cell for cell in self.table.cells.values() for _ in cell.metrics]
-        return list(zip(cells, table_lines(self.table, self.rows), strict=True))
+    def lines(self) -> list[Line]:
+        return table_lines(self.table, self.rows)
 
     @cached_property
     def numbers(self) -> list["Number"]:
         """The lines for which the paper prints a number, with their verdicts."""
-        printed = [(cell, line) for cell, line in self.lines if line.paper.mean is not None]
+        printed = [line for line in self.lines if line.paper.mean is not None]
         return [
-            Number(self.table, cell, x.metric, x.paper, x.ours, self._verdict(cell, x, printed))
-            for cell, x in printed
+            Number(self.table, x.cell, x.metric, x.paper, x.ours, self._verdict(x, printed))
+            for x in printed
         ]
 
-    def _verdict(self, cell: Cell, line: Line, printed: Sequence[tuple[Cell, Line]]) -> Verdict:
+    def _verdict(self, line: Line, printed: Sequence[Line]) -> Verdict:
         table = self.table
         if not line.ours.count:
             return Verdict.NOT_RUNNABLE if table.name in MISSING else Verdict.NOT_RUN
         others = [
-            (table.first_point(other).task, (x.ours, x.paper))
-            for other, x in printed
+            (table.first_point(x.cell).task, (x.ours, x.paper))
+            for x in printed
             if x.metric == line.metric and x.ours.count and x is not line
         ]
-        task = table.first_point(cell).task
+        task = table.first_point(line.cell).task
         others.sort(key=lambda entry: entry[0] != task)  # stable: the same task first
         reference = others[0][1] if others else None
         how = {"paper_count": table.paper_seeds, "percent": "/acc" in line.metric}
@@ -312,7 +312,7 @@ def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
 
 
 def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
-    games = aggregates(experiment.table, experiment.plain)[:2]
+    games = aggregates(experiment.table, experiment.plain)
     if len(games) < 2:
         return "", None
     shown = " → ".join(map(_with_interval, games))

@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
@@ -19,8 +18,8 @@ from ed.analysis.costs import Gain, gains
 from ed.analysis.numbers import mean_and_std
 from ed.analysis.spec import SpecError, Table
 from ed.figures.labels import place_labels
-from ed.figures.ranking import OURS, REFERENCE, SINGLE, TEST, break_below
-from ed.figures.style import FAINT, INK, WIDTH, method_colour
+from ed.figures.ranking import OURS, REFERENCE, SINGLE, break_below, primary_title
+from ed.figures.style import FAINT, WIDTH, legend_handles, method_colour
 
 CHEAP = 1.25  # the cost that a cheap method may have, times the plain step
 LIMIT = {"color": FAINT, "linewidth": 0.7, "linestyle": ":"}
@@ -99,8 +98,7 @@ def _finish(axis: Axes, table: Table, known: Sequence[Gain]) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.set_xlabel("step time (x plain step)")
-    name = "test accuracy (%)" if table.primary == TEST else table.metrics[table.primary]
-    axis.set_ylabel(name)
+    axis.set_ylabel(primary_title(table))
     axis.grid(axis="y", color="0.92", linewidth=0.6)
     axis.set_axisbelow(True)
 
@@ -135,6 +133,6 @@ def _legend(
     looks |= {"off the scale": BELOW} if BELOW in on_axis else {}
     looks |= {"pending": PENDING} if PENDING in on_axis else {}
     looks |= {"baseline": REFERENCE} if reference else {}
-    handles = [Line2D([], [], label=n, **({"color": INK} | look)) for n, look in looks.items()]
-    if handles:
+    if looks:
+        handles = legend_handles(looks)
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ed.analysis.collect import Row, series
 from ed.analysis.grokking import GENERALIZES, highest, transition
 from ed.analysis.spec import Table
-from ed.figures.style import BASELINE, ED, INK, SEED, SERIES, WIDTH
+from ed.figures.style import BASELINE, ED, INK, SEED, SERIES, WIDTH, legend_handles
 
 TRAINING, VALIDATION = (0, (3, 1.5)), (0, (1, 1))  # line styles: training loss, ED on validation
 THIN = 0.8  # width of the lines beside the main one
@@ -172,8 +171,8 @@ def _legend(
 ) -> None:
     """Draws the legend; `others` are the other cells, and whether they reach the transition."""
     looks = {
-        "validation loss": {"color": INK},
-        "training loss": {"color": INK, "linestyle": TRAINING, "linewidth": THIN},
+        "validation loss": {},
+        "training loss": {"linestyle": TRAINING, "linewidth": THIN},
     }
     extra = {key for panel in panels for key in panel.others if _logged(key, runs)}
     if any(key.startswith("measure/ed_validation") for key in extra):
@@ -187,9 +186,8 @@ def _legend(
         looks[label] = {"color": SERIES[0], "linewidth": THIN}
     if any(map(transition, runs)):
         looks[f"validation accuracy passes {GENERALIZES:.0f} %"] = MARK
-        looks["highest before that"] = {"color": INK} | PEAK
+        looks["highest before that"] = PEAK
     for how, wanted, look in (("no transition", False, OTHERS), ("other transitions", True, ALSO)):
         if names := [name for name, has in others.items() if has == wanted]:
             looks[textwrap.fill(f"{how}: {'; '.join(names)}", LEGEND_WIDTH)] = look
-    handles = [Line2D([], [], label=label, **look) for label, look in looks.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=2)
+    figure.legend(handles=legend_handles(looks), loc="outside lower left", ncols=2)

@@ -3,12 +3,14 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
 from ed.figures.style import FAINT
 
+SIZE = 8  # of the font
 GAP = 7  # points between a dot and a label on its left or right
 HEIGHTS = [0, *(sign * half / 2 for half in range(1, 21) for sign in (1, -1))]  # in lines of text
 SIDES = {"left": 0.0, "right": 1.0, "center": 0.5}  # where the dot is, as a part of the width
@@ -49,8 +51,7 @@ def place_labels(
     texts: Sequence[str],
     *,
     taken: Sequence[Bbox],
-    avoided: Sequence[Bbox] = (),
-    size: float = 8,
+    avoided: Sequence[Bbox],
 ) -> None:
     """Writes each text near its point, with a thin line to the point if they are apart.
 
@@ -61,36 +62,33 @@ def place_labels(
         avoided: boxes that labels cover only if other places are worse, such as lines.
     """
     dots = [tuple(axis.transData.transform(point)) for point in points]
-    sizes = [_size(axis, text, size) for text in texts]
+    sizes = [_size(axis, text) for text in texts]
     choices = [list(_choices(axis, *both)) for both in zip(dots, sizes, strict=True)]
     inside = axis.get_window_extent().padded(-5)  # keeps labels off the axes
     gap = GAP * axis.figure.dpi / 72
     chosen = [own[0] for own in choices]
-    for _, index in itertools.product(range(SWEEPS), range(len(texts))):
+
+    def cost(index: int, place: Place) -> float:
         others = [i for i in range(len(texts)) if i != index]
-        boxes = [taken[i] for i in others]
-        labels = [chosen[i].box for i in others]
-        leaders = [(dots[i], chosen[i].anchor) for i in others if chosen[i].apart]
+        dot, around = dots[index], [box for i in others for box in (taken[i], chosen[i].box)]
+        found = OUTSIDE * (not _contains(inside, place.box)) + 2 * abs(place.height)
+        found += COVERING * _overlaps(place.box, [taken[index], *around])
+        found += CROSSING * _boxes_entered(dot, place.anchor, around)
+        found += CLOSE * _overlaps(place.box.padded(gap), around) + APART * place.apart
+        for leader in ((dots[i], chosen[i].anchor) for i in others if chosen[i].apart):
+            crossing = place.apart and _segments_cross((dot, place.anchor), leader)
+            found += CROSSING * (crossing + _boxes_entered(*leader, [place.box]))
+        return found + SOFT * _overlaps(place.box, avoided) + (place.side == "center")
 
-        def cost(place: Place, index=index, boxes=boxes, labels=labels, leaders=leaders) -> float:
-            dot, around = dots[index], boxes + labels
-            found = OUTSIDE * (not _contains(inside, place.box)) + 2 * abs(place.height)
-            found += COVERING * _overlaps(place.box, [taken[index], *around])
-            found += CROSSING * _boxes_entered(dot, place.anchor, around)
-            found += CLOSE * _overlaps(place.box.padded(gap), around) + APART * place.apart
-            for leader in leaders:
-                crossing = place.apart and _segments_cross((dot, place.anchor), leader)
-                found += CROSSING * (crossing + _boxes_entered(*leader, [place.box]))
-            return found + SOFT * _overlaps(place.box, avoided) + (place.side == "center")
-
-        chosen[index] = min(choices[index], key=cost)
+    for _, index in itertools.product(range(SWEEPS), range(len(texts))):
+        chosen[index] = min(choices[index], key=partial(cost, index))
     for point, text, place in zip(points, texts, chosen, strict=True):
-        _write(axis, point, text, place, size)
+        _write(axis, point, text, place)
 
 
-def _size(axis: Axes, text: str, size: float) -> tuple[float, float]:
+def _size(axis: Axes, text: str) -> tuple[float, float]:
     """Returns the width and height of a text on the screen."""
-    trial = axis.text(0, 0, text, fontsize=size)
+    trial = axis.text(0, 0, text, fontsize=SIZE)
     box = trial.get_window_extent()
     trial.remove()
     return box.width, box.height
@@ -104,7 +102,7 @@ def _choices(axis: Axes, dot: Point, size: tuple[float, float]) -> Iterator[Plac
         yield Place(Bbox.from_bounds(left, low, *size), side, height)
 
 
-def _write(axis: Axes, point: Point, text: str, place: Place, size: float) -> None:
+def _write(axis: Axes, point: Point, text: str, place: Place) -> None:
     x, y = axis.transData.transform(point)
     middle = (place.box.y0 + place.box.y1) / 2
     offset = [72 / axis.figure.dpi * apart for apart in (place.anchor[0] - x, middle - y)]
@@ -117,7 +115,7 @@ def _write(axis: Axes, point: Point, text: str, place: Place, size: float) -> No
         textcoords="offset points",
         ha=place.side,
         va="center",
-        fontsize=size,
+        fontsize=SIZE,
         arrowprops=leader | {"relpos": beside} if place.apart else None,
         bbox={"pad": 0, "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
     )

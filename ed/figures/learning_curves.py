@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from ed.analysis.collect import Row, series
 from ed.analysis.returns import (
@@ -24,7 +23,7 @@ from ed.analysis.returns import (
     normalised_return,
 )
 from ed.analysis.spec import Table
-from ed.figures.style import BAND, INK, MEAN, SEED, WIDTH, method_colour
+from ed.figures.style import BAND, MEAN, SEED, WIDTH, legend_handles, method_colour
 
 TEST, TRAIN = "eval/test_return", "eval/train_return"
 TITLES = {"starpilot": "StarPilot", "fruitbot": "FruitBot"}
@@ -158,13 +157,11 @@ def _all_games(axis, curves: Sequence[Curves], games: str) -> None:
 
 
 def _legend(figure: Figure, curves: Sequence[Curves]) -> None:
-    handles = [
-        Line2D([], [], color=method_colour(method), label=METHODS.get(method, method), **MEAN)
-        for method in dict.fromkeys(found.runs.method for found in curves)
-    ]
+    methods = dict.fromkeys(found.runs.method for found in curves)
+    looks = {METHODS.get(m, m): {"color": method_colour(m)} | MEAN for m in methods}
     spread = any(found.seeds > 1 for found in curves)
     smooth = "unseen levels, smoothed" + (" mean ± standard error" if spread else "")
-    looks = {smooth: MEAN, "not smoothed": SEED, "training levels, smoothed": DASHED}
-    handles += [Line2D([], [], color=INK, label=label, **look) for label, look in looks.items()]
+    looks |= {smooth: MEAN, "not smoothed": SEED, "training levels, smoothed": DASHED}
     columns = 3 if figure.get_figwidth() == WIDTH else 1  # methods, then unseen and training levels
+    handles = legend_handles(looks)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.5)

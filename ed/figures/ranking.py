@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from ed.analysis.collect import Row, series
-from ed.analysis.render import mean_and_std, runs_of
+from ed.analysis.numbers import mean_and_std
+from ed.analysis.render import runs_of
 from ed.analysis.spec import Cell, Paper, Table
 from ed.analysis.stats import Ours, summarise
-from ed.figures.style import BASELINE, FAINT, INK, WIDTH, method_colour
+from ed.figures.style import BASELINE, FAINT, WIDTH, legend_handles, method_colour
 
 TEST, TRAIN = "eval/acc", "train/acc"
 FALL = 25.0  # a collapse is a drop in accuracy of more than this many points
@@ -82,13 +82,17 @@ def draw(table: Table, rows: Sequence[Row]) -> Figure | None:
         height = place + 0.17 if printed else place
         _draw_ours(axis, entry, height, table.digits, outside=_outside(entry, edge))
     _finish(axis, places, found, edge)
-    name = "test accuracy (%)" if table.primary == TEST else table.metrics[table.primary]
-    axis.set_xlabel(name if one else "accuracy (%)")
+    axis.set_xlabel(primary_title(table) if one else "accuracy (%)")
     for column in side:
         _draw_sparklines(column, axis, zip(places, found, fallen, strict=True))
     used = [line.get_marker() for line in axis.lines]
     _legend(figure, found, used, reference=reference is not None)
     return figure
+
+
+def primary_title(table: Table) -> str:
+    """Returns the axis title for the table's first metric."""
+    return "test accuracy (%)" if table.primary == TEST else table.metrics[table.primary]
 
 
 def entries(table: Table, rows: Sequence[Row]) -> list[Entry]:
@@ -241,6 +245,5 @@ def _legend(figure: Figure, found: Sequence[Entry], used: list, *, reference: bo
         looks["off the scale"] = BELOW
     if reference:
         looks["our baseline"] = REFERENCE
-    handles = [Line2D([], [], label=n, **({"color": INK} | look)) for n, look in looks.items()]
-    tight = {"ncols": len(handles), "columnspacing": 1.2, "handletextpad": 0.5}
-    figure.legend(handles=handles, loc="outside lower center", **tight)
+    tight = {"ncols": len(looks), "columnspacing": 1.2, "handletextpad": 0.5}
+    figure.legend(handles=legend_handles(looks), loc="outside lower center", **tight)

@@ -7,11 +7,13 @@ palette, which is safe for colour-blind readers.
 
 import io
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 from cycler import cycler
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from PIL import Image
 
 WIDTH = 7.2  # inches; keeps text readable at the width of a README
@@ -57,6 +59,11 @@ STYLE = {
 def method_colour(regularizer: str) -> str:
     """Returns the colour of a regularizer; variants such as ed_performance share it."""
     return METHODS.get(regularizer.split("_")[0], INK)
+
+
+def legend_handles(looks: Mapping[str, dict]) -> list[Line2D]:
+    """Returns one handle per label, dark unless its look has a colour."""
+    return [Line2D([], [], label=label, **{"color": INK} | look) for label, look in looks.items()]
 
 
 def caption(figure: Figure, text: str) -> None:

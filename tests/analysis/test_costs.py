@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from ed.analysis.collect import CollectError, Row
+from ed.analysis.collect import Row
 from ed.analysis.costs import Share, _share, cost_fields, fieller, gains
 from ed.analysis.render import to_markdown
 from ed.analysis.report.sections import section
@@ -158,7 +158,7 @@ def test_a_table_has_no_section_before_its_first_result(table):
 @pytest.mark.parametrize("ratio", ["", "fast", "nan", "0", "-1"])
 def test_an_invalid_step_time_raises(table, ratio):
     write_steps(table, ed=ratio)
-    with pytest.raises(CollectError, match=r"steps\.csv: mini/ed: 'x plain'"):
+    with pytest.raises(SpecError, match=r"steps\.csv: mini/ed: 'x plain'"):
         gains(table, [])
 
 

@@ -8,7 +8,8 @@ import pytest
 from scipy.stats import ttest_ind_from_stats
 
 from ed.analysis.collect import Row
-from ed.analysis.render import mean_and_std, signed, table_lines, to_latex, to_markdown
+from ed.analysis.numbers import mean_and_std, signed
+from ed.analysis.render import table_lines, to_latex, to_markdown
 from ed.analysis.spec import EXPERIMENTS, PROBES, Paper
 from ed.analysis.stats import Ours, half_width, summarise, tolerance, verdict
 from ed.analysis.store import to_csv

@@ -12,7 +12,7 @@ import torch
 
 import ed
 from ed.analysis.collect import Row
-from ed.analysis.report.cells import MOST_POINTS, cell_view, common_config, thinned
+from ed.analysis.report.cells import MOST_POINTS, cell_view, full_config, in_common, thinned
 from ed.analysis.report.grids import Field, extent, grid, marks
 from ed.analysis.report.page import build_page
 from ed.analysis.report.text import markdown
@@ -181,9 +181,10 @@ def test_settings_that_all_cells_share_are_shown_once():
         config = shared | {"model": {"width": width}, "seed": seed}
         record = Record("", config, {}, None, "", list)
         rows.append(Row(table.name, cell.name, seed, status="done", record=record))
-    common = common_config(rows)
+    configs = [full_config(row) for row in rows]
+    common = in_common(configs)
     assert common == {"task.epochs": 300, "optimizer.betas": [0.9, 1]}
-    assert common_config(rows[:1]) == {}
+    assert in_common(configs[:1]) == {}
     views = [cell_view(table, c, [row], {}, common) for c, row in zip(cells, rows, strict=True)]
     shown = [view["record"]["config"] for view in views]
     assert shown == ["model.width: 4\n", "model.width: null\n", "model.width: 4\n"]

@@ -25,6 +25,7 @@ from ed.analysis.store import (
     write_results,
 )
 from ed.analysis.tables import load_table, table_names
+from ed.engine.errors import explain
 from ed.runtime.runs import FAILED, LOCK, METRICS, Record, Status, read_record
 from tests.helpers.tables import fabricate, write_table
 
@@ -57,6 +58,12 @@ def test_logged_values_and_config_round_trip_exactly(tmp_path):
         assert (found.config, found.meta) == (ABOUT["config"], ABOUT["meta"])
     assert (first[1].done, first[1].status) == (done, Status.DONE)
     assert (second[1].failure, second[1].status) == ("exit 1: no", Status.FAILED)
+
+
+def test_a_run_that_failed_before_its_first_value_is_stored(tmp_path):
+    write_curves(tmp_path / CURVES, {("a", 0): record([], failure="exit 1: no data")})
+    (found,) = read_curves(tmp_path / CURVES).values()
+    assert (found.history(), found.status) == ([], Status.FAILED)
 
 
 def test_the_file_is_readable_with_pyarrow(tmp_path):
@@ -109,16 +116,19 @@ def test_other_paths_are_stored_unchanged(tmp_path, above):
     assert found.failure == f"exit 1:\n{'' if above else '/'}last.pt"
 
 
-def test_damaged_files_and_missing_packages_raise_one_line_errors(tmp_path, monkeypatch):
+def test_damaged_files_and_missing_packages_raise_one_line_errors(tmp_path, monkeypatch, capsys):
     path = tmp_path / CURVES
     write_curves(path, {("a", 0): record()})
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CollectError, match=r"curves\.parquet"):
         read_curves(path)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(CollectError, match=r"effective-degree\[tables\]") as error:
+    with pytest.raises(ModuleNotFoundError) as error:
         read_curves(path)
-    assert "\n" not in str(error.value)
+    assert explain(error.value) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: pyarrow is not installed")
+    assert shown.count("\n") == 1
 
 
 def test_results_contain_all_runs_that_have_started(tmp_path):

@@ -292,7 +292,7 @@ def test_the_hint_counts_pending_runs_and_disappears_with_mps(tmp_path, capsys, 
 def test_gpus_come_from_the_environment_or_nvidia_smi(tmp_path, monkeypatch):
     fake(tmp_path, "nvidia-smi", "printf 'GPU 0: A100\\n  MIG 1g.5gb\\nGPU 1: A100\\n'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for given, seen in (("3,5", ["3", "5"]), ("", []), (None, ["0", "1"])):
+    for given, seen in (("3,5", ["3", "5"]), ("", []), ("-1", []), (None, ["0", "1"])):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)

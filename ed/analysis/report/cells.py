@@ -19,19 +19,11 @@ def anchor(home: tuple[str, str]) -> str:
     return "--".join(home)
 
 
-def common_settings(cells: Sequence[Cell]) -> dict[str, str]:
-    """Returns the settings that several cells share; {} for a single cell."""
-    if len(cells) < 2:
+def in_common(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the settings that all configs share; {} for fewer than two."""
+    if len(configs) < 2:
         return {}
-    shared = set.intersection(*(set(cell.settings.items()) for cell in cells))
-    return {key: value for key, value in cells[0].settings.items() if (key, value) in shared}
-
-
-def common_config(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns what the full configs of several recorded runs share; {} for a single run."""
-    if len(rows) < 2:
-        return {}
-    first, *others = map(_config, rows)
+    first, *others = configs
     return {
         key: value
         for key, value in first.items()
@@ -125,12 +117,12 @@ def _record(row: Row, common: Mapping[str, Any]) -> dict:
 
     Other seeds differ only in the seed.
     """
-    own = {key: value for key, value in _config(row).items() if key not in common}
+    own = {key: value for key, value in full_config(row).items() if key not in common}
     sessions = [_session(session) for session in row.record.sessions]
     return {"name": _name(row), "config": as_yaml(own), "sessions": sessions}
 
 
-def _config(row: Row) -> dict[str, Any]:
+def full_config(row: Row) -> dict[str, Any]:
     """Returns the config with dotted keys, without the seed and what never affects results."""
     hidden = ("seed", *ENVIRONMENT)
     return flat({key: value for key, value in row.record.config.items() if key not in hidden})

@@ -120,7 +120,7 @@ def _ranking(experiments: Sequence[Experiment], name: str) -> list[dict]:
     if experiment is None:
         return []
     table, scale = experiment.table, SCALES[name]
-    lines = [line for _, line in experiment.lines if line.ours.count or line.paper.mean is not None]
+    lines = [x for x in experiment.lines if x.ours.count or x.paper.mean is not None]
     lines.sort(key=lambda x: -(x.ours.mean if x.paper.mean is None else x.paper.mean))
     rows = []
     for line in lines:

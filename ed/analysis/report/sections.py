@@ -8,13 +8,14 @@ from ed.analysis.collect import Row
 from ed.analysis.correlation import cell_means
 from ed.analysis.findings import finding
 from ed.analysis.markdown import plural
+from ed.analysis.numbers import mean_and_std, signed
 from ed.analysis.outline import MISSING
 from ed.analysis.report.cells import (
     anchor,
     as_yaml,
     cell_view,
-    common_config,
-    common_settings,
+    full_config,
+    in_common,
     recorded,
 )
 from ed.analysis.report.grids import Field, Grid, Interval, extent, grid, marks, number
@@ -61,7 +62,7 @@ def section(experiment: Experiment, pool: dict[tuple, Row]) -> dict:
         "image": embed(image) if image.exists() else None,
     }
     if table.correlation is None:
-        view["glance"] = _glance(table, [line for _, line in experiment.lines])
+        view["glance"] = _glance(table, experiment.lines)
         view["comparison"] = comparison(experiment, footnotes)
         view["tuning"] = _tuning(experiment, footnotes)
         view["aggregate"] = _aggregate(experiment)
@@ -89,7 +90,7 @@ def _glance(table: Table, lines: Sequence[render.Line]) -> Grid | None:
         fewest = min(own.values(), key=lambda line: line.ours.count)
         numbers = [render.both(own.get(metric), table) for metric in metrics]
         shown = ["" if text == "-" else text for text in numbers]
-        body.append([label, *shown, render.count_of(fewest)])
+        body.append([label, *shown, fewest.runs])
     return grid([*header.values(), "n"], body) if body else None
 
 
@@ -100,33 +101,31 @@ def comparison(experiment: Experiment, footnotes: list[str]) -> Grid:
         (n.cell.name, n.metric): n.verdict if comparable or not n.ours.count else "reference only"
         for n in experiment.numbers
     }
-    judged = [(cell, x, verdicts.get((cell.name, x.metric), "")) for cell, x in experiment.lines]
+    judged = [(line, verdicts.get((line.cell.name, line.metric), "")) for line in experiment.lines]
     return _compared(experiment.table, judged, footnotes)
 
 
-def _compared(
-    table: Table, lines: Sequence[tuple[Cell, render.Line, str]], footnotes: list[str]
-) -> Grid:
+def _compared(table: Table, lines: Sequence[tuple[render.Line, str]], footnotes: list[str]) -> Grid:
     scales = {}
     for metric in table.metrics:
-        own = (_named(line).values() for _, line, _ in lines if line.metric == metric)
+        own = (_named(line).values() for line, _ in lines if line.metric == metric)
         scales[metric] = extent([side for sides in own for side in sides])
     header = ["cell", "metric", *SIDES, "n", "difference", "verdict", "", "notes"]
     several = len(table.metrics) > 1
     body = []
-    for cell, line, verdict in lines:
+    for line, verdict in lines:
         ours, paper = line.ours, line.paper
         apart = difference(ours, paper)
-        numbers = sorted(_numbered(remark, footnotes) for remark in line.remarks)
-        shown = "" if apart is None else render.signed(apart, paper, table.digits)
+        numbers = sorted(render.footnote_numbers(line.remarks, footnotes))
+        shown = "" if apart is None else signed(apart, paper, table.digits)
         strip = marks(_named(line), scales[line.metric])
         body.append(
             [
-                Field(line.label, href=_cell_link(table, cell)),
+                Field(line.label, href=_cell_link(table, line.cell)),
                 table.metrics[line.metric] if several else "",
                 mean_std(paper, table),
                 mean_std(ours, table),
-                render.count_of(line) if ours.count or not verdict else "",
+                line.runs if ours.count or not verdict else "",
                 shown,
                 Field(verdict, style=verdict and f"verdict {verdict.replace(' ', '-')}"),
                 Field(style=strip and method(line.label), strip=strip),
@@ -148,12 +147,6 @@ def _named(line: render.Line) -> dict[str, Interval]:
     return {side: (getattr(line, side).mean, getattr(line, side).std) for side in ("paper", "ours")}
 
 
-def _numbered(remark: str, footnotes: list[str]) -> int:
-    if remark not in footnotes:
-        footnotes.append(remark)
-    return footnotes.index(remark) + 1
-
-
 def _cell_link(table: Table, cell: Cell) -> str:
     if cell.best_of is not None:  # its runs belong to the grid
         return f"{table.name}--{cell.best_of}"
@@ -161,7 +154,7 @@ def _cell_link(table: Table, cell: Cell) -> str:
 
 
 def mean_std(side: Paper | Ours, table: Table) -> str:
-    return "" if side.mean is None else render.mean_and_std(side.mean, side.std, table.digits)
+    return "" if side.mean is None else mean_and_std(side.mean, side.std, table.digits)
 
 
 def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
@@ -170,8 +163,8 @@ def _tuning(experiment: Experiment, footnotes: list[str]) -> list[dict]:
     lines = iter(render.grid_lines(table, experiment.rows))
     found = []
     for one in table.tuning.values():
-        own = [(point, next(lines), "") for point in one.points]
-        begun = sum(line.begun for _, line, _ in own)
+        own = [(next(lines), "") for _ in one.points]
+        begun = sum(line.begun for line, _ in own)
         found.append(
             {
                 "id": f"{table.name}--{one.name}",
@@ -240,6 +233,7 @@ def _cells(table: Table, pool: dict[tuple, Row]) -> dict:
         rows = [row for row in pool.values() if row.home == cell.home]
         runs[cell.home] = sorted(rows, key=lambda row: (row.deviations, row.seed))
     stored = [found[0] for rows in runs.values() if (found := recorded(rows))]
-    common, config = common_settings(own), common_config(stored)
+    common = in_common([cell.settings for cell in own])
+    config = in_common([full_config(row) for row in stored])
     views = [cell_view(table, cell, runs[cell.home], common, config) for cell in own]
     return {"cells": views, "common": common, "config": as_yaml(config)}
