@@ -141,7 +141,7 @@ def vit():
 def resnet18():
     torchvision = pytest.importorskip("torchvision")
     model = torchvision.models.resnet18(num_classes=10)
-    return ed.Field.of(model, torch.randn(80, 3, 8, 8))
+    return ed.Field.of(model, torch.randn(80, 3, 16, 16))
 
 
 def bert():
