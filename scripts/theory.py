@@ -41,6 +41,7 @@ SAMPLERS = {
     "stratified uniform": ed.StratifiedNodes(),
     "independent uniform": ed.UniformNodes(),
 }
+MOST_DRAWS = 2000  # of random nodes in rows 3 and 4
 DAMPINGS = [10.0**power for power in range(-8, 1)]
 CAPTION = (
     "Row 1: ED is a mean over random paths; its standard error falls with their number. Row 2: on "
@@ -98,7 +99,7 @@ def leading_parts(inputs: Tensor) -> dict[int, Tensor]:
     return {number: torch.stack(parts[number], -1).abs() * scales[number] for number in MAPS}
 
 
-def anchored_nodes(sampler: Sampler, resolution: int, paths: int = 2000) -> Tensor:
+def anchored_nodes(sampler: Sampler, resolution: int, paths: int = MOST_DRAWS) -> Tensor:
     """Returns nodes (paths, r), or (r,) if all paths share them."""
     generator = torch.Generator().manual_seed(0)
     return sampler(torch.rand(paths, resolution, dtype=torch.float64, generator=generator), True)
@@ -128,15 +129,16 @@ def draw(coefficients: dict[int, Tensor], leading: dict[int, Tensor], path: Path
     draw_spectra(axes[1, 0], coefficients)
     draw_leading(axes[1, 1], coefficients, leading)
     draw_least(axes[1, 2], leading)
-    draw_answers(axes[2, 0], range(3, 17), None)
-    draw_answers(axes[2, 1], range(4, 33), 3)
-    draw_answers(axes[2, 2], range(8, 33), 7)
+    paths = min(len(leading[1]), MOST_DRAWS)
+    draw_answers(axes[2, 0], range(3, 17), None, paths)
+    draw_answers(axes[2, 1], range(4, 33), 3, paths)
+    draw_answers(axes[2, 2], range(8, 33), 7, paths)
     axes[2, 1].legend(loc="upper right")
     for axis, resolution in zip(axes[3], (4, 15), strict=False):
-        draw_against_damping(axis, resolution, strongest_answers)
+        draw_against_damping(axis, resolution, strongest_answers, paths)
         axis.set_ylabel("largest change of ED")
         axis.set_title(f"r = {resolution}, K = {resolution - 1}: damping stabilises the fit")
-    draw_against_damping(axes[3, 2], 15, straight_line)
+    draw_against_damping(axes[3, 2], 15, straight_line, paths)
     axes[3, 2].set(ylabel="ED of a straight line (exact: 0.5)", ylim=(0.3, 10))
     axes[3, 2].set_title("r = 15, K = 14: damping biases a straight line")
     caption(figure, CAPTION)
@@ -209,12 +211,12 @@ def draw_least(axis, leading: dict[int, Tensor]) -> None:
     axis.set_title("few paths have $|c_D|$ near zero")
 
 
-def draw_answers(axis, resolutions: range, degree: int | None) -> None:
+def draw_answers(axis, resolutions: range, degree: int | None, paths: int) -> None:
     """Draws the mean change in ED against the number of nodes; degree None means K = r - 1."""
     for color, (name, sampler) in zip(SERIES, SAMPLERS.items(), strict=False):
         means = [
             strongest_answers(
-                anchored_nodes(sampler, r), r - 1 if degree is None else degree
+                anchored_nodes(sampler, r, paths), r - 1 if degree is None else degree
             ).mean()
             for r in resolutions
         ]
@@ -225,10 +227,10 @@ def draw_answers(axis, resolutions: range, degree: int | None) -> None:
     axis.set_title(through_all if degree is None else f"K = {degree}: more nodes stabilise the fit")
 
 
-def draw_against_damping(axis, resolution: int, what: Callable[..., Tensor]) -> None:
+def draw_against_damping(axis, resolution: int, what: Callable[..., Tensor], paths: int) -> None:
     """Draws the mean over paths of `what(nodes, K, damping)` against damping, for K = r - 1."""
     for color, sampler in zip(SERIES, SAMPLERS.values(), strict=False):
-        nodes = anchored_nodes(sampler, resolution)
+        nodes = anchored_nodes(sampler, resolution, paths)
         means = [what(nodes, resolution - 1, damping).mean() for damping in DAMPINGS]
         axis.plot(DAMPINGS, means, ".-", markersize=4, linewidth=1, color=color)
     axis.axvline(DAMPING, color="grey", linewidth=0.6, linestyle=":")

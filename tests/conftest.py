@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+gc.disable()  # imports create many objects and no garbage; enabled again after collection
 # one thread regardless of core count; set OMP_NUM_THREADS to test with more
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # torch prefers this variable, and some tests set OMP_NUM_THREADS for a command
@@ -24,6 +26,12 @@ FIRST += ("package/test_packaging.py", "package/test_integrations.py", "engine/t
 
 def is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
     return item.path.relative_to(Path(__file__).parent).as_posix().startswith(places)
+
+
+def pytest_collection_finish():
+    """Excludes imported modules from garbage collection, also in forked commands."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -78,12 +86,18 @@ def bandit(monkeypatch):
     )
 
 
+PERMANENT: set[str] = set()  # names of modules that are not a test's own
+
+
 @pytest.fixture(autouse=True)
 def forget_temporary_modules(tmp_path_factory):
     """Unloads modules that a test wrote itself, as another test may use the same names."""
     yield
     folder = str(tmp_path_factory.getbasetemp())
     # a copy, because garbage collection can import modules, even during list(...)
-    for name, module in sys.modules.copy().items():
-        if (getattr(module, "__file__", None) or "").startswith(folder):
+    modules = sys.modules.copy()
+    for name in modules.keys() - PERMANENT:
+        if (getattr(modules[name], "__file__", None) or "").startswith(folder):
             sys.modules.pop(name, None)
+        else:
+            PERMANENT.add(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from ed.analysis.spec import SpecError, nearest
-from ed.runtime.files import APP, yaml_text
+from ed.runtime.files import APP, YAML_LOADER, yaml_text
 from ed.runtime.runs import flat
 
 CHOICE = "experiment="
@@ -71,7 +71,7 @@ def _group_file(group: str, choice: str) -> dict[str, str]:
     path = APP / "configs" / group / f"{choice}.yaml"
     if not path.is_file():  # a user's own config
         return {}
-    raw = yaml.safe_load(yaml_text(path))
+    raw = yaml.load(yaml_text(path), YAML_LOADER)
     found: dict[str, str] = {}
     for entry in raw.pop("defaults", []):
         found |= _group_file(group, entry) if isinstance(entry, str) else {}
@@ -94,7 +94,7 @@ def _settings(name: str, folders: Sequence[Path], *, above: tuple[str, ...]) -> 
         reason = "builds on itself" if name in above else nearest(name, known)
         raise SpecError(f"experiment={name}: {reason}")
     try:
-        raw = yaml.safe_load(yaml_text(path)) or {}
+        raw = yaml.load(yaml_text(path), YAML_LOADER) or {}
     except yaml.YAMLError as error:
         raise SpecError(f"{path} is not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(raw, dict) or not isinstance(raw.get("defaults", []), list):

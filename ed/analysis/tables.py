@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ed.analysis.recipes import expanded
 from ed.analysis.schema import NAME, CellKeys, StudyKeys, TableKeys, TuningKeys, first_mistake
 from ed.analysis.spec import EXPERIMENTS, Cell, Cost, Grid, Paper, SpecError, Study, Table, nearest
-from ed.runtime.files import yaml_text
+from ed.runtime.files import YAML_LOADER, yaml_text
 
 LOWER = ("loss", "error")  # metrics for which lower is usually better
 UNCHANGED = ("title", "place", "paper_seeds", "digits", "comparable", "figure", "aggregate")
@@ -41,7 +41,7 @@ def read_keys(path: Path) -> TableKeys:
     if not NAME.fullmatch(path.stem):
         raise SpecError(f"{path}: use only letters, digits and _ . + -, as it names a folder")
     try:
-        raw = yaml.load(yaml_text(path), _UniqueKeys)  # safe: _UniqueKeys is a SafeLoader
+        raw = yaml.load(yaml_text(path), _UniqueKeys)  # safe: builds only plain values
         return TableKeys.model_validate(raw)
     except ValidationError as error:
         raise SpecError(f"{path}: {first_mistake(error)}") from None
@@ -50,8 +50,8 @@ def read_keys(path: Path) -> TableKeys:
         raise SpecError(f"{path}: {reason}") from None
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A YAML loader that rejects duplicate keys; SafeLoader keeps only the last."""
+class _UniqueKeys(YAML_LOADER):
+    """A YAML loader that rejects duplicate keys; others keep only the last."""
 
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict:
@@ -60,7 +60,7 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict:
         if key.value in seen:
             raise ValueError(f"line {key.start_mark.line + 1}: duplicate key {key.value!r}")
         seen.add(key.value)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+    return YAML_LOADER.construct_mapping(loader, node, deep=True)
 
 
 _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

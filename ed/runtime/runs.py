@@ -25,7 +25,15 @@ from types import NoneType
 
 import yaml
 
-from ed.runtime.files import read_bytes, read_json, read_rows, write_atomic, write_json, yaml_text
+from ed.runtime.files import (
+    YAML_LOADER,
+    read_bytes,
+    read_json,
+    read_rows,
+    write_atomic,
+    write_json,
+    yaml_text,
+)
 
 CONFIG, METRICS, META = "config.yaml", "metrics.jsonl", "meta.json"
 DONE, FAILED = "DONE", "FAILED"
@@ -230,7 +238,7 @@ def read_record(folder: Path) -> Record:
 def read_config(folder: Path) -> dict:
     path = folder / CONFIG
     try:
-        config = yaml.safe_load(yaml_text(path)) or {}
+        config = yaml.load(yaml_text(path), YAML_LOADER) or {}
     except yaml.YAMLError:
         config = None
     if not isinstance(config, dict) or not is_plain(config):

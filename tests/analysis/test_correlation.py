@@ -60,8 +60,9 @@ def test_the_interval_equals_a_reference_bootstrap(table, values):
     assert (again.whole.low, again.whole.high) == (found.whole.low, found.whole.high)
 
 
-def test_the_interval_agrees_with_fishers_for_normal_data():
+def test_the_interval_agrees_with_fishers_for_normal_data(monkeypatch):
     """Fisher's z = artanh r has a standard error of 1 / sqrt(n - 3)."""
+    monkeypatch.setattr("ed.analysis.correlation.RESAMPLES", 2000)
     draw_points, count = np.random.default_rng(5), 400
     x = draw_points.normal(size=count)
     y = 0.6 * x + 0.8 * draw_points.normal(size=count)

@@ -1,13 +1,9 @@
 """The config of every cell in every experiment file composes and passes all checks."""
 
-import functools
 import re
-from dataclasses import replace
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
 from ed.analysis.spec import Run, expand, nested, parse_value
@@ -18,6 +14,7 @@ from ed.engine.main import build_measures
 from ed.engine.settings import check_settings
 from ed.figures.files import drawing
 from scripts.table import all_names
+from tests.helpers.small import SMALL, quick_config
 
 
 def all_cells() -> list[Run]:
@@ -27,35 +24,21 @@ def all_cells() -> list[Run]:
     return list({run.folder: run for run in runs}.values())
 
 
-composed = functools.cache(lambda *choices: compose_config(list(choices)))
-
-
-def config_of(run: Run) -> DictConfig:
-    """Returns the config of a run, composing each combination of config groups only once.
-
-    Unknown keys and invalid values raise, as they do in Hydra.
-    """
-    overrides = OverridesParser.create().parse_overrides(list(run.arguments))
-    values = {item.key_or_group: item.value() for item in overrides if "." in item.key_or_group}
-    choices = [item.input_line for item in overrides if item.key_or_group not in values]
-    cfg = composed(*choices).copy()
-    for key, value in values.items():
-        OmegaConf.update(cfg, key, value)
-    return cfg
-
-
-def test_config_of_a_run_equals_the_composed_config():
+def test_quick_configs_equal_composed_ones():
+    """The next test and all small runs rely on this."""
     run = next(run for run in all_cells() if run.table == "correlation_clip")
     assert any("." in argument.split("=")[0] for argument in run.arguments)
-    assert config_of(run) == compose_config(list(run.arguments))
-    unknown = replace(run, arguments=(*run.arguments, "task.nothing=1"))
+    small = [*SMALL, "regularizer=ed", "measures=[ed]", "measures.ed.pairs=3", "optimizer.lr=1e-4"]
+    small += ["task.image_size=[16,16]", "+task.other={a: [x]}", "logger.project='a b'", "seed=3"]
+    for words in (list(run.arguments), small):
+        assert quick_config(*words) == compose_config(words)
     with pytest.raises(ConfigAttributeError, match="nothing"):
-        config_of(unknown)
+        quick_config(*run.arguments, "task.nothing=1")
 
 
 @pytest.mark.parametrize("run", all_cells(), ids=lambda run: f"{run.table}/{run.cell}")
 def test_every_cell_composes_and_passes_all_checks(run):
-    cfg = config_of(run)
+    cfg = quick_config(*run.arguments)
     for key, text in dict(override.split("=", 1) for override in run.overrides).items():
         if key not in GROUPS:
             assert nested(cfg, key) == parse_value(text), f"{key} differs from the cell"

@@ -157,8 +157,8 @@ def bert():
 def impala():
     from ed.models.impala import Impala
 
-    model = Impala(actions=15, channels=[4, 8], hidden=32, image_size=[32, 32])
-    return ed.Field.of(model, torch.rand(80, 3, 32, 32))
+    model = Impala(actions=15, channels=[4, 8], hidden=32, image_size=[16, 16])
+    return ed.Field.of(model, torch.rand(80, 3, 16, 16))
 
 
 def relu():

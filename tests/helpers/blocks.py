@@ -87,12 +87,13 @@ def smaller(words: list[str], folder: Path) -> list[str]:
         if "hydra/launcher=slurm" in words:  # only composes; `make test-slurm` submits
             return [word for word in words if word != "-m" and "," not in word] + ["--cfg", "job"]
         own = "--config-dir" in words and any(word.startswith("task=") for word in words)
-        sizes = ["system.device=cpu"] if own else SMALL
+        sizes = ["system.device=cpu"] if own else [*SMALL]
+        sizes += ["task.batch_size=1000"] if "-m" in words and not own else []  # two steps a run
         return [*words, *sizes, f"system.runs={folder}"]
     if script == "measure.py":
         return [*words, *FEW_PATHS, "--out", str(folder / "paths.png")]
     if script == "theory.py":
-        return [*words, "--paths", "500", "--out", str(folder / "theory.png")]
+        return [*words, "--paths", "100", "--out", str(folder / "theory.png")]
     if script == "runs.py":
         small_run(folder / "run")
         return [*words, str(folder)]

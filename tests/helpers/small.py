@@ -4,6 +4,9 @@ import functools
 from pathlib import Path
 
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig, OmegaConf
 
 from ed.engine.compose import compose_config
 from ed.engine.main import run
@@ -35,8 +38,31 @@ SMALL_GROKKING = [
 composed = functools.cache(lambda *overrides: compose_config(list(overrides)))
 
 
-def small_config(folder: Path, *overrides: str, base=SMALL):
-    cfg = composed(*base, *overrides).copy()
+@functools.cache
+def parsed(override: str) -> Override:
+    return OverridesParser.create().parse_override(override)
+
+
+def quick_config(*overrides: str) -> DictConfig:
+    """Returns the config of `compose_config`, but composes each choice of groups only once.
+
+    Unknown keys and invalid values raise, as they do in Hydra.
+    """
+    choices, settings = [], {}
+    for item in map(parsed, overrides):
+        key = item.key_or_group
+        if "." in key and item.type == OverrideType.CHANGE and not key.startswith("hydra."):
+            settings[key] = item.value()
+        else:
+            choices.append(item.input_line)
+    cfg = composed(*choices).copy()
+    for key, value in settings.items():
+        OmegaConf.update(cfg, key, value)
+    return cfg
+
+
+def small_config(folder: Path, *overrides: str, base=SMALL) -> DictConfig:
+    cfg = quick_config(*base, *overrides)
     cfg.system.run_dir = str(folder)
     return cfg
 

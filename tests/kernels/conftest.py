@@ -1,29 +1,10 @@
 """Fixtures for tests of Triton kernels."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 KINDS = {"": "*bf16", "f": "*fp32", "d": "*fp64", "i": "*i8"}
-
-
-@pytest.fixture
-def interpreted():
-    """Returns a function that runs tests with Triton's interpreter and returns what they print.
-
-    The interpreter must be enabled before kernels are imported.
-    """
-
-    def run(file: str, *options: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, *options]
-        environment = os.environ | {"TRITON_INTERPRET": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-3000:]
-        return done.stdout
-
-    return run
 
 
 @pytest.fixture

@@ -26,14 +26,6 @@ HALF = torch.bfloat16 if CUDA else torch.float16  # the interpreter does not sup
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CLOSE = {"rtol": 2e-2, "atol": 2e-2} if CUDA else {"rtol": 1e-4, "atol": 1e-4}  # TF32 on a GPU
 
-SLOW = "compiled_network or registered"  # the slowest tests under the interpreter
-
-
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="this process runs the kernels itself")
-@pytest.mark.parametrize(("chosen", "count"), [(SLOW, 2), (f"not ({SLOW})", 25)])
-def test_interpreted(interpreted, chosen, count):
-    assert f"{count} passed" in interpreted(__file__, "-k", chosen)
-
 
 @pytest.fixture
 def small(monkeypatch):

@@ -15,6 +15,7 @@ from ed.engine.main import build_measures
 from ed.engine.run import resolved
 from ed.engine.settings import check_settings
 from ed.runtime.runs import identity
+from tests.helpers.small import composed, quick_config
 
 NAMES = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 CHOSEN = {"clip_soup": ["model.index=1"]}  # settings without a default
@@ -32,7 +33,7 @@ def settings(config: dict, prefix: str = "") -> dict:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_composes_and_passes_the_checks(name):
-    cfg = compose_config([f"experiment={name}", *CHOSEN.get(name, [])])
+    cfg = quick_config(f"experiment={name}", *CHOSEN.get(name, []))
     check_settings(cfg)  # also rejects unknown keys
     task, regularizer = instantiate(cfg.task), instantiate(cfg.regularizer)
     instantiate(cfg.optimizer)
@@ -50,7 +51,7 @@ def test_an_experiment_has_a_title_and_only_changed_settings(name):
     groups = {k: v for entry in defaults if isinstance(entry, dict) for k, v in entry.items()}
     choices = [f"{key.removeprefix('override /')}={value}" for key, value in groups.items()]
     parents = [f"experiment={entry}" for entry in defaults if isinstance(entry, str)]
-    before = compose_config([*parents, *choices])
+    before = composed(*parents, *choices)
     for key, value in settings(raw).items():
         assert key in NAMED or OmegaConf.select(before, key) != value, (
             f"{key} already has this value without {name}"

@@ -1,5 +1,6 @@
 """Tests of all examples, and of the callbacks and the trainer with the real packages."""
 
+import importlib
 import math
 import re
 from pathlib import Path
@@ -23,6 +24,8 @@ FEW = {"pairs": 5, "resolution": 8, "degree": 4}
 def test_examples_run(name):
     if EXAMPLES[name]:
         pytest.importorskip(EXAMPLES[name])
+    if name == "huggingface_trainer":
+        importlib.import_module("transformers.trainer")  # here, for all tests that fork
     run = run_command([f"examples/{name}.py"])
     assert run.returncode == 0, run.stderr
     assert re.search(r"ED \d", run.stdout), run.stdout

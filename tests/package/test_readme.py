@@ -7,7 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-import ed.analysis.verdicts  # noqa: F401  before tests change APP, which it reads on import
+from ed.analysis import verdicts  # before tests change APP, which it reads on import
+from ed.analysis.verdicts import Headline, Verdict
 from ed.runtime import files
 from tests.helpers.blocks import blocks_of, check_command, commands_of
 from tests.helpers.commands import ROOT, run_command
@@ -80,6 +81,8 @@ def test_the_headline_table_is_up_to_date():
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     """A README whose headline table is out of date; scripts/readme.py runs in a fork."""
+    row = Headline("a claim", "1", "2", Verdict.DIRECTION, "launch.py a", None, "a")
+    monkeypatch.setattr(verdicts, "headline", lambda: [row])  # the real one takes seconds
     monkeypatch.setattr(files, "APP", tmp_path)
     path = tmp_path / "README.md"
     path.write_text(
