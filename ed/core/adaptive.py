@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ed.core.bases import chebyshev
+from ed.core.caller import warn
 from ed.core.degree import effective_degree
 from ed.core.field import Field
 from ed.core.fit import applied
@@ -45,7 +46,6 @@ from ed.core.walk import (
     measuring,
     outputs_on_paths,
     reporter,
-    warn,
     warn_if_coarse,
     warn_if_misread,
 )

@@ -1,13 +1,13 @@
 """Polynomial representation of a path: from outputs to coefficients to effective degree."""
 
 import math
-import warnings
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ed.core.bases import BASES
+from ed.core.caller import warn
 from ed.core.degree import WEIGHTINGS
 from ed.core.fit import DAMPING, check_resolution, fit
 from ed.core.nodes import RandomizedCosine, Sampler
@@ -71,11 +71,10 @@ class Representation:
             )
         check_resolution(self.resolution, self.degree, self.damping)
         if self.resolution <= self.degree:
-            warnings.warn(
+            warn(
                 f"resolution={self.resolution}: too few nodes for the {self.degree + 1} "
                 f"coefficients of degree={self.degree}, so only damping determines the fit; use "
-                f"resolution >= {self.degree + 1}",
-                stacklevel=3,
+                f"resolution >= {self.degree + 1}"
             )
         if self.components is not None:
             check_components(self.components, self.resolution)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import traceback
-import warnings
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from ed.core.caller import warn
 from ed.core.field import Field
 from ed.core.memory import Footprint
 from ed.core.model_state import alone, evaluating
-
-PACKAGE = __name__.partition(".")[0]
 
 
 @contextlib.contextmanager
@@ -81,11 +77,3 @@ def warn_if_misread(outputs: Tensor, *, softmax: bool, class_dim: int | None) ->
     total = outputs.sum(-1 if class_dim is None else class_dim, dtype=torch.float32)
     if softmax and (outputs >= 0).all() and ((total - 1).abs() < 0.01).all():
         warn("outputs are already probabilities; set softmax=False to avoid a second softmax")
-
-
-def warn(message: str) -> None:
-    """Warns about the line that called this package."""
-    frames = traceback.walk_stack(inspect.currentframe())
-    rooms = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames)
-    level = next((number for number, room in enumerate(rooms, start=1) if room != PACKAGE), 1)
-    warnings.warn(message, stacklevel=level)

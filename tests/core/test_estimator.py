@@ -292,6 +292,15 @@ def estimate_twice(model, x, **settings):
     return ed.compare(model, model, x, **settings)
 
 
+@pytest.mark.parametrize(
+    "call", [ed.estimate, ed.penalty, lambda *_, **how: ed.Representation(**how)]
+)
+def test_the_warning_about_too_few_nodes_points_to_the_line_of_the_caller(call):
+    with pytest.warns(UserWarning, match="resolution=4") as seen:
+        call(nn.Linear(6, 3), torch.randn(40, 6), resolution=4, degree=7)
+    assert {warning.filename for warning in seen} == {__file__}
+
+
 @pytest.mark.parametrize("resolution", [20, "auto"])
 @pytest.mark.parametrize("model", [nn.Softmax(-1), nn.Linear(6, 3).bfloat16()], ids=str)
 @pytest.mark.parametrize("measure", [ed.estimate, estimate_twice])
