@@ -287,14 +287,15 @@ def main() -> None:
     cases = GPU_CASES if CUDA else CPU_CASES
     parser.add_argument("--cases", nargs="+", choices=list(cases), default=list(cases))
     parser.add_argument("--quick", action="store_true", help="use tiny batches, as a smoke test")
+    instead = parser.add_mutually_exclusive_group()  # what to time instead of the steps
     where = f"with all cases on a GPU, --out defaults to {_short(OVERHEAD)}"
-    parser.add_argument("--table", action="store_true", help=f"make the overhead table; {where}")
+    instead.add_argument("--table", action="store_true", help=f"make the overhead table; {where}")
     where = f"on a GPU and without --quick, --out defaults to {_short(STEPS_FILE)}"
     timed = f"time the cells of these tables; {where}"
-    parser.add_argument("--tables", nargs="+", metavar="TABLE", help=timed)
+    instead.add_argument("--tables", nargs="+", metavar="TABLE", help=timed)
     against = f"compare our kernels with torch's operators; --out defaults to {_short(KERNELS)}"
-    parser.add_argument("--kernels", action="store_true", help=against)
-    parser.add_argument("--estimator", action="store_true", help="compare the estimators of ED")
+    instead.add_argument("--kernels", action="store_true", help=against)
+    instead.add_argument("--estimator", action="store_true", help="compare the estimators of ED")
     parser.add_argument("--out", type=Path, help="file for the tables: Markdown, CSV for --tables")
     options = parser.parse_args()
     chosen = {name: cases[name] for name in options.cases}

@@ -188,3 +188,9 @@ def test_only_tables_of_one_network_are_timed(tmp_path):
     done = run_command(["scripts/benchmark.py", "--quick", "--tables", "grokking"])
     assert done.returncode != 0
     assert "model=" in done.stderr
+
+
+def test_only_one_benchmark_runs_at_a_time():
+    done = run_command(["scripts/benchmark.py", "--table", "--estimator"])
+    assert done.returncode == 2
+    assert "--estimator" in done.stderr
