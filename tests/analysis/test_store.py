@@ -128,6 +128,7 @@ def test_damaged_files_and_missing_packages_raise_one_line_errors(tmp_path, monk
     assert explain(error.value) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("error: pyarrow is not installed")
+    assert "pip install 'effective-degree[" in shown
     assert shown.count("\n") == 1
 
 

@@ -202,7 +202,8 @@ def test_the_default_resolution_does_not_limit_the_degree(settings):
     field = ed.Field.of(lambda x: x, torch.randn(30, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        ed.estimate(field, pairs=4, resolution="auto", **settings)
+        found = ed.estimate(field, pairs=4, resolution="auto", **settings)
+    assert len(found.spectrum) == settings["degree"] + 1
 
 
 def test_a_representation_without_a_sampler_is_accepted():
