@@ -25,8 +25,9 @@ class Sam(Regularizer):
         report = closure(sync=False)
         named = _with_gradient(optimizer)
         weights = list(named.values())
-        before = [weight.detach().clone() for weight in weights]
+        before = [torch.empty_like(weight) for weight in weights]
         with torch.no_grad():
+            torch._foreach_copy_(before, weights)  # one kernel, where clones take one per tensor
             torch._foreach_add_(weights, self.ascent(named))
         closure(update_statistics=False)  # keep those of the original weights
         with torch.no_grad():
@@ -59,15 +60,28 @@ class Asam(Sam):
         self.scope = choice("regularizer.scope", scope, SCOPES)
 
     def ascent(self, named: dict[str, nn.Parameter]) -> list[Tensor]:
-        scales = [self.scale(name, weight) for name, weight in named.items()]
-        scaled = torch._foreach_mul([weight.grad for weight in named.values()], scales)
-        return self._of_radius_rho(torch._foreach_mul(scaled, scales), scaled)
+        scales = self.scales(named)
+        once = _products({name: weight.grad for name, weight in named.items()}, scales)
+        twice = _products(once, scales)
+        return self._of_radius_rho(list(twice.values()), list(once.values()))
 
-    def scale(self, name: str, weight: nn.Parameter) -> Tensor:
-        """Returns the diagonal of T for one parameter, in the parameter's shape."""
-        if self.scope == "all":
-            return weight.abs()
-        return weight.abs() + self.eta if "weight" in name else torch.ones_like(weight)
+    def scales(self, named: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Returns the diagonal of T for the parameters where it is not 1, in their shapes."""
+        scaled = {name: w for name, w in named.items() if self.scope == "all" or "weight" in name}
+        if not scaled:
+            return {}
+        scales = torch._foreach_abs(list(scaled.values()))
+        if self.scope == "weights":
+            torch._foreach_add_(scales, self.eta)
+        return dict(zip(scaled, scales, strict=True))
+
+
+def _products(vectors: dict[str, Tensor], scales: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Multiplies the vectors that have a scale with it."""
+    if not scales:
+        return vectors
+    scaled = torch._foreach_mul([vectors[name] for name in scales], list(scales.values()))
+    return vectors | dict(zip(scales, scaled, strict=True))
 
 
 def _with_gradient(optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:

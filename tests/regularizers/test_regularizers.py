@@ -149,16 +149,21 @@ def test_asam_uses_parameter_names_in_training():
     seen = {}
 
     class Spy(Asam):
-        def scale(self, name, weight):
-            seen[name] = super().scale(name, weight)
-            return seen[name]
+        def scales(self, named):
+            seen.update(super().scales(named))
+            return seen
 
     model = vit()
     run(training(Spy(0.5, eta=0.01, scope="weights"), model), 0, 1)
-    assert seen.keys() == {name for name, _ in model.named_parameters()}
-    plain = {name for name, scale in seen.items() if torch.equal(scale, torch.ones_like(scale))}
-    assert {"cls_token", "pos_embed", "head.bias"} <= plain
-    assert not any("weight" in name for name in plain)
+    assert seen.keys() == {name for name, _ in model.named_parameters() if "weight" in name}
+
+
+def test_asam_without_named_weights_is_sam():
+    bias = {"bias": nn.Parameter(torch.tensor([0.4, -2.0], dtype=torch.float64))}
+    bias["bias"].grad = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    with torch.no_grad():
+        found, expected = Asam(0.5).ascent(bias), Sam(0.5).ascent(bias)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 # --- mixup
