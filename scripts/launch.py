@@ -36,6 +36,7 @@ from ed.analysis.spec import (
 )
 from ed.analysis.tables import load_table
 from ed.engine.errors import INTERRUPTED, composition, explain
+from ed.runtime.console import duration
 from ed.runtime.files import APP, HOME, lock, open_in_run, read_bytes, refuse_control
 from ed.runtime.runs import (
     BROKEN,
@@ -285,7 +286,7 @@ def run_all(runs: Sequence[Run], jobs: int | None, *, rerun_failed: bool = False
     hint = sharing_hint(min(len(slots), len(runs)), len(gpus), has_mps=mps_runs())
     if hint is not None:
         print(hint, file=sys.stderr)
-    waiting, active = list(runs), {}
+    waiting, active, ended, began = list(runs), {}, 0, time.monotonic()
     with stop_requests() as stop:
         while (waiting or active) and not stop:
             while waiting and len(active) < len(slots):
@@ -299,8 +300,11 @@ def run_all(runs: Sequence[Run], jobs: int | None, *, rerun_failed: bool = False
             for slot, (run, claim, process) in list(active.items()):
                 if process.poll() is not None:
                     del active[slot]
+                    ended += 1
+                    seconds = time.monotonic() - began
                     with claim:
-                        finish(run, process.returncode)
+                        note = progress(ended, len(active), len(waiting), seconds)
+                        finish(run, process.returncode, note)
         for _, _, process in active.values():
             process.terminate()  # they save, and the same command resumes them
         for run, claim, process in active.values():
@@ -338,13 +342,20 @@ def start(run: Run, gpu: str | None, claim: IO) -> subprocess.Popen:
         )
 
 
-def finish(run: Run, code: int) -> None:
+def progress(ended: int, active: int, waiting: int, seconds: float) -> str:
+    """Returns how many runs have ended, and an estimate of the time until all have."""
+    done = ended + active / 2  # on average, active runs are half done
+    eta = duration(seconds / done * (active / 2 + waiting))
+    return f"  {ended} of {ended + active + waiting}, eta {eta}"
+
+
+def finish(run: Run, code: int, note: str = "") -> None:
     interrupted = code in (INTERRUPTED, CTRL_C) or -code in ENDED_BY_SOMEONE
     done = code == 0 or is_done(run.folder)  # a signal may arrive after the run is complete
     how = Status.DONE if done else Status.STOPPED if interrupted else Status.FAILED
     if how == Status.FAILED:
         write_failure(run.folder, f"exit {code}: {last_line(run.folder / OUTPUT)}")
-    print(f"{how:7} {run.table}/{run.cell}/seed{run.seed}", flush=True)
+    print(f"{how:7} {run.table}/{run.cell}/seed{run.seed}{note}", flush=True)
 
 
 def last_line(path: Path) -> str:

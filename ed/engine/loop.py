@@ -12,12 +12,12 @@ from torch import nn
 from ed.core import validate
 from ed.core.model_state import evaluating
 from ed.engine.checkpoint import load_checkpoint, other_config, save_checkpoint, save_weights
-from ed.engine.metrics import Metrics, brief, check_finite, duration
+from ed.engine.metrics import Metrics, brief, check_finite
 from ed.engine.run import RunFolder, resolved
 from ed.engine.step import TrainStep
 from ed.measures.base import in_groups
 from ed.runtime import processes, runs
-from ed.runtime.console import RunView, interactive
+from ed.runtime.console import RunView, duration, interactive
 from ed.runtime.signals import STOP_SIGNALS, stop_requests
 from ed.tasks.base import Batch, Task
 

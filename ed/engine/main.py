@@ -19,7 +19,7 @@ from ed.core.model_state import evaluating
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, trained_weights, warn_if_damaged
 from ed.engine.loop import Interrupted, describe, train
-from ed.engine.metrics import LogFile, TerminalHandler, duration
+from ed.engine.metrics import LogFile, TerminalHandler
 from ed.engine.run import RunFolder, resolved
 from ed.engine.settings import check_leaf, check_settings
 from ed.engine.step import TrainStep
@@ -116,7 +116,7 @@ def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> No
     """Reports a finished run in train.log, and on the terminal as a panel or a line."""
     logger.log(console.plain_level(), "%s: %s  %s", how, path, describe(summary))
     if console.interactive():
-        title = f"{how} in {duration(summary['seconds'])}"
+        title = f"{how} in {console.duration(summary['seconds'])}"
         console.print_result(title, closing_facts(cfg, task, path, summary))
 
 

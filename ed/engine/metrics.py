@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from ed.engine.checkpoint import check_exists
-from ed.runtime.console import interactive, number, plain_level, print_line
+from ed.runtime.console import duration, interactive, number, plain_level, print_line
 from ed.runtime.files import open_in_run, read_rows, write_atomic
 from ed.runtime.runs import DIVERGED, METRICS
 
@@ -159,12 +159,6 @@ def brief(values: dict[str, float]) -> str:
     shown = [f"{name} {number(value)}" for name, value in values.items()]
     more = [f"and {len(shown) - MOST_SHOWN} more"] if len(shown) > MOST_SHOWN else []
     return "  ".join(shown[:MOST_SHOWN] + more)
-
-
-def duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
 
 
 class TerminalHandler(logging.StreamHandler):

@@ -191,6 +191,13 @@ def label(name: str) -> str:
     return LABELS.get(last, last)
 
 
+def duration(seconds: float) -> str:
+    """Formats seconds as h:mm:ss."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
+
+
 def number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 

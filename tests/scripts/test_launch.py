@@ -219,6 +219,14 @@ def test_several_tables_share_one_queue(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == "\n"
 
 
+@pytest.mark.parametrize(
+    ("ended", "active", "waiting", "expected"),
+    [(1, 0, 3, "1 of 4, eta 0:15:00"), (2, 2, 6, "2 of 10, eta 0:11:40"), (4, 0, 0, "4 of 4")],
+)
+def test_the_queue_shows_its_progress(ended, active, waiting, expected):
+    assert expected in launch.progress(ended, active, waiting, seconds=300)
+
+
 @pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 75], 75), ([75, 1], 1)])
 def test_the_exit_code_is_that_of_the_worst_table(codes, expected):
     assert launch.worst(codes) == expected
