@@ -23,7 +23,7 @@ from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
-from ed.analysis.collect import DAMAGED, Row, collect_run, seed_differences
+from ed.analysis.collect import DAMAGED, Row, by_error, collect_run, likewise, seed_differences
 from ed.analysis.markdown import plural
 from ed.analysis.spec import (
     Run,
@@ -118,9 +118,8 @@ def planned(options: argparse.Namespace) -> list[tuple[Table, list[Run]]]:
 def prepared(table: Table, runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
     """Freezes the configs of the runs that are due and returns these runs."""
     rows = standings(runs, table)
-    damaged = next((row for row in rows if row.status == DAMAGED), None)
-    if damaged is not None:
-        raise LaunchError(damaged.error)
+    if groups := by_error(row for row in rows if row.status == DAMAGED):
+        raise LaunchError(likewise(groups[0][0].error, groups[0]))
     due = [run for run, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
     if due and options.where == "local":
         require_places(options.data)
