@@ -151,6 +151,11 @@ def row_or_damage(run: Run, table: Table) -> Row:
 def collect_run(run: Run, table: Table) -> Row:
     """Reads a run folder into a row."""
     if not runs.is_run(run.folder):
+        if runs.is_done(run.folder):  # launching would take its results for this run's
+            raise CollectError(
+                f"{run.folder} has {runs.DONE}, but no {runs.CONFIG}; copy the whole folder, or "
+                "move it away and launch again"
+            )
         known = {"deviations": " ".join(run.deviations), "source": str(run.folder)}
         return Row(run.table, run.cell, run.seed, **known)
     status, record = runs.status(run.folder), runs.read_record(run.folder)
