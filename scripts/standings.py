@@ -57,7 +57,7 @@ def report(table: Table, rows: Sequence[Row]) -> int:
         print_rows(table, rows)
     counts = Counter(row.status for row in rows)
     broken = sum(counts[status] for status in BROKEN)
-    if broken:
+    if counts[Status.FAILED]:  # diverged runs would only diverge again
         print("hint: failed runs are skipped; --rerun-failed runs them again")
     if counts[Status.DONE] + counts[COMMITTED] == len(rows):
         return 0
