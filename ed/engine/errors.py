@@ -151,6 +151,11 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         if error.full_key.startswith("model."):  # models take sizes from the task
             remedy = "choose a model that fits the task, or an experiment, which sets both"
         return f"{error.full_key}: {reason}; {remedy}"
+    if several := re.match("Ambiguous value for argument '(.*)'\n", str(error)):
+        key, _, values = several[1].partition("=")
+        return (
+            f"{several[1]}: put -m before all settings for a sweep; use {key}=[{values}] for a list"
+        )
     if isinstance(error, hydra.ConfigCompositionException):
         try:
             return Overrides(overrides).wrong_key() or _one_line(error)
