@@ -27,6 +27,7 @@ from ed.analysis.collect import (
     DAMAGED,
     Row,
     by_error,
+    check_root,
     collect_run,
     likewise,
     row_or_damage,
@@ -111,6 +112,7 @@ def planned(options: argparse.Namespace) -> list[tuple[Table, list[Run]]]:
     check_cells(tables, options.cells or ())
     plans = []
     for table in tables:
+        check_root(options.runs, table)
         cells = options.cells and [name for name in options.cells if cells_named(table, name)]
         runs = expand(
             table,

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 
 from ed.analysis.markdown import plural
@@ -107,6 +108,7 @@ def collect(table: Table, roots: Sequence, *, warn: Callable[[str], None]) -> li
     """
     found = []
     for root in roots:
+        check_root(root, table)
         found += [row_or_damage(run, table) for run in expand(table, root=root)]
         for path in sorted(root.glob(f"{table.name}@*/{runs.DEVIATIONS}")):
             try:
@@ -119,6 +121,13 @@ def collect(table: Table, roots: Sequence, *, warn: Callable[[str], None]) -> li
     for same in by_error(row for row in found if row.status == DAMAGED):
         warn(likewise(same[0].error, same))
     return [row for row in found if row.status != DAMAGED]
+
+
+def check_root(root: Path, table: Table) -> None:
+    """Raises if `root` is the table's own folder, where its runs would not be found."""
+    root = root.absolute()
+    if root.name == table.name and any((root / name).is_dir() for name in table.points):
+        raise CollectError(f"--runs {root}: the folder of one table; use --runs {root.parent}")
 
 
 def by_error(rows: Iterable[Row]) -> list[list[Row]]:

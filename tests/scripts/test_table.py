@@ -253,6 +253,13 @@ def test_invalid_arguments_print_one_line(arguments, complaint, capsys):
     assert complaint in error
 
 
+def test_the_folder_of_one_table_is_not_a_folder_of_runs(table, tmp_path, capsys):
+    fabricate(expand(table, root=tmp_path)[0])
+    for main_of in (script.main, launch.main):
+        assert main_of([str(table.path), "--runs", str(tmp_path / "mini")]) == 1
+        assert capsys.readouterr().err.endswith(f"use --runs {tmp_path}\n")
+
+
 def test_a_closed_pipe_is_not_an_error(table):
     """For example, `table.py all | head` must not print an error."""
     words = [sys.executable, ROOT / "scripts/table.py", table.path]
