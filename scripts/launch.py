@@ -23,7 +23,16 @@ from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
-from ed.analysis.collect import DAMAGED, Row, collect_run, seed_differences
+from ed.analysis.collect import (
+    DAMAGED,
+    Row,
+    by_error,
+    check_root,
+    collect_run,
+    likewise,
+    row_or_damage,
+    seed_differences,
+)
 from ed.analysis.markdown import plural
 from ed.analysis.spec import (
     Run,
@@ -80,6 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.status:
             return worst(report(t, with_committed(standings(runs, t), t)) for t, runs in plans)
         if options.where == "print":
+            refuse_damaged(row_or_damage(run, table) for table, runs in plans for run in runs)
             missing = [[run for run in runs if not is_done(run.folder)] for _, runs in plans]
             for (table, _), runs in zip(plans, missing, strict=True):
                 note_or_warn(runs, table)
@@ -103,6 +113,7 @@ def planned(options: argparse.Namespace) -> list[tuple[Table, list[Run]]]:
     check_cells(tables, options.cells or ())
     plans = []
     for table in tables:
+        check_root(options.runs, table)
         cells = options.cells and [name for name in options.cells if cells_named(table, name)]
         runs = expand(
             table,
@@ -119,9 +130,7 @@ def planned(options: argparse.Namespace) -> list[tuple[Table, list[Run]]]:
 def prepared(table: Table, runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
     """Freezes the configs of the runs that are due and returns these runs."""
     rows = standings(runs, table)
-    damaged = next((row for row in rows if row.status == DAMAGED), None)
-    if damaged is not None:
-        raise LaunchError(damaged.error)
+    refuse_damaged(rows)
     due = [run for run, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
     if due and options.where == "local":
         require_places(options.data)
@@ -129,6 +138,12 @@ def prepared(table: Table, runs: Sequence[Run], options: argparse.Namespace) -> 
     for difference in seed_differences((collect_run(run, table) for run in runs), table):
         print(f"warning: {difference}", file=sys.stderr)
     return due
+
+
+def refuse_damaged(rows: Iterable[Row]) -> None:
+    """Raises if a run's folder is damaged or holds another run."""
+    if groups := by_error(row for row in rows if row.status == DAMAGED):
+        raise LaunchError(likewise(groups[0][0].error, groups[0]))
 
 
 def distinct(groups: Iterable[Sequence[Run]]) -> list[Run]:

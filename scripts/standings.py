@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ed.analysis.collect import DAMAGED, Row, row_or_damage
+from ed.analysis.collect import DAMAGED, Row, by_error, likewise, row_or_damage
 from ed.analysis.markdown import plural
 from ed.analysis.spec import Run, Table
 from ed.analysis.store import CSV, borrowed, read_results, results_folder
@@ -57,7 +57,7 @@ def report(table: Table, rows: Sequence[Row]) -> int:
         print_rows(table, rows)
     counts = Counter(row.status for row in rows)
     broken = sum(counts[status] for status in BROKEN)
-    if broken:
+    if counts[Status.FAILED]:  # diverged runs would only diverge again
         print("hint: failed runs are skipped; --rerun-failed runs them again")
     if counts[Status.DONE] + counts[COMMITTED] == len(rows):
         return 0
@@ -100,9 +100,9 @@ def print_grid(table: Table, rows: Sequence[Row]) -> None:
     print_table([header, *body])
     if short:
         print("  ✓ done   ✓c committed   % running   ✗ failed   · pending")
-    for row in rows:
-        if row.error:
-            print_line(f"✗ {_name(row, table)} seed {row.seed}: {row.error}", logging.ERROR)
+    for same in by_error(row for row in rows if row.error):
+        first = f"{_name(same[0], table)} seed {same[0].seed}: {same[0].error}"
+        print_line(f"✗ {likewise(first, same)}", logging.ERROR)
 
 
 def _name(row: Row, table: Table) -> str:

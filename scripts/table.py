@@ -30,7 +30,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
-from ed.analysis.collect import NoHistory, Row, collect, seed_differences
+from ed.analysis.collect import NoHistory, Row, collect, likewise, seed_differences
 from ed.analysis.merging import layered, merge
 from ed.analysis.render import to_latex, to_markdown
 from ed.analysis.spec import EXPERIMENTS, PROBES, SpecError, Table, reduced_name
@@ -118,9 +118,10 @@ def handle(table: Table, options: argparse.Namespace) -> None:
     ours = merge(collect(table, options.runs, warn=warn_of_damage))
     fresh = {row.key for row in ours if row.status == Status.DONE}
     rows, replaced = layered(ours, merge([*committed(table, fresh=fresh), *added]))
-    for new, old in replaced:
-        names = [f"{row.source} ({row.last.get(table.primary)})" for row in (new, old)]
-        print(f"warning: {names[0]} takes the place of {names[1]}", file=sys.stderr)
+    if replaced:
+        names = [f"{row.source} ({row.last.get(table.primary)})" for row in replaced[0]]
+        swap = f"{names[0]} takes the place of {names[1]}"
+        print(f"warning: {likewise(swap, [new for new, _ in replaced])}", file=sys.stderr)
     for difference in seed_differences(rows, table):
         print(f"warning: {difference}; the mean is shown anyway", file=sys.stderr)
     show(table, rows)

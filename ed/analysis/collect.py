@@ -7,8 +7,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 
+from ed.analysis.markdown import plural
 from ed.analysis.recipes import debug_settings, group_defaults, target_of
 from ed.analysis.spec import Run, Table, expand, nested, parse_value
 from ed.runtime import runs
@@ -17,6 +19,7 @@ from ed.runtime.runs import PLACES, Record, Status
 UNKNOWN_CODE = "code state unknown"
 JOINT = " + "  # between the names of a run that was resumed elsewhere
 DAMAGED = "damaged"  # the status of a run whose folder cannot be read
+MOST_CELLS = 4  # named in one warning
 LATE = 0.9  # a metric late/x averages the evaluations after this share of the steps
 NEEDS = {"task.crop_area": ("task.crop", "resized")}  # settings unused unless another has a value
 
@@ -101,10 +104,11 @@ def collect(table: Table, roots: Sequence, *, warn: Callable[[str], None]) -> li
     """Reads all runs of a table under these folders, including reduced runs.
 
     Args:
-        warn: called with a message for each damaged folder, which is then skipped.
+        warn: called with a message for each distinct reason to skip folders.
     """
     found = []
     for root in roots:
+        check_root(root, table)
         found += [row_or_damage(run, table) for run in expand(table, root=root)]
         for path in sorted(root.glob(f"{table.name}@*/{runs.DEVIATIONS}")):
             try:
@@ -114,10 +118,34 @@ def collect(table: Table, roots: Sequence, *, warn: Callable[[str], None]) -> li
                 continue
             rows = (row_or_damage(run, table) for run in reduced)
             found += [row for row in rows if row.status != Status.PENDING]
-    for row in found:
-        if row.status == DAMAGED:
-            warn(row.error)
+    for same in by_error(row for row in found if row.status == DAMAGED):
+        warn(likewise(same[0].error, same))
     return [row for row in found if row.status != DAMAGED]
+
+
+def check_root(root: Path, table: Table) -> None:
+    """Raises if `root` is the table's own folder, where its runs would not be found."""
+    root = root.absolute()
+    if root.name == table.name and any((root / name).is_dir() for name in table.points):
+        raise CollectError(f"--runs {root}: the folder of one table; use --runs {root.parent}")
+
+
+def by_error(rows: Iterable[Row]) -> list[list[Row]]:
+    """Groups rows whose errors differ at most in the run folder."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.error.replace(row.source, ""), []).append(row)
+    return list(groups.values())
+
+
+def likewise(sentence: str, rows: Sequence[Row]) -> str:
+    """Returns a sentence about the first row, with the number and cells of all others."""
+    others = [f"{row.table}/{row.cell}" for row in rows[1:]]
+    if not others:
+        return sentence
+    cells = list(dict.fromkeys(others))
+    where = ", ".join(cells) if len(cells) <= MOST_CELLS else f"{len(cells)} cells"
+    return f"{sentence}; likewise {plural(len(others), 'other run')} of {where}"
 
 
 def row_or_damage(run: Run, table: Table) -> Row:
@@ -132,6 +160,11 @@ def row_or_damage(run: Run, table: Table) -> Row:
 def collect_run(run: Run, table: Table) -> Row:
     """Reads a run folder into a row."""
     if not runs.is_run(run.folder):
+        if runs.is_done(run.folder):  # launching would take its results for this run's
+            raise CollectError(
+                f"{run.folder} has {runs.DONE}, but no {runs.CONFIG}; copy the whole folder, or "
+                "move it away and launch again"
+            )
         known = {"deviations": " ".join(run.deviations), "source": str(run.folder)}
         return Row(run.table, run.cell, run.seed, **known)
     status, record = runs.status(run.folder), runs.read_record(run.folder)

@@ -10,13 +10,14 @@ from ed.runtime.runs import BROKEN, UNDER_WAY, Status
 
 def remarks(rows: Sequence[Row]) -> list[str]:
     """Lists unfinished runs, and finished runs with uncommitted code changes."""
-    found = []
+    found, failed = [], {}  # the seeds of a cell often fail for one reason
     for row in rows:
         if row.status in UNDER_WAY:
             state = "stopped" if row.status == Status.STOPPED else "is"
             found.append(f"seed {row.seed} {state} at step {row.steps} of {row.total_steps or '?'}")
         elif row.status in BROKEN:
-            found.append(f"seed {row.seed} failed: {_unlinked(row.error)}")
+            failed.setdefault(row.error, []).append(str(row.seed))
+    found += [f"seed {', '.join(seeds)} failed: {_unlinked(e)}" for e, seeds in failed.items()]
     seeds = [str(row.seed) for row in rows if row.status == Status.DONE and row.dirty]
     if seeds:
         found.append(f"uncommitted changes in the code of seed {', '.join(seeds)}")

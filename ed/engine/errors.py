@@ -22,6 +22,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes the run
 SPEAKING_SECONDS = 10  # time for rank 0 to find the nearest valid key and print
 EXPECTED = (ValueError, FileNotFoundError, FloatingPointError)
 WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
+BAD_PLACE = (errno.EROFS, errno.ENAMETOOLONG)  # Python has no exception types for these
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_CHOICE = r"null|true|false|\d+|\[(.*,)?null(,.*)?\]"  # values that no choice has
 # as names, because their modules import torch, which is slow
@@ -83,7 +84,8 @@ def _reason(error: BaseException) -> str | None:
             f"{error.filename or 'a file'}: {error.strerror}; free some space and run the same "
             "command again, which resumes from the last checkpoint"
         )
-    if isinstance(error, WRONG_PLACE) and error.filename is not None:
+    wrong = isinstance(error, OSError) and error.errno in BAD_PLACE
+    if (wrong or isinstance(error, WRONG_PLACE)) and error.filename is not None:
         return (
             f"{error.filename}: {error.strerror}; use a path that you can read and write. For run "
             "folders set system.runs or system.run_dir (scripts: --runs)"
@@ -149,6 +151,11 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         if error.full_key.startswith("model."):  # models take sizes from the task
             remedy = "choose a model that fits the task, or an experiment, which sets both"
         return f"{error.full_key}: {reason}; {remedy}"
+    if several := re.match("Ambiguous value for argument '(.*)'\n", str(error)):
+        key, _, values = several[1].partition("=")
+        return (
+            f"{several[1]}: put -m before all settings for a sweep; use {key}=[{values}] for a list"
+        )
     if isinstance(error, hydra.ConfigCompositionException):
         try:
             return Overrides(overrides).wrong_key() or _one_line(error)

@@ -305,9 +305,10 @@ def load_run(
     cfg = stored_config(folder, trust=trust)
     weights = trained_weights(folder, runs.identity(resolved(cfg)))
     if weights is None:
-        raise FileNotFoundError(
-            f"{folder} has no checkpoint: train with system.keep_checkpoint=true"
-        )
+        remedy = "train with system.keep_checkpoint=true"
+        if not runs.is_done(folder):
+            remedy = "it ended before its first save; finish its training"
+        raise FileNotFoundError(f"{folder} has no checkpoint: {remedy}")
     if runs.read_done(folder) is None and not (folder / runs.WEIGHTS).exists():
         logger.warning("%s has not finished: these are the weights of its last checkpoint", folder)
     for name in ("task", "model"):

@@ -40,7 +40,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         error.filename = str(path)  # report this file, not the temporary one
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # must not hide the error above
+            temporary.unlink(missing_ok=True)
 
 
 def create(path: Path) -> IO[bytes]:

@@ -140,6 +140,8 @@ def differences(before: dict, now: dict, prefix: str = "") -> list[str]:
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
+            if old.get("_target_") != new.get("_target_"):  # other classes have other settings
+                old, new = ({"_target_": part.get("_target_")} for part in (old, new))
             rows += differences(old, new, f"{prefix}{key}.")
         elif old != new:
             rows.append(f"{prefix}{key} is {old} there, {new} here")

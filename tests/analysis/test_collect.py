@@ -132,6 +132,15 @@ def test_a_folder_with_a_different_run_is_rejected(table, tmp_path):
         collect_run(run, table)
 
 
+def test_a_finished_run_without_its_config_is_rejected(table, tmp_path):
+    """It may have other settings, and the launcher would give it the config of the table."""
+    run = expand(table, root=tmp_path)[0]
+    fabricate(run)
+    (run.folder / "config.yaml").unlink()
+    with pytest.raises(CollectError, match=rf"{run.folder} has DONE, but no config\.yaml; copy "):
+        collect_run(run, table)
+
+
 def test_a_different_config_choice_is_a_different_run(table, tmp_path):
     run = expand(table, cells=["ed"], root=tmp_path)[0]
     fabricate(run)

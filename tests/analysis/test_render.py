@@ -9,6 +9,7 @@ from scipy.stats import ttest_ind_from_stats
 
 from ed.analysis.collect import Row
 from ed.analysis.numbers import mean_and_std, signed
+from ed.analysis.provenance import remarks
 from ed.analysis.render import table_lines, to_latex, to_markdown
 from ed.analysis.spec import EXPERIMENTS, PROBES, Paper
 from ed.analysis.stats import Ours, half_width, summarise, tolerance, verdict
@@ -46,6 +47,15 @@ def test_verdict_requires_a_std_and_uses_two_standard_errors():
     assert verdict(Ours(1.0, None, 1), Paper(), **done) == "not in paper"
     assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done, comparable=False) == "reference only"
     assert verdict(Ours(9.0, 1.0, 2), Paper(9.0), **done | {"done": 2}) == "pending 2 of 9"
+
+
+def test_seeds_with_the_same_error_share_a_remark():
+    failed = {"status": Status.FAILED, "error": "exit 1: no data"}
+    rows = [Row("t", "c", seed, **failed) for seed in (0, 1)]
+    rows.append(replace(rows[0], seed=2, error="exit 2: no [model](a)"))
+    shared, other = remarks(rows)
+    assert shared == "seed 0, 1 failed: exit 1: no data"
+    assert other.startswith("seed 2 failed: exit 2: ")
 
 
 def test_the_interval_of_a_difference_is_where_welchs_test_has_p_above_5_percent():

@@ -107,6 +107,9 @@ def test_finished_run_may_delete_its_checkpoint(tmp_path):
     assert small_run(tmp_path / "run") == summary
     with pytest.raises(FileNotFoundError, match=r"system\.keep_checkpoint=true"):
         load_run(tmp_path / "run")
+    (tmp_path / "run" / "DONE").unlink()  # as if it had diverged before its first save
+    with pytest.raises(FileNotFoundError, match="finish its training"):
+        load_run(tmp_path / "run")
 
 
 # the seven methods of Table 1

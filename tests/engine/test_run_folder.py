@@ -61,6 +61,16 @@ def test_folder_locked_for_a_moment_is_opened(tmp_path, monkeypatch):
     assert (tmp_path / "config.yaml").exists()
 
 
+def test_a_file_on_a_read_only_disk_is_reported_by_its_own_name(tmp_path, monkeypatch):
+    def refuse(path, **_):  # even if there is nothing to remove
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match="Read-only") as error:
+        write_atomic(tmp_path / "page.html", "")
+    assert error.value.filename == str(tmp_path / "page.html")
+
+
 def write_and_die(path: Path) -> None:
     """Writes a file in a child process that is killed before the final rename."""
     child = os.fork()

@@ -42,6 +42,8 @@ def test_identity_ignores_settings_that_do_not_affect_results():
         "seed is 0 there, 1 here",
         "system.workers is 1 there, 2 here",
     ]
+    before, now = ({"model": {"_target_": name, name: 1}} for name in ("Vit", "ResNet"))
+    assert differences(before, now) == ["model._target_ is Vit there, ResNet here"]
 
 
 def test_status_depends_on_files_and_locks(tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,12 @@ def test_configs_are_frozen_at_launch_and_later_changes_rejected(tmp_path, capsy
     ):
         (runs / begun).touch()
         assert launch.main([edited, *arguments]) == 1
-        assert capsys.readouterr().err == (
+        error = capsys.readouterr().err
+        assert error.startswith(
             f"error: {frozen} has regularizer.degree=3, but the table has 2: it is another run; "
-            f"move {moved} away and launch again\n"
+            f"move {moved} away and launch again; likewise "
         )
+        assert error.count("\n") == 1
         (runs / begun).unlink()
     cells = {"ed": {"overrides": ["regularizer=none"], "paper": None}}
     assert launch.main([write_table(tmp_path, cells=cells), *arguments, "--seeds", "0"]) == 1
@@ -234,7 +237,7 @@ def test_invalid_arguments_print_one_line_and_write_nothing(
     assert not root.exists()
 
 
-def test_print_shows_commands_and_runs_nothing(tmp_path, capsys, monkeypatch):
+def test_print_shows_commands_and_runs_nothing(tmp_path, capsys):
     cells = ["sam-0.02", "sam-0.05", "sam-0.1"]
     sam = ["table1_tuning", "--where", "print", "--cells", *cells]
     assert launch.main([*sam, "--runs", str(tmp_path)]) == 0
@@ -244,12 +247,20 @@ def test_print_shows_commands_and_runs_nothing(tmp_path, capsys, monkeypatch):
     assert "seed=0 logger.group=table1_tuning/sam-0.02 " in lines[0]  # wandb groups runs by cell
     assert lines[0].endswith(f"system.run_dir={tmp_path}/table1_tuning/sam-0.02/seed0")
     assert not list(tmp_path.iterdir())
-    done = tmp_path / "table1_tuning/sam-0.02/seed0"
-    done.mkdir(parents=True)
-    (done / "DONE").touch()
+
+
+def test_print_omits_finished_runs_and_rejects_other_runs(tmp_path, capsys, monkeypatch):
+    arguments = [write_table(tmp_path), "--where", "print", "--cells", "ed", "--runs"]
+    launch.main([*arguments, str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    run = expand(load_table(arguments[0]), cells=["ed"], root=tmp_path)[0]
+    fabricate(run)
     monkeypatch.chdir(tmp_path.parent)  # relative paths still refer to the working folder
-    launch.main([*sam, "--runs", tmp_path.name])
+    assert launch.main([*arguments, tmp_path.name]) == 0
     assert capsys.readouterr().out.splitlines() == lines[1:]
+    fabricate(replace(run, overrides=(*run.overrides, "regularizer.weight=5")))
+    assert launch.main([*arguments, tmp_path.name]) == 1
+    assert "regularizer.weight=5.0, but the table has 7: " in capsys.readouterr().err
 
 
 PLAIN = ["/a/b c/d_e-1.5", "uoft-cs/cifar10", "./here", "x@y:z"]

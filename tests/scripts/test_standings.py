@@ -52,6 +52,13 @@ def test_committed_results_do_not_count_for_reduced_runs(tmp_path, capsys):
     assert "3 runs: 3 pending" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("status", [Status.FAILED, Status.DIVERGED])
+def test_only_failed_runs_are_worth_repeating(status, tmp_path, capsys):
+    rows = [Row("six", "ed", 0, status=status, error="exit 1: error: x")]
+    assert standings.report(load_table(write_table(tmp_path)), rows) == 1
+    assert ("--rerun-failed" in capsys.readouterr().out) == (status == Status.FAILED)
+
+
 @pytest.mark.parametrize("seeds", [3, 12])
 def test_the_grid_shows_every_status_and_fits_the_terminal(tmp_path, watched, capsys, seeds):
     table = load_table(write_table(tmp_path, seeds=list(range(seeds))))

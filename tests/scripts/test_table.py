@@ -14,6 +14,7 @@ from ed.analysis.merging import merge
 from ed.analysis.spec import expand
 from ed.analysis.store import CSV, CURVES, README, committed, read_results, to_csv
 from ed.runtime.runs import Record
+from scripts import launch
 from scripts import table as script
 from tests.helpers.commands import ROOT
 from tests.helpers.tables import fabricate, full_rows, main, write_table
@@ -93,6 +94,36 @@ def test_a_committed_run_with_outdated_settings_raises_until_rerun(tmp_path, cap
     fabricate(expand(table, root=tmp_path / "runs")[0], 70.0)
     assert main(here) == 0
     assert main([*here, "--check"]) == 0
+
+
+def test_runs_of_an_edited_table_share_one_warning_and_its_remedy(tmp_path, capsys):
+    runs = expand(write_table(tmp_path), root=tmp_path / "runs")
+    for run in runs:
+        fabricate(run)
+    cell = {"overrides": ["regularizer=none"]}
+    fixed = ["task=cifar10", "task.epochs=200"]
+    table = write_table(tmp_path, fixed=fixed, cells={"baseline": cell}, tuning=None)
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    assert script.main(here) == 0
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    assert f"task.epochs=300.0, but the table has 200: it is another run; move {runs[0].folder} "
+    assert warning.endswith("away and launch again; likewise 1 other run of mini/baseline\n")
+    assert launch.main(here) == 1
+    assert capsys.readouterr().err == warning.replace("warning: left out", "error")
+
+
+def test_several_replaced_runs_share_one_warning(table, tmp_path, capsys):
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    for score in (79.0, 70.0):
+        for run in expand(table, root=tmp_path / "runs"):
+            fabricate(run, score)
+        assert main(here) == 0
+    warning = capsys.readouterr().err
+    assert "baseline/seed0 (70.0) takes the place of" in warning
+    cells = "mini/baseline, mini/ed, mini/rho-0.1, mini/rho-0.5"
+    assert warning.endswith(f"(79.0); likewise 7 other runs of {cells}\n")
+    assert warning.count("\n") == 1
 
 
 def test_metrics_from_two_sources_are_merged():
@@ -220,6 +251,13 @@ def test_invalid_arguments_print_one_line(arguments, complaint, capsys):
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert complaint in error
+
+
+def test_the_folder_of_one_table_is_not_a_folder_of_runs(table, tmp_path, capsys):
+    fabricate(expand(table, root=tmp_path)[0])
+    for main_of in (script.main, launch.main):
+        assert main_of([str(table.path), "--runs", str(tmp_path / "mini")]) == 1
+        assert capsys.readouterr().err.endswith(f"use --runs {tmp_path}\n")
 
 
 def test_a_closed_pipe_is_not_an_error(table):

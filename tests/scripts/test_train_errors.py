@@ -1,5 +1,7 @@
 """train.py on the command line: invalid settings and one-line errors."""
 
+import errno
+import os
 import re
 import sys
 from pathlib import Path
@@ -172,6 +174,12 @@ def test_errors_on_paths_are_one_line(kind, capsys):
     printed = capsys.readouterr().err
     assert printed.startswith("error: /a/place: No way; ")
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENAMETOOLONG])
+def test_a_place_that_cannot_be_written_is_one_line(number, capsys):
+    assert explain(OSError(number, os.strerror(number), "/a/place")) == 1
+    assert re.fullmatch("error: /a/place: .*; use a path that .*\n", capsys.readouterr().err)
 
 
 def test_a_killed_worker_process_is_one_line(capsys):
