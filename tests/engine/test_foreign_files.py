@@ -11,7 +11,7 @@ from ed.engine.errors import explain
 from ed.engine.main import load_run
 from ed.runtime import runs
 from ed.runtime.files import open_in_run, read_bytes, write_atomic
-from scripts import launch, table
+from scripts import launch, local, table
 from tests.helpers.small import SMALL_GROKKING, small_run
 from tests.helpers.tables import fabricate, write_table
 
@@ -55,7 +55,7 @@ def test_the_launcher_does_not_write_through_a_link(mine, tmp_path):
     first.folder.mkdir(parents=True)
     (first.folder / runs.CLAIM).symlink_to(mine)
     with pytest.raises(ValueError, match=r"\.launch is a link"):
-        launch.claimed(first, rerun_failed=False)
+        local.claimed(first, rerun_failed=False)
     assert mine.read_text() == MINE
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from ed.analysis.spec import expand
 from ed.analysis.tables import load_table
-from scripts import launch
+from scripts import launch, local
 from tests.helpers.commands import finish, run_command, start_command
 from tests.helpers.launching import (
     SPEC,
@@ -224,7 +224,7 @@ def test_several_tables_share_one_queue(tmp_path, capsys, monkeypatch):
     [(1, 0, 3, "1 of 4, eta 0:15:00"), (2, 2, 6, "2 of 10, eta 0:11:40"), (4, 0, 0, "4 of 4")],
 )
 def test_the_queue_shows_its_progress(ended, active, waiting, expected):
-    assert expected in launch.progress(ended, active, waiting, seconds=300)
+    assert expected in local.progress(ended, active, waiting, seconds=300)
 
 
 @pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 75], 75), ([75, 1], 1)])
@@ -277,7 +277,7 @@ def test_several_runs_share_one_gpu_at_the_same_time(tmp_path, monkeypatch):
     ],
 )
 def test_the_hint_suggests_mps_if_runs_share_a_gpu(jobs, gpus, has_mps, expected):
-    hint = launch.sharing_hint(jobs, gpus, has_mps=has_mps)
+    hint = local.sharing_hint(jobs, gpus, has_mps=has_mps)
     assert hint is None if expected is None else expected in hint
 
 
@@ -304,8 +304,8 @@ def test_gpus_come_from_the_environment_or_nvidia_smi(tmp_path, monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if given is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        assert launch.visible_gpus() == seen
+        assert local.visible_gpus() == seen
     fake(tmp_path, "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
-    assert launch.visible_gpus() == []
+    assert local.visible_gpus() == []
     monkeypatch.setenv("PATH", "")
-    assert launch.visible_gpus() == []
+    assert local.visible_gpus() == []

@@ -9,19 +9,19 @@ import pytest
 
 from ed.analysis.spec import expand
 from ed.analysis.tables import load_table
-from scripts import launch
+from scripts import launch, local
 from tests.helpers.launching import finishing, one_run, stand_in, write_table
 
 
-def test_a_run_stays_claimed_until_it_ends(tmp_path, monkeypatch):
+def test_a_run_stays_claimed_until_it_ends(tmp_path):
     """The run itself holds the claim, since its launcher may be killed."""
-    monkeypatch.setattr(launch, "command", stand_in("import time; time.sleep(60)"))
     (run, *_) = expand(load_table(write_table(tmp_path)), root=tmp_path)
     run.folder.mkdir(parents=True)
-    with launch.claimed(run, rerun_failed=False) as claim:
-        process = launch.start(run, None, claim)
+    command = stand_in("import time; time.sleep(60)")(run)
+    with local.claimed(run, rerun_failed=False) as claim:
+        process = local.start(run, command, None, claim)
     assert launch.is_busy(run.folder)
-    assert launch.claimed(run, rerun_failed=False) is None
+    assert local.claimed(run, rerun_failed=False) is None
     process.kill()
     process.wait()
     assert not launch.is_busy(run.folder)
@@ -48,13 +48,13 @@ def test_a_run_that_failed_under_another_launcher_is_not_rerun(tmp_path, capsys,
 def test_a_run_stays_claimed_until_its_failure_is_recorded(tmp_path, monkeypatch):
     """Without the claim, another launcher could start it before FAILED is written."""
     monkeypatch.setattr(launch, "command", stand_in("raise SystemExit('error: too bad')"))
-    finish, seen = launch.finish, []
+    finish, seen = local.finish, []
 
-    def finish_late(run, code):
+    def finish_late(run, *rest):
         seen.append(launch.is_busy(run.folder))
-        finish(run, code)
+        finish(run, *rest)
 
-    monkeypatch.setattr(launch, "finish", finish_late)
+    monkeypatch.setattr(local, "finish", finish_late)
     arguments = one_run(tmp_path)
     assert launch.main(arguments) == 1
     assert seen == [True]
@@ -65,9 +65,9 @@ def test_a_run_stays_claimed_until_its_failure_is_recorded(tmp_path, monkeypatch
 def test_a_signal_after_the_run_is_complete_does_not_make_it_stopped(tmp_path, capsys):
     (run, *_) = expand(load_table(write_table(tmp_path)), root=tmp_path)
     run.folder.mkdir(parents=True)
-    launch.finish(run, -signal.SIGTERM)
+    local.finish(run, -signal.SIGTERM)
     (run.folder / "DONE").touch()
-    launch.finish(run, -signal.SIGTERM)
+    local.finish(run, -signal.SIGTERM)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["stopped", "done"]
 
 
@@ -79,21 +79,21 @@ def test_a_run_claimed_by_another_launcher_is_skipped(tmp_path, capsys, monkeypa
     launch.main(arguments)
     capsys.readouterr()
     folder = tmp_path / "six/ed/seed0"
-    with open(folder / launch.CLAIM) as claim, open(folder / ".lock") as engine:
-        assert launch.lock(claim)
-        assert launch.lock(engine)
+    with open(folder / local.CLAIM) as claim, open(folder / ".lock") as engine:
+        assert local.lock(claim)
+        assert local.lock(engine)
         assert launch.main(arguments) == 75
     output = capsys.readouterr()
     assert output.err == ""
     assert "start" not in output.out
     assert "1 run: 1 running" in output.out
     with open(folder / ".lock") as engine:  # started by train.py without a launcher
-        assert launch.lock(engine)
+        assert local.lock(engine)
         assert launch.main([*arguments, "--status"]) == 75
     assert "1 run: 1 running" in capsys.readouterr().out
     (folder / "DONE").touch()  # finished in the meantime
     (run,) = expand(load_table(arguments[0]), cells=["ed"], seeds=[0], root=tmp_path)
-    assert launch.claimed(run, rerun_failed=False) is None
+    assert local.claimed(run, rerun_failed=False) is None
 
 
 def test_an_interrupted_run_does_not_count_as_running_on_nfs(tmp_path, capsys, monkeypatch):
@@ -126,7 +126,7 @@ def test_an_inaccessible_lock_is_a_one_line_error(tmp_path, capsys, monkeypatch,
     monkeypatch.setattr(fcntl, "flock", flock)
     capsys.readouterr()
     assert launch.main([*arguments, "--status"]) == 1
-    path = tmp_path / "six/ed/seed0" / launch.CLAIM
+    path = tmp_path / "six/ed/seed0" / local.CLAIM
     assert f"{path}: {os.strerror(number)}" in capsys.readouterr().out
     assert launch.main(arguments) == 1  # not started, since it may be running
     assert capsys.readouterr().err.startswith(f"error: {path}: {os.strerror(number)}")
