@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from ed.core.field import Field
-from ed.core.model_state import evaluating, frozen_statistics
+from ed.core.model_state import alone, frozen_statistics
 from ed.core.outputs import pick
+from ed.core.walk import measuring
 
 TEXT_CONTEXT = ("attention_mask", "token_type_ids")
 CHECKED = 4  # number of examples on which a field is compared with the whole network
@@ -84,7 +85,7 @@ def _check_padding(model: nn.Module, ids: Tensor, field: Field) -> None:
         return
     rows = kept.sum(1).argsort()[:CHECKED]
     context = {name: value[rows] for name, value in field.context.items()}
-    with torch.no_grad(), evaluating(model):
+    with measuring(field):
         expected = pick(model(input_ids=ids[rows], **context), field.output)
         found = field.at(field.x[rows], context)()
     if found.dim() > 2 and found.shape[:2] == kept[rows].shape:  # ignores outputs at padding
@@ -136,9 +137,10 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
         return features(source if source.recompute is None else source.at(source.recompute()))
 
     devices = [source.x.device] if source.x.is_cuda else []
-    with torch.random.fork_rng(devices):  # measuring between training steps must not affect them
-        field = replace(source, forward=forward, x=features(source), recompute=recompute)
-    _check_bypass(model, source, field, features, layer)
+    with alone(model):  # as other threads may measure the same model
+        with torch.random.fork_rng(devices):  # measuring between steps must not affect training
+            field = replace(source, forward=forward, x=features(source), recompute=recompute)
+        _check_bypass(source, field, features, layer)
     return field
 
 
@@ -164,10 +166,10 @@ def _padded() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _check_bypass(model, source: Field, field: Field, features, layer: str) -> None:
+def _check_bypass(source: Field, field: Field, features, layer: str) -> None:
     """Raises ValueError if the input affects the outputs other than through the layer."""
     few = source.part(slice(CHECKED))
-    with torch.no_grad(), evaluating(model):
+    with measuring(source):
         expected = _eager(few.copied())()
         found = replace(field, context=few.context).at(features(few))()
     if _differ(found, expected):

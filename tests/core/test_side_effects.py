@@ -3,6 +3,8 @@
 
 import copy
 import random
+import threading
+import time
 
 import numpy
 import pytest
@@ -67,6 +69,25 @@ def test_measuring_features_does_not_change_the_random_state():
     ed.estimate(field, **FEW)
     assert torch.equal(torch.get_rng_state(), before)
     assert (field.x == 0).any()  # the penalty uses features after dropout
+
+
+def test_fields_of_one_model_can_be_built_in_threads():
+    model, x, found = small_network().train(), torch.randn(20, 6), []
+    expected = ed.estimate(ed.Field.at_layer(model, "0", x), **FEW).values
+    slow = model[0].register_forward_hook(lambda *_: time.sleep(0.01))
+
+    def measure():
+        found.append(ed.estimate(ed.Field.at_layer(model, "0", x), **FEW).values)
+
+    threads = [threading.Thread(target=measure) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    slow.remove()
+    assert len(found) == 4
+    assert all(torch.equal(values, expected) for values in found)
+    assert all(module.training for module in model.modules())
 
 
 def test_a_copied_field_measures_the_same_network():
