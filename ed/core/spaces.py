@@ -115,9 +115,9 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
         x: inputs of the model (as in `ed.Field.of`), or a field of the model.
         settings: further attributes of the field.
     """
+    part = _submodule(model, layer)
     source = x if isinstance(x, Field) else Field.of(model, x, **settings)
     source = replace(source, **{"module": model} | settings)
-    part = _submodule(model, layer)
 
     @_eager
     def features(field: Field) -> Tensor:
@@ -168,6 +168,11 @@ def _padded() -> Iterator[None]:
 
 def _check_bypass(source: Field, field: Field, features, layer: str) -> None:
     """Raises ValueError if the input affects the outputs other than through the layer."""
+    if field.x.shape[:1] != source.x.shape[:1]:  # windows or tokens as rows, for example
+        raise ValueError(
+            f"at_layer: {layer!r} returns {tuple(field.x.shape)} for {len(source.x)} inputs; use a "
+            "layer with one row per input"
+        )
     few = source.part(slice(CHECKED))
     with measuring(source):
         expected = _eager(few.copied())()
@@ -183,6 +188,8 @@ def _differ(found: Tensor, expected: Tensor) -> bool:
 
 
 def _submodule(model: nn.Module, layer: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"at_layer: got a {type(model).__name__}; pass a module")
     names = dict(model.named_modules(remove_duplicate=False))
     if not layer or layer not in names:
         near = difflib.get_close_matches(str(layer), names, n=3) or list(names)[1:4]
@@ -206,10 +213,14 @@ def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
         yield found
     finally:
         handle.remove()
-    if len(found) != 1 or not isinstance(found[0], Tensor):
+    if len(found) != 1:
         raise ValueError(
-            f"at_layer: {layer!r} ran {len(found)} times; use a layer that runs once per pass and "
-            "returns a tensor"
+            f"at_layer: {layer!r} ran {len(found)} times; use a layer that runs once per pass"
+        )
+    if not isinstance(found[0], Tensor):
+        raise ValueError(
+            f"at_layer: {layer!r} returns a {type(found[0]).__name__}; use a layer that returns a "
+            "tensor"
         )
 
 

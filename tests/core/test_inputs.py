@@ -131,13 +131,25 @@ def test_layers_that_cannot_split_a_network_are_rejected():
         def __init__(self):
             super().__init__()
             self.layer, self.again = nn.Linear(6, 6), nn.Tanh()
+            self.pixels, self.several = nn.Flatten(0), Several()
 
         def forward(self, x):
+            x = self.several(self.pixels(x).view(x.shape))["x"]
             return self.again(self.again(x + self.layer(x)))
 
-    for layer, message in (("layer", "bypasses"), ("again", "once"), ("layr", "layer")):
+    class Several(nn.Module):
+        def forward(self, x):
+            return {"x": x}
+
+    messages = {
+        "layer": "bypasses", "again": "ran 2 times", "layr": "'layer'", "several": "dict",
+        "pixels": r"\(54,\) for 9 inputs",
+    }  # fmt: skip
+    for layer, message in messages.items():
         with pytest.raises(ValueError, match=f"at_layer.*{message}"):
             ed.Field.at_layer(Skip(), layer, torch.randn(9, 6))
+    with pytest.raises(ValueError, match="at_layer: got a function"):
+        ed.Field.at_layer(lambda x: x, "layer", torch.randn(9, 6))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
