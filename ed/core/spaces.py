@@ -116,8 +116,10 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
         settings: further attributes of the field.
     """
     part = _submodule(model, layer)
-    source = x if isinstance(x, Field) else Field.of(model, x, **settings)
-    source = replace(source, **{"module": model} | settings)
+    if isinstance(x, Field):
+        source = replace(x, **{"module": model} | settings)
+    else:
+        source = Field.of(model, x, **settings)
 
     @_eager
     def features(field: Field) -> Tensor:

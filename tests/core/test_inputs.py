@@ -152,6 +152,12 @@ def test_layers_that_cannot_split_a_network_are_rejected():
         ed.Field.at_layer(lambda x: x, "layer", torch.randn(9, 6))
 
 
+def test_features_of_a_loader_equal_those_of_its_examples():
+    model, x = small_network(), torch.randn(20, 6)
+    field = ed.Field.at_layer(model, "0", DataLoader(x, batch_size=5), examples=10)
+    assert torch.equal(field.x, model[0](x[:10]))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_blocks_may_follow_the_layer_but_not_contain_it(reentrant):
     """A block's second forward pass, during backward, would not see the points."""
