@@ -33,20 +33,21 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
         ed.estimate(ed.Field.from_text(decoder, batch, class_dim=-1))   # logits (N, T, V)
 
     Args:
-        model: an encoder or decoder that takes `inputs_embeds`.
+        model: an encoder or decoder that takes `inputs_embeds`, or a wrapper such as DDP.
         batch: `input_ids` (B, T), and optionally `attention_mask` and `token_type_ids`. On a path,
             each is the maximum over both ends: a token is kept, or belongs to the second segment,
             if this holds at either end.
         settings: further attributes of the field.
     """
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    inner = model if hasattr(model, "get_input_embeddings") else getattr(model, "module", model)
+    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
         raise ValueError(
-            f"from_text: {type(model).__name__} is an encoder-decoder; build an ed.Field directly"
+            f"from_text: {type(inner).__name__} is an encoder-decoder; build an ed.Field directly"
         )
-    embed = getattr(model, "get_input_embeddings", None)
+    embed = getattr(inner, "get_input_embeddings", None)
     if embed is None:
         raise ValueError(
-            f"from_text: {type(model).__name__} has no get_input_embeddings(); use Field.at_layer"
+            f"from_text: {type(inner).__name__} has no get_input_embeddings(); use Field.at_layer"
         )
     if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), Tensor):
         raise ValueError(
@@ -65,7 +66,7 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
 
     how = dict[str, Any](module=model, recompute=words) | settings
     field = Field(forward, words(), context, **how)
-    _check_padding(model, ids, field)
+    _check_padding(inner, ids, field)
     return field
 
 

@@ -231,6 +231,10 @@ def test_text_fields_use_embeddings_and_masks():
     )  # fmt: skip
     found = ed.estimate(field, **FEW)
     assert torch.equal(found.values, ed.estimate(own, **FEW).values)
+    wrapped = nn.DataParallel(bert)  # as DDP, it has no get_input_embeddings
+    field = ed.Field.from_text(wrapped, {"input_ids": ids, "attention_mask": mask})
+    assert field.module is wrapped
+    assert torch.equal(ed.estimate(field, **FEW).values, found.values)
     inner = ed.Field.at_layer(bert, "bert.embeddings", field)
     assert ed.estimate(inner, **FEW).mean > 0
     with pytest.raises(ValueError, match="get_input_embeddings"):
