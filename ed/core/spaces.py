@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from ed.core.walk import measuring
 TEXT_CONTEXT = ("attention_mask", "token_type_ids")
 CHECKED = 4  # number of examples on which a field is compared with the whole network
 _checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that handle padding
+_switching = threading.RLock()  # two threads would restore torch's global switches out of order
 
 
 def text_field(model: nn.Module, batch, **settings) -> Field:
@@ -152,7 +154,7 @@ def _eager(function: Callable) -> Callable:
 
     @torch.compiler.disable
     def run(*arguments):
-        with torch.compiler.set_stance("force_eager"), _padded():
+        with _switching, torch.compiler.set_stance("force_eager"), _padded():
             return function(*arguments)
 
     return run
