@@ -167,9 +167,9 @@ class Field:
         for name, value in self.context.items():
             if not isinstance(value, Tensor):
                 raise ValueError(f"context {name!r} is a {type(value).__name__}: pass a tensor")
-            if len(value) != len(self.x):
+            if value.shape[:1] != self.x.shape[:1]:
                 raise ValueError(
-                    f"context {name!r} has {len(value)} rows for {len(self.x)} points: pass one "
+                    f"context {name!r} is {tuple(value.shape)} for {len(self.x)} points: pass one "
                     "row per point"
                 )
 

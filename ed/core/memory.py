@@ -89,9 +89,9 @@ class _Probe(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         # skip views: they use no extra memory, and a view of a weight can exceed the activations
-        inputs = {a.untyped_storage().data_ptr() for a in args if _is_dense(a)}
+        inputs = {a.untyped_storage()._cdata for a in args if _is_dense(a)}
         for item in result if isinstance(result, (tuple, list)) else (result,):
-            if _is_dense(item) and item.untyped_storage().data_ptr() not in inputs:
+            if _is_dense(item) and item.untyped_storage()._cdata not in inputs:
                 self.size = max(self.size, item.numel() * item.element_size())
                 self.half = item.dtype if item.dtype in HALF else self.half
         return result

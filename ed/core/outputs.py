@@ -28,13 +28,13 @@ def pick(returned, output: str | int | None = None) -> Tensor:
         raise ValueError(
             "outputs: got a numpy array; use ed.Field.of(lambda x: torch.as_tensor(model(x)), x)"
         )
-    kind, keys = type(returned).__name__, isinstance(returned, Mapping)
+    kind, tensors = type(returned).__name__, ", ".join(map(repr, _tensors(returned)[:5]))
+    problem = f"outputs: the model returns a {kind} without logits"
     if output is not None:
-        raise ValueError(f"output={output!r}: not found; the {kind} has {_entries(returned)}")
-    raise ValueError(
-        f"outputs: the model returns a {kind} without logits; it has {_entries(returned)}. Set "
-        f"output, e.g. output={next(iter(returned), 0) if keys else 0!r}"
-    )
+        problem = f"output={output!r}: the {kind} has no such tensor"
+    if tensors:
+        raise ValueError(f"{problem}; set output to one of its tensors: {tensors}")
+    raise ValueError(f"{problem}; use a function that returns a tensor")
 
 
 def check_outputs(outputs: Tensor, *, softmax: bool, class_dim: int | None = None) -> None:
@@ -101,9 +101,10 @@ def _entry(returned, output: str | int):
         return None
 
 
-def _entries(returned) -> str:
-    if isinstance(returned, Mapping):
-        return "keys " + ", ".join(map(repr, returned))
+def _tensors(returned) -> list:
+    """Returns the keys, indices or attributes of the tensors that a model returns."""
     if isinstance(returned, (tuple, list)):
-        return f"{len(returned)} entries"
-    return "no such attribute"
+        returned = dict(enumerate(returned))
+    elif not isinstance(returned, Mapping):
+        returned = getattr(returned, "__dict__", {})
+    return [key for key, value in returned.items() if isinstance(value, Tensor)]

@@ -59,6 +59,8 @@ class Paths:
         anchored, device = labels is not None, field.x.device
         if labels is not None:
             check_labels(labels, len(field.x), class_dim=field.class_dim)
+            if labels.device != device:
+                raise ValueError(f"labels: on {labels.device}, but inputs on {device}; move them")
             check_anchored(representation.resolution)
         draw_pairs = PAIRINGS[choice("pairing", pairing, PAIRINGS)]
         first, second = draw_pairs(len(field.x), pairs, generator=generator, device=device)

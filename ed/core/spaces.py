@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from ed.core.field import Field
-from ed.core.model_state import evaluating, frozen_statistics
+from ed.core.model_state import alone, frozen_statistics
 from ed.core.outputs import pick
+from ed.core.walk import measuring
 
 TEXT_CONTEXT = ("attention_mask", "token_type_ids")
 CHECKED = 4  # number of examples on which a field is compared with the whole network
 _checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that handle padding
+_switching = threading.RLock()  # two threads would restore torch's global switches out of order
 
 
 def text_field(model: nn.Module, batch, **settings) -> Field:
@@ -32,20 +35,21 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
         ed.estimate(ed.Field.from_text(decoder, batch, class_dim=-1))   # logits (N, T, V)
 
     Args:
-        model: an encoder or decoder that takes `inputs_embeds`.
+        model: an encoder or decoder that takes `inputs_embeds`, or a wrapper such as DDP.
         batch: `input_ids` (B, T), and optionally `attention_mask` and `token_type_ids`. On a path,
             each is the maximum over both ends: a token is kept, or belongs to the second segment,
             if this holds at either end.
         settings: further attributes of the field.
     """
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    inner = model if hasattr(model, "get_input_embeddings") else getattr(model, "module", model)
+    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
         raise ValueError(
-            f"from_text: {type(model).__name__} is an encoder-decoder; build an ed.Field directly"
+            f"from_text: {type(inner).__name__} is an encoder-decoder; build an ed.Field directly"
         )
-    embed = getattr(model, "get_input_embeddings", None)
+    embed = getattr(inner, "get_input_embeddings", None)
     if embed is None:
         raise ValueError(
-            f"from_text: {type(model).__name__} has no get_input_embeddings(); use Field.at_layer"
+            f"from_text: {type(inner).__name__} has no get_input_embeddings(); use Field.at_layer"
         )
     if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), Tensor):
         raise ValueError(
@@ -64,7 +68,7 @@ def text_field(model: nn.Module, batch, **settings) -> Field:
 
     how = dict[str, Any](module=model, recompute=words) | settings
     field = Field(forward, words(), context, **how)
-    _check_padding(model, ids, field)
+    _check_padding(inner, ids, field)
     return field
 
 
@@ -84,7 +88,7 @@ def _check_padding(model: nn.Module, ids: Tensor, field: Field) -> None:
         return
     rows = kept.sum(1).argsort()[:CHECKED]
     context = {name: value[rows] for name, value in field.context.items()}
-    with torch.no_grad(), evaluating(model):
+    with measuring(field):
         expected = pick(model(input_ids=ids[rows], **context), field.output)
         found = field.at(field.x[rows], context)()
     if found.dim() > 2 and found.shape[:2] == kept[rows].shape:  # ignores outputs at padding
@@ -114,9 +118,11 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
         x: inputs of the model (as in `ed.Field.of`), or a field of the model.
         settings: further attributes of the field.
     """
-    source = x if isinstance(x, Field) else Field.of(model, x, **settings)
-    source = replace(source, **{"module": model} | settings)
     part = _submodule(model, layer)
+    if isinstance(x, Field):
+        source = replace(x, **{"module": model} | settings)
+    else:
+        source = Field.of(model, x, **settings)
 
     @_eager
     def features(field: Field) -> Tensor:
@@ -136,9 +142,10 @@ def layer_field(model: nn.Module, layer: str, x, **settings) -> Field:
         return features(source if source.recompute is None else source.at(source.recompute()))
 
     devices = [source.x.device] if source.x.is_cuda else []
-    with torch.random.fork_rng(devices):  # measuring between training steps must not affect them
-        field = replace(source, forward=forward, x=features(source), recompute=recompute)
-    _check_bypass(model, source, field, features, layer)
+    with alone(model):  # as other threads may measure the same model
+        with torch.random.fork_rng(devices):  # measuring between steps must not affect training
+            field = replace(source, forward=forward, x=features(source), recompute=recompute)
+        _check_bypass(source, field, features, layer)
     return field
 
 
@@ -147,7 +154,7 @@ def _eager(function: Callable) -> Callable:
 
     @torch.compiler.disable
     def run(*arguments):
-        with torch.compiler.set_stance("force_eager"), _padded():
+        with _switching, torch.compiler.set_stance("force_eager"), _padded():
             return function(*arguments)
 
     return run
@@ -164,10 +171,15 @@ def _padded() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _check_bypass(model, source: Field, field: Field, features, layer: str) -> None:
+def _check_bypass(source: Field, field: Field, features, layer: str) -> None:
     """Raises ValueError if the input affects the outputs other than through the layer."""
+    if field.x.shape[:1] != source.x.shape[:1]:  # windows or tokens as rows, for example
+        raise ValueError(
+            f"at_layer: {layer!r} returns {tuple(field.x.shape)} for {len(source.x)} inputs; use a "
+            "layer with one row per input"
+        )
     few = source.part(slice(CHECKED))
-    with torch.no_grad(), evaluating(model):
+    with measuring(source):
         expected = _eager(few.copied())()
         found = replace(field, context=few.context).at(features(few))()
     if _differ(found, expected):
@@ -181,6 +193,8 @@ def _differ(found: Tensor, expected: Tensor) -> bool:
 
 
 def _submodule(model: nn.Module, layer: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"at_layer: got a {type(model).__name__}; pass a module")
     names = dict(model.named_modules(remove_duplicate=False))
     if not layer or layer not in names:
         near = difflib.get_close_matches(str(layer), names, n=3) or list(names)[1:4]
@@ -204,10 +218,14 @@ def _reading(part: nn.Module, layer: str) -> Iterator[list[Tensor]]:
         yield found
     finally:
         handle.remove()
-    if len(found) != 1 or not isinstance(found[0], Tensor):
+    if len(found) != 1:
         raise ValueError(
-            f"at_layer: {layer!r} ran {len(found)} times; use a layer that runs once per pass and "
-            "returns a tensor"
+            f"at_layer: {layer!r} ran {len(found)} times; use a layer that runs once per pass"
+        )
+    if not isinstance(found[0], Tensor):
+        raise ValueError(
+            f"at_layer: {layer!r} returns a {type(found[0]).__name__}; use a layer that returns a "
+            "tensor"
         )
 
 

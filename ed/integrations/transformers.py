@@ -1,7 +1,6 @@
 """Hugging Face Trainer: `TrackED` logs ED, and `EDTrainer` adds the penalty to the loss."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
@@ -11,13 +10,11 @@ from ed.core.validate import count
 from ed.integrations import track
 
 
-def field_of(model: nn.Module, batch: Mapping[str, Tensor], module: nn.Module | None = None):
+def field_of(model: nn.Module, batch: Mapping[str, Tensor]) -> ed.Field:
     """Builds the field of a classifier on a batch of pixels or token embeddings."""
-    module = model if module is None else module  # a compiled module may have no truth value
     if "pixel_values" in batch:
-        return ed.Field.of(lambda x: model(pixel_values=x), batch["pixel_values"], module=module)
-    field = ed.Field.from_text(module, batch)
-    return replace(field, forward=lambda x, context: model(inputs_embeds=x, **context))
+        return ed.Field.of(lambda x: model(pixel_values=x), batch["pixel_values"], module=model)
+    return ed.Field.from_text(model, batch)
 
 
 class TrackED(TrainerCallback):
@@ -43,7 +40,7 @@ class EDTrainer:
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs["labels"]  # read before super(), which may remove them
-        field = field_of(model, inputs, self.accelerator.unwrap_model(model))
+        field = field_of(model, inputs)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
             # Trainer divides the loss by the number of accumulation steps, unless already done

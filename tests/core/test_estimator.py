@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import ed
 from ed.core.estimator import PROTOCOL, estimate_each
@@ -359,6 +360,14 @@ class Fixed:
 
     def __call__(self, uniform, anchored):
         return torch.linspace(0, 1, uniform.shape[-1], dtype=uniform.dtype)
+
+
+def test_weights_without_storage_of_their_own_can_be_measured():
+    weight, x = torch.randn(3, 6), torch.randn(30, 6)
+    wrapped = TwoTensor(weight, weight)  # as the DTensors of tensor parallelism
+    found = ed.estimate(lambda p: nn.functional.linear(p, wrapped).a, x, pairs=10)
+    expected = ed.estimate(lambda p: nn.functional.linear(p, weight), x, pairs=10)
+    assert torch.equal(found.values, expected.values)
 
 
 def test_any_callable_can_be_measured():

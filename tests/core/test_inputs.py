@@ -131,13 +131,31 @@ def test_layers_that_cannot_split_a_network_are_rejected():
         def __init__(self):
             super().__init__()
             self.layer, self.again = nn.Linear(6, 6), nn.Tanh()
+            self.pixels, self.several = nn.Flatten(0), Several()
 
         def forward(self, x):
+            x = self.several(self.pixels(x).view(x.shape))["x"]
             return self.again(self.again(x + self.layer(x)))
 
-    for layer, message in (("layer", "bypasses"), ("again", "once"), ("layr", "layer")):
+    class Several(nn.Module):
+        def forward(self, x):
+            return {"x": x}
+
+    messages = {
+        "layer": "bypasses", "again": "ran 2 times", "layr": "'layer'", "several": "dict",
+        "pixels": r"\(54,\) for 9 inputs",
+    }  # fmt: skip
+    for layer, message in messages.items():
         with pytest.raises(ValueError, match=f"at_layer.*{message}"):
             ed.Field.at_layer(Skip(), layer, torch.randn(9, 6))
+    with pytest.raises(ValueError, match="at_layer: got a function"):
+        ed.Field.at_layer(lambda x: x, "layer", torch.randn(9, 6))
+
+
+def test_features_of_a_loader_equal_those_of_its_examples():
+    model, x = small_network(), torch.randn(20, 6)
+    field = ed.Field.at_layer(model, "0", DataLoader(x, batch_size=5), examples=10)
+    assert torch.equal(field.x, model[0](x[:10]))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -213,6 +231,10 @@ def test_text_fields_use_embeddings_and_masks():
     )  # fmt: skip
     found = ed.estimate(field, **FEW)
     assert torch.equal(found.values, ed.estimate(own, **FEW).values)
+    wrapped = nn.DataParallel(bert)  # as DDP, it has no get_input_embeddings
+    field = ed.Field.from_text(wrapped, {"input_ids": ids, "attention_mask": mask})
+    assert field.module is wrapped
+    assert torch.equal(ed.estimate(field, **FEW).values, found.values)
     inner = ed.Field.at_layer(bert, "bert.embeddings", field)
     assert ed.estimate(inner, **FEW).mean > 0
     with pytest.raises(ValueError, match="get_input_embeddings"):

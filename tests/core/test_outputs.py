@@ -1,6 +1,7 @@
 """Tests of outputs and labels: dense outputs, outputs by key, soft labels, invalid values."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,7 +132,11 @@ def test_a_causal_language_model_can_be_measured():
         (lambda x: x[:, :, None], {"class_dim": 3}, "class_dim=3"),
         (lambda x: {"out": x}, {"output": "outs"}, "output='outs'"),
         (lambda x: (x, x), {"output": 2}, "output=2"),
-        (lambda x: {"out": x}, {}, "output='out'"),
+        (lambda x: {"loss": None, "out": x}, {}, "tensors: 'out'$"),
+        (lambda x: (None, x), {}, "tensors: 1$"),
+        (lambda x: SimpleNamespace(scores=x), {}, "tensors: 'scores'$"),
+        (lambda x: {"out": {"inner": x}}, {"output": "out"}, "output='out'.*returns a tensor"),
+        (lambda x: None, {}, "NoneType"),
         (lambda x: x.numpy(), {}, "as_tensor"),
         (lambda x: {"out": x.numpy()}, {"output": "out"}, "as_tensor"),
     ],

@@ -73,9 +73,9 @@ def test_contexts_are_merged_inside_a_path_but_not_at_its_ends():
     assert merged.tolist() == [[1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 0, 1], [1, 1, 0, 0]]
 
 
-@pytest.mark.parametrize("rows", [1, 6])
-def test_a_context_needs_a_row_for_every_point(rows):
-    field = Field(lambda p, c: p, uniform(5, 4), {"mask": torch.ones(rows, 4)})
+@pytest.mark.parametrize("shape", [(), (1, 4), (6, 4)], ids=str)
+def test_a_context_needs_a_row_for_every_point(shape):
+    field = Field(lambda p, c: p, uniform(5, 4), {"mask": torch.ones(shape)})
     for use in (lambda: ed.estimate(field, pairs=2), lambda: ed.penalty(field)):
         with pytest.raises(ValueError, match="context 'mask'"):
             use()

@@ -125,6 +125,7 @@ def test_a_compiled_step_accepts_other_batch_sizes():
         (nn.Linear(6, 3), torch.zeros(8), {}, "labels: .*float32"),
         (nn.Linear(6, 3), torch.zeros(8).long(), {"resolution": 2, "degree": 1}, "^resolution=2"),
         (nn.Linear(6, 3), [0] * 8, {}, "labels: .*list"),
+        (nn.Linear(6, 3), torch.zeros(8, device="meta").long(), {}, "labels: on meta, .*cpu"),
         (nn.Linear(6, 3), 4, {}, "labels: .*int"),
         (nn.Linear(6, 3), None, {"pairs": 0}, "^pairs=0"),
         (nn.Linear(6, 3), None, {"softmax": "none"}, "^softmax=none"),

@@ -3,6 +3,8 @@
 
 import copy
 import random
+import threading
+import time
 
 import numpy
 import pytest
@@ -67,6 +69,32 @@ def test_measuring_features_does_not_change_the_random_state():
     ed.estimate(field, **FEW)
     assert torch.equal(torch.get_rng_state(), before)
     assert (field.x == 0).any()  # the penalty uses features after dropout
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_fields_at_a_layer_can_be_measured_in_threads(shared):
+    x, found = torch.randn(20, 6), []
+    models = [small_network().train()] * 4 if shared else [small_network() for _ in range(4)]
+    expected = ed.estimate(ed.Field.at_layer(models[0], "0", x), **FEW).values
+    for model in models:
+        model[0].register_forward_hook(lambda *_: time.sleep(0.002))
+
+    def measure(model):
+        found.append((model, ed.estimate(ed.Field.at_layer(model, "0", x), **FEW).values))
+
+    threads = [threading.Thread(target=measure, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(torch.equal(values, expected) for model, values in found if model is models[0])
+    assert all(module.training for model in models for module in model.modules())
+    # torch's switches are global
+    assert torch.backends.mha.get_fastpath_enabled()
+    compiled = []
+    torch.compile(torch.sin, backend=lambda graph, _: compiled.append(graph) or graph)(x)
+    assert compiled
 
 
 def test_a_copied_field_measures_the_same_network():

@@ -4,7 +4,6 @@ import importlib
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,7 +133,6 @@ def test_the_penalty_is_scaled_like_the_loss(scaled, expected, monkeypatch):
     class Base:
         model_accepts_loss_kwargs, compute_loss_func = True, None
         current_gradient_accumulation_steps, loss_is_scaled_for_ga = 4, scaled
-        accelerator = SimpleNamespace(unwrap_model=lambda model: model)
 
         def compute_loss(self, model, inputs, return_outputs, items):
             return torch.zeros(()), None
@@ -153,4 +151,4 @@ def test_a_compiled_model_has_a_field():
     from ed.integrations.transformers import field_of
 
     compiled = torch.compile(nn.Linear(3, 2), backend="eager")
-    assert field_of(compiled, {"pixel_values": torch.randn(4, 3)}, compiled).module is compiled
+    assert field_of(compiled, {"pixel_values": torch.randn(4, 3)}).module is compiled
