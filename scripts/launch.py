@@ -1,7 +1,8 @@
 """Run tables of the paper: python scripts/launch.py TABLE... [--where local|slurm|print]
 
-Finished runs are skipped, unfinished runs resume, and failed runs restart with --rerun-failed. You
-can repeat the command at any time, even while its runs are active: no run is started twice. Several
+Finished runs are skipped, unfinished runs resume, and failed runs restart with --rerun-failed. If
+you add measures to a table, its finished runs are measured from their final checkpoints. You can
+repeat the command at any time, even while its runs are active: no run is started twice. Several
 tables share one queue, in the order given. --cells and --seeds select runs of the tables. --set
 key=value changes their settings; such runs get their own folders and are shown as reduced. Exit
 codes: 0 if all runs are done (or submitted), 1 if some failed, 75 if some are unfinished and the
@@ -41,6 +42,7 @@ from ed.engine.errors import composition, explain
 from ed.runtime.files import APP, HOME, refuse_control
 from ed.runtime.runs import (
     BROKEN,
+    CHECKPOINTS,
     CONFIG,
     DEVIATIONS,
     PLACES,
@@ -74,7 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
             return worst(report(t, with_committed(standings(runs, t), t)) for t, runs in plans)
         if options.where == "print":
             refuse_damaged(row_or_damage(run, table) for table, runs in plans for run in runs)
-            missing = [[run for run in runs if not is_done(run.folder)] for _, runs in plans]
+            missing = [
+                [run for run in runs if not is_done(run.folder) or lacks_measures(run)]
+                for _, runs in plans
+            ]
             for (table, _), runs in zip(plans, missing, strict=True):
                 note_or_warn(runs, table)
             print(*(shlex.join(command(run)) for run in distinct(missing)), sep="\n")
@@ -116,7 +121,11 @@ def prepared(table: Table, runs: Sequence[Run], options: argparse.Namespace) -> 
     """Freezes the configs of the runs that are due and returns these runs."""
     rows = standings(runs, table)
     refuse_damaged(rows)
-    due = [run for run, row in zip(runs, rows, strict=True) if is_due(row, options.rerun_failed)]
+    due = [
+        run
+        for run, row in zip(runs, rows, strict=True)
+        if is_due(row, options.rerun_failed) or lacks_measures(run)
+    ]
     if due and options.where == "local":
         require_places(options.data)
     freeze(due, table)
@@ -198,21 +207,39 @@ def is_due(row: Row, rerun_failed: bool) -> bool:
     return row.status in due
 
 
+def lacks_measures(run: Run) -> bool:
+    """Whether a finished run lacks a measure of its table, and its final checkpoint is there."""
+    asked = any(override.startswith("measures") for override in run.overrides)
+    kept = asked and any((run.folder / name).exists() for name in CHECKPOINTS)
+    if not (kept and is_done(run.folder)):
+        return False
+    from ed.engine.trust import read_config
+
+    stored = read_config(run.folder / CONFIG).get("measures") or {}
+    return not composed(run).measures.keys() <= stored.keys()
+
+
+def composed(run: Run):
+    """Composes the config of a run."""
+    from ed.engine.compose import compose_config
+
+    try:
+        return compose_config(list(run.arguments))
+    except Exception as error:  # Hydra has several error types, all about the overrides
+        reason = composition(error, run.arguments)
+        raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
+
+
 def freeze(runs: Sequence[Run], table: Table) -> None:
     """Writes the configs of all runs before any starts; existing configs must match."""
     from omegaconf import OmegaConf
 
-    from ed.engine.compose import compose_config
     from ed.engine.run import RunFolder
 
     cells = {}  # composing is slow, and the seeds of a cell share all other settings
     for run in runs:
-        try:
-            if (run.table, run.cell) not in cells:
-                cells[run.table, run.cell] = compose_config(list(run.arguments))
-        except Exception as error:  # Hydra has several error types, all about the overrides
-            reason = composition(error, run.arguments)
-            raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
+        if (run.table, run.cell) not in cells:
+            cells[run.table, run.cell] = composed(run)
     note_deviations(runs, table)
     for run in runs:
         if is_busy(run.folder):

@@ -35,6 +35,7 @@ def run_all(
     hint = sharing_hint(min(len(slots), len(commands)), len(gpus), has_mps=mps_runs())
     if hint is not None:
         print(hint, file=sys.stderr)
+    unmeasured = {run for run in commands if is_done(run.folder)}
     waiting, active, ended, began = list(commands), {}, 0, time.monotonic()
     with stop_requests() as stop:
         while (waiting or active) and not stop:
@@ -42,7 +43,7 @@ def run_all(
                 slot = next(slot for slot in slots if slot not in active)
                 gpu = gpus[slot % len(gpus)] if len(gpus) > 1 else None
                 run = waiting.pop(0)
-                claim = claimed(run, rerun_failed=rerun_failed)
+                claim = claimed(run, rerun_failed=rerun_failed, again=run in unmeasured)
                 if claim is not None:
                     active[slot] = (run, claim, start(run, commands[run], gpu, claim))
             time.sleep(POLL_SECONDS)
@@ -61,15 +62,21 @@ def run_all(
                 finish(run, process.wait())
 
 
-def claimed(run: Run, *, rerun_failed: bool) -> IO | None:
+def claimed(run: Run, *, rerun_failed: bool, again: bool = False) -> IO | None:
     """Claims a run for this launcher; None if another launcher has claimed or finished it.
+
+    `again` also claims a finished run, to measure it.
 
     The claim is a lock on an open file. The run inherits the lock, so it survives if the launcher
     is killed. The launcher also holds it until it has recorded how the run ended.
     """
     claim = open_in_run(run.folder / CLAIM, "a")  # kept open until the run ends
     failed = run.folder / FAILED
-    if not lock(claim) or is_done(run.folder) or (failed.exists() and not rerun_failed):
+    if (
+        not lock(claim)
+        or (is_done(run.folder) and not again)
+        or (failed.exists() and not rerun_failed)
+    ):
         claim.close()
         return None
     failed.unlink(missing_ok=True)

@@ -251,6 +251,9 @@ def other_run(run: Run, table: Table, record: Record) -> str | None:
             continue  # data may have moved; debug and measures each set several keys
         if table.is_incidental(key) or _is_unused(key, wanted):
             continue
+        group, _, rest = key.partition(".")
+        if group == "measures" and rest.split(".")[0] not in (record.config.get("measures") or {}):
+            continue  # not measured yet
         found = _instead_of(key, text, record.config, choices)
         if found is not None:
             return f"{found}, but the table has {text}: it is another run"

@@ -39,16 +39,17 @@ class EDTrainer:
     ed_settings: Mapping = {}  # arguments of ed.penalty, e.g. {"components": 3}
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs["labels"]  # read before super(), which may remove them
-        field = field_of(model, inputs)
+        labels = inputs.get("labels")  # super() may remove them
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
+            if labels is None:
+                raise ValueError("EDTrainer: the batch has no labels to anchor paths; add a column")
             # Trainer divides the loss by the number of accumulation steps, unless already done
             scaled = getattr(self, "loss_is_scaled_for_ga", None)
             if scaled is None:  # the rule of Trainer.training_step
                 counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
                 scaled = counted or self.compute_loss_func is not None
             steps = self.current_gradient_accumulation_steps if scaled else 1
-            penalty = ed.penalty(field, labels=labels, **self.ed_settings)
+            penalty = ed.penalty(field_of(model, inputs), labels=labels, **self.ed_settings)
             loss = loss + self.ed_weight / steps * penalty
         return (loss, outputs) if return_outputs else loss

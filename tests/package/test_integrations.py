@@ -144,6 +144,8 @@ def test_the_penalty_is_scaled_like_the_loss(scaled, expected, monkeypatch):
     batch = {"pixel_values": torch.randn(4, 3), "labels": torch.zeros(4)}
     loss = Penalised().compute_loss(nn.Linear(3, 2), batch, num_items_in_batch=4)
     assert loss.item() == expected
+    with pytest.raises(ValueError, match="no labels"):
+        Penalised().compute_loss(nn.Linear(3, 2), {"pixel_values": torch.randn(4, 3)})
 
 
 def test_a_compiled_model_has_a_field():

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -105,6 +106,30 @@ def test_a_killed_launcher_and_its_runs_can_be_resumed(tmp_path, capsys, monkeyp
 
     train_undisturbed(expand(table, root=tmp_path / "undisturbed")[:1])
     assert rendered(table, root) == rendered(table, tmp_path / "undisturbed")
+
+
+def test_measures_added_to_a_table_are_taken_from_finished_runs(tmp_path, capsys, monkeypatch):
+    def train_here(run, *_):
+        print("start")
+        train_undisturbed([run])
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    monkeypatch.setattr(local, "start", train_here)
+    root, how = tmp_path / "runs", {"seeds": [0], "cells": {"none": SPEC["cells"]["none"]}}
+    train_undisturbed(expand(load_table(write_table(tmp_path, **how)), root=root))
+    measures = ["measures=[norm,ed]", "measures.ed.pairs=2", "measures.ed.resolution=50"]
+    path = write_table(tmp_path, **how, fixed=[*SPEC["fixed"], *measures])
+    arguments, folder = [path, "--runs", str(root)], root / "six/none/seed0"
+    for sessions in (1, 0):
+        assert launch.main([*arguments, "--where", "print"]) == 0
+        assert capsys.readouterr().out.count("train.py") == sessions
+        assert launch.main(arguments) == 0
+        output = capsys.readouterr().out
+        assert output.count("start") == sessions
+        assert "six: 1 run: 1 done" in output
+        last = json.loads((folder / "DONE").read_text())["last"]
+        assert {"measure/norm", "measure/ed"} <= last.keys()
+        assert logged(folder) == list(range(1, STEPS + 1))
 
 
 # --- the launcher alone, with short commands instead of training
