@@ -57,7 +57,7 @@ from ed.runtime.runs import (
 )
 from scripts.local import run_all
 from scripts.places import located, quoted, require_places
-from scripts.slurm import require_slurm, submit
+from scripts.slurm import queued_among, require_slurm, submit
 from scripts.standings import report, standings, with_committed
 
 
@@ -121,10 +121,12 @@ def prepared(table: Table, runs: Sequence[Run], options: argparse.Namespace) -> 
     """Freezes the configs of the runs that are due and returns these runs."""
     rows = standings(runs, table)
     refuse_damaged(rows)
+    unmeasured = {run.folder for run in runs if lacks_measures(run)}
+    unmeasured -= queued_among(unmeasured)[0]
     due = [
         run
         for run, row in zip(runs, rows, strict=True)
-        if is_due(row, options.rerun_failed) or lacks_measures(run)
+        if is_due(row, options.rerun_failed) or run.folder in unmeasured
     ]
     if due and options.where == "local":
         require_places(options.data)

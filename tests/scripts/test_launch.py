@@ -120,6 +120,15 @@ def test_measures_added_to_a_table_are_taken_from_finished_runs(tmp_path, capsys
     measures = ["measures=[norm,ed]", "measures.ed.pairs=2", "measures.ed.resolution=50"]
     path = write_table(tmp_path, **how, fixed=[*SPEC["fixed"], *measures])
     arguments, folder = [path, "--runs", str(root)], root / "six/none/seed0"
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for command, printed in (("sinfo", "ci"), ("sbatch", "42"), ("squeue", "42_0")):
+        fake(tmp_path, command, f"echo {printed}")
+    for expected in ("job 42: 1 run", "nothing to submit"):
+        assert launch.main([*arguments, "--where", "slurm"]) == 0
+        assert expected in capsys.readouterr().out
+    (folder / "slurm.json").unlink()
+
     for sessions in (1, 0):
         assert launch.main([*arguments, "--where", "print"]) == 0
         assert capsys.readouterr().out.count("train.py") == sessions
