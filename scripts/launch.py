@@ -10,6 +10,7 @@ same command resumes them.
 """
 
 import argparse
+import functools
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -218,36 +219,39 @@ def lacks_measures(run: Run) -> bool:
     from ed.engine.trust import read_config
 
     stored = read_config(run.folder / CONFIG).get("measures") or {}
-    return not composed(run).measures.keys() <= stored.keys()
+    return not config_of(run).measures.keys() <= stored.keys()
 
 
-def composed(run: Run):
-    """Composes the config of a run."""
+@functools.cache
+def composed(cell: str, arguments: tuple[str, ...]):
+    """Composes the config of a cell."""
     from ed.engine.compose import compose_config
 
     try:
-        return compose_config(list(run.arguments))
+        return compose_config(list(arguments))
     except Exception as error:  # Hydra has several error types, all about the overrides
-        reason = composition(error, run.arguments)
-        raise SpecError(f"cell {run.cell} does not compose: {reason}") from None
+        reason = composition(error, arguments)
+        raise SpecError(f"cell {cell} does not compose: {reason}") from None
+
+
+def config_of(run: Run):
+    """Returns the config of a run, composed once for all seeds of its cell."""
+    from omegaconf import OmegaConf
+
+    shared = tuple(word for word in run.arguments if not word.startswith("seed="))
+    own = {"seed": run.seed, "system": {"run_dir": str(run.folder)}}
+    return OmegaConf.merge(composed(run.cell, shared), own)
 
 
 def freeze(runs: Sequence[Run], table: Table) -> None:
     """Writes the configs of all runs before any starts; existing configs must match."""
-    from omegaconf import OmegaConf
-
     from ed.engine.run import RunFolder
 
-    cells = {}  # composing is slow, and the seeds of a cell share all other settings
-    for run in runs:
-        if (run.table, run.cell) not in cells:
-            cells[run.table, run.cell] = composed(run)
+    configs = [config_of(run) for run in runs]
     note_deviations(runs, table)
-    for run in runs:
+    for run, config in zip(runs, configs, strict=True):
         if is_busy(run.folder):
             continue  # another launcher has already frozen it
-        own = {"seed": run.seed, "system": {"run_dir": str(run.folder)}}
-        config = OmegaConf.merge(cells[run.table, run.cell], own)
         if failed_at_once(run.folder) or waits_for_other_place(run, config):
             (run.folder / CONFIG).unlink(missing_ok=True)
         RunFolder(run.folder, config).close()
