@@ -37,7 +37,8 @@ class TextClassifier(nn.Module):
         return self
 
     def _cut(self, model: nn.Module, classes: int, given: str) -> None:
-        self.model, self.classes = model, classes
+        # transformers keeps the stored precision, and training in half precision diverges
+        self.model, self.classes = model.float(), classes
         base = self.model.base_model
         accepted = inspect.signature(base.forward).parameters
         if not hasattr(base, "embeddings") or "inputs_embeds" not in accepted:
