@@ -32,7 +32,7 @@ from ed.models.text import NO_CODE
 from ed.models.weights import load_weights, read_weights
 from ed.runtime import runs
 from ed.runtime.hub import hub_or_cache
-from ed.tasks.image_folder import SUFFIXES
+from ed.tasks.image_folder import SUFFIXES, image_files
 
 DRAWN = 3  # paths
 BAR_WIDTH, BAR_DECADES = 40, 5
@@ -198,7 +198,7 @@ def list_images(source: str, split: str) -> list[partial]:
 
     folder = Path(source).expanduser()
     if folder.is_dir() and not any(folder.rglob("*.parquet")):
-        files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+        files = image_files(folder)
         if len(files) < 2:
             raise ValueError(
                 f"--data {source}: {len(files)} images ({' '.join(SUFFIXES)}); paths need at least "

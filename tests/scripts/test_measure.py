@@ -285,6 +285,11 @@ def test_a_broken_image_is_reported(images, tmp_path, keep):
         measure.main([*arguments, "--out", str(tmp_path / "a.png")])
 
 
+def test_hidden_images_are_not_measured(images):
+    (images / "._0.png").write_bytes(b"not an image")
+    assert len(measure.list_images(str(images), None)) == 5
+
+
 def test_theory_prints_the_degree_of_each_map(tmp_path, capsys, monkeypatch):
     saved = []
     monkeypatch.setattr(theory, "save", lambda figure, path: saved.append((figure, path)))
