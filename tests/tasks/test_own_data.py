@@ -229,10 +229,12 @@ def test_all_text_formats_are_read(bert, tmp_path, name):
 
 
 def test_a_folder_of_texts_has_its_own_splits(bert, tmp_path):
-    write_texts(tmp_path / "train.csv", 20)
-    write_texts(tmp_path / "test.csv", 6)
+    folder = tmp_path / "texts"  # without the cache, whose folders would be taken for splits
+    folder.mkdir()
+    write_texts(folder / "train.csv", 20)
+    write_texts(folder / "test.csv", 6)
     columns = {"text": "review", "label": "verdict"}
-    task = TextClassification(str(tmp_path), tokenizer=bert, **columns, **TEXTS)
+    task = TextClassification(str(folder), tokenizer=bert, **columns, **TEXTS)
     assert [len(task.load(split)[1]) for split in ("train", "validation")] == [20, 6]
     assert task.load("validation")[1] == [0, 1] * 3  # 0 is bad, 1 is good
 
