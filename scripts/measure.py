@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ed.core.estimator import Estimate, estimate
 from ed.core.field import Field
-from ed.datasets.images import load_table
+from ed.datasets.images import as_rgb, load_table
 from ed.engine.errors import or_explain
 from ed.engine.main import choose_device, load_run
 from ed.engine.settings import check_numbers
@@ -222,7 +222,7 @@ def opened(file: partial):
     from PIL.Image import DecompressionBombError
 
     try:
-        return file().convert("RGB")
+        return as_rgb(file())
     except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
         (name,) = file.args  # Pillow names the file only if its format is unknown
         reason = str(error).removesuffix(f" {str(name)!r}")

@@ -285,6 +285,13 @@ def test_a_broken_image_is_reported(images, tmp_path, keep):
         measure.main([*arguments, "--out", str(tmp_path / "a.png")])
 
 
+def test_an_image_of_16_bits_is_reported(images):
+    Image.new("I;16", (40, 50), 500).save(images / "deep.png")  # would become all white
+    *_, deep = measure.list_images(str(images), None)
+    with pytest.raises(ValueError, match=r"--data: .*deep\.png.*I;16"):
+        measure.opened(deep)
+
+
 def test_hidden_images_are_not_measured(images):
     (images / "._0.png").write_bytes(b"not an image")
     assert len(measure.list_images(str(images), None)) == 5
