@@ -170,7 +170,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     """Loads a model by name, and images with the model's preprocessing."""
     if not options.data:
         raise ValueError("--data: required; use a folder of images, a hub id, or embedded")
-    files = list_images(options.data, options.split or "train")  # before downloading weights
+    files = list_images(options.data, options.split)  # before downloading weights
     build = timm_model if options.timm else transformers_model
     model, transform, (mean, std) = build(options)
     if options.weights:
@@ -192,12 +192,17 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     return Subject(name, field, image, titles)
 
 
-def list_images(source: str, split: str) -> list[partial]:
+def list_images(source: str, split: str | None) -> list[partial]:
     """Returns, for each image of a folder or data set, a function that opens it."""
     from PIL import Image
 
     folder = Path(source).expanduser()
     if folder.is_dir() and not any(folder.rglob("*.parquet")):
+        if split:
+            raise ValueError(
+                f"--split {split}: --data {source} is a folder of images, which are all used; "
+                "remove it and pass the folder of the split as --data"
+            )
         files = image_files(folder)
         if len(files) < 2:
             raise ValueError(
@@ -205,9 +210,7 @@ def list_images(source: str, split: str) -> list[partial]:
                 "2"
             )
         return [partial(Image.open, path) for path in files]
-    if source.startswith((".", "/", "~")) and not folder.is_dir():
-        raise FileNotFoundError(f"--data {source}: no such folder")
-    table = load_table(source, split, "--data")
+    table = load_table(source, split or "train", "--data")
     column = next((name for name in ("img", "image") if name in table.column_names), None)
     if column is None:
         raise ValueError(f"--data {source}: no column img or image in {table.column_names}")
