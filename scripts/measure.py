@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ed.core.estimator import Estimate, estimate
 from ed.core.field import Field
-from ed.datasets.images import load_table
+from ed.datasets.images import as_rgb, load_table
 from ed.engine.errors import or_explain
 from ed.engine.main import choose_device, load_run
 from ed.engine.settings import check_numbers
@@ -32,7 +32,7 @@ from ed.models.text import NO_CODE
 from ed.models.weights import load_weights, read_weights
 from ed.runtime import runs
 from ed.runtime.hub import hub_or_cache
-from ed.tasks.image_folder import SUFFIXES
+from ed.tasks.image_folder import SUFFIXES, image_files
 
 DRAWN = 3  # paths
 BAR_WIDTH, BAR_DECADES = 40, 5
@@ -170,7 +170,7 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     """Loads a model by name, and images with the model's preprocessing."""
     if not options.data:
         raise ValueError("--data: required; use a folder of images, a hub id, or embedded")
-    files = list_images(options.data, options.split or "train")  # before downloading weights
+    files = list_images(options.data, options.split)  # before downloading weights
     build = timm_model if options.timm else transformers_model
     model, transform, (mean, std) = build(options)
     if options.weights:
@@ -192,22 +192,25 @@ def of_name(options: argparse.Namespace, device) -> Subject:
     return Subject(name, field, image, titles)
 
 
-def list_images(source: str, split: str) -> list[partial]:
+def list_images(source: str, split: str | None) -> list[partial]:
     """Returns, for each image of a folder or data set, a function that opens it."""
     from PIL import Image
 
     folder = Path(source).expanduser()
     if folder.is_dir() and not any(folder.rglob("*.parquet")):
-        files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+        if split:
+            raise ValueError(
+                f"--split {split}: --data {source} is a folder of images, which are all used; "
+                "remove it and pass the folder of the split as --data"
+            )
+        files = image_files(folder)
         if len(files) < 2:
             raise ValueError(
                 f"--data {source}: {len(files)} images ({' '.join(SUFFIXES)}); paths need at least "
                 "2"
             )
         return [partial(Image.open, path) for path in files]
-    if source.startswith((".", "/", "~")) and not folder.is_dir():
-        raise FileNotFoundError(f"--data {source}: no such folder")
-    table = load_table(source, split, "--data")
+    table = load_table(source, split or "train", "--data")
     column = next((name for name in ("img", "image") if name in table.column_names), None)
     if column is None:
         raise ValueError(f"--data {source}: no column img or image in {table.column_names}")
@@ -222,7 +225,7 @@ def opened(file: partial):
     from PIL.Image import DecompressionBombError
 
     try:
-        return file().convert("RGB")
+        return as_rgb(file())
     except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
         (name,) = file.args  # Pillow names the file only if its format is unknown
         reason = str(error).removesuffix(f" {str(name)!r}")

@@ -145,6 +145,13 @@ def _local(source: str, key: str, remedy: str) -> Path | None:
     return None
 
 
+def as_rgb(image):
+    """Converts an image of Pillow to RGB; raises ValueError for more than 8 bits per channel."""
+    if image.mode in DEEP:  # Pillow would clip them: all values above 255 become white
+        raise ValueError(f"it has mode {image.mode}; save it with 8 bits per channel")
+    return image.convert("RGB")
+
+
 def decode(
     images: Iterator, names: Sequence, size: tuple[int, int], *, what: str, resize: bool
 ) -> np.ndarray:
@@ -155,10 +162,7 @@ def decode(
     pixels = np.empty((len(names), 3, *size), dtype=np.uint8)
     for index, name in enumerate(track(names, f"decoding {what}")):
         try:
-            image = next(images)
-            if image.mode in DEEP:  # Pillow would clip them: all values above 255 become white
-                raise ValueError(f"it has mode {image.mode}; save it with 8 bits per channel")
-            image = image.convert("RGB")
+            image = as_rgb(next(images))
             image = np.asarray(ImageOps.fit(image, size[::-1]) if resize else image)
         except (OSError, SyntaxError, ValueError, DecompressionBombError) as error:
             raise ValueError(f"{what}: {name} cannot be read: {error}") from error

@@ -66,7 +66,7 @@ class ImageClassifier(nn.Module):
 
     def __init__(self, model: nn.Module, wanted: list[int] | None = None):
         super().__init__()
-        self.model = model
+        self.model = model.float()  # transformers keeps the stored precision
         size = getattr(model.config, "image_size", None)
         if size is not None and not (wanted and self._takes(wanted)):
             self.image_size = [size, size] if isinstance(size, int) else list(size)

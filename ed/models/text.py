@@ -37,16 +37,20 @@ class TextClassifier(nn.Module):
         return self
 
     def _cut(self, model: nn.Module, classes: int, given: str) -> None:
-        self.model, self.classes = model, classes
+        # transformers keeps the stored precision, and training in half precision diverges
+        self.model, self.classes = model.float(), classes
         base = self.model.base_model
         accepted = inspect.signature(base.forward).parameters
-        if not hasattr(base, "embeddings") or "inputs_embeds" not in accepted:
+        block = getattr(base, "embeddings", None)
+        wanted = inspect.signature(block.forward).parameters if block is not None else ()
+        # ModernBERT has no position embeddings, and DeBERTa reads masks in another way
+        placed = getattr(block, "position_embeddings", None) is not None and "mask" not in wanted
+        if not placed or "inputs_embeds" not in accepted:
             raise ValueError(
-                f"{given}: {type(base).__name__} has no embedding block, or does not accept "
-                "`inputs_embeds`; use BERT, RoBERTa, DistilBERT, MPNet or ELECTRA"
+                f"{given}: {type(base).__name__} has no embedding block with positions, or does "
+                "not accept `inputs_embeds`; use BERT, RoBERTa, DistilBERT, MPNet or ELECTRA"
             )
-        self.embedding_block = base.embeddings
-        wanted = inspect.signature(base.embeddings.forward).parameters
+        self.embedding_block = block
         self.takes_segments = "token_type_ids" in wanted
         base.embeddings = _Given()
         # older transformers versions call this to expand the mask, but ours is already 4-D

@@ -146,7 +146,7 @@ def _subfolders(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
-def _image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     """Lists images at any depth; skips hidden ones, such as copies in .ipynb_checkpoints."""
     return [
         path
@@ -171,9 +171,7 @@ def _read_classes(
     unknown = [name for name in _subfolders(root) if name not in names]
     if unknown:
         raise ValueError(f"{what}: {root} has class {unknown[0]}, which is not in the training set")
-    files = [
-        (path, label) for label, name in enumerate(names) for path in _image_files(root / name)
-    ]
+    files = [(path, label) for label, name in enumerate(names) for path in image_files(root / name)]
     empty = sorted(set(range(len(names))) - {label for _, label in files})
     if not files or (empty and training):
         where = root / names[empty[0]] if training else root

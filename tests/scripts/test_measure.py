@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from ed.datasets.images import EMBEDDED
 from ed.tasks.pnn import uniform_inputs
 from scripts import measure, theory
 from tests.helpers.measuring import QUICK
@@ -213,9 +214,10 @@ def test_images_without_classes_have_numbers_as_titles(tmp_path, monkeypatch):
     [
         (["--timm", "resnet5o", "--data", "embedded"], "--timm resnet5o.*resnet50"),
         (["--timm", "resnet50"], "--data"),
-        (["--timm", "resnet50", "--data", "/no/folder"], "--data /no/folder"),
+        (["--timm", "resnet50", "--data", "/no/folder"], "--data=/no/folder"),
         (["--timm", "resnet50", "--data", "EMPTY"], "--data .*empty: 0 images"),
         (["--timm", "resnet50", "--data", "embedded", "--split", "dev"], "split 'dev'"),
+        (["--timm", "resnet50", "--data", "EMPTY", "--split", "dev"], "^--split dev: "),
         (["--run", "EMPTY"], "--run .*empty"),
         (["--run", "RUN", "--data", "embedded"], "^--data: "),
         (["--run", "RUN", "--split", "train"], "^--split: "),
@@ -283,6 +285,22 @@ def test_a_broken_image_is_reported(images, tmp_path, keep):
     arguments = ["--timm", "test_vit", "--random-weights", "--data", str(images), *QUICK]
     with pytest.raises(ValueError, match=r"--data: .*broken\.png"):
         measure.main([*arguments, "--out", str(tmp_path / "a.png")])
+
+
+def test_an_image_of_16_bits_is_reported(images):
+    Image.new("I;16", (40, 50), 500).save(images / "deep.png")  # would become all white
+    *_, deep = measure.list_images(str(images), None)
+    with pytest.raises(ValueError, match=r"--data: .*deep\.png.*I;16"):
+        measure.opened(deep)
+
+
+def test_images_in_a_file_are_listed():
+    assert len(measure.list_images(str(next(EMBEDDED.glob("test*.parquet"))), None)) > 1
+
+
+def test_hidden_images_are_not_measured(images):
+    (images / "._0.png").write_bytes(b"not an image")
+    assert len(measure.list_images(str(images), None)) == 5
 
 
 def test_theory_prints_the_degree_of_each_map(tmp_path, capsys, monkeypatch):

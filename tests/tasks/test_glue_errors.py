@@ -90,8 +90,12 @@ def test_errors_name_the_invalid_key(key, value):
         make_task("data", "checkpoint", **{key: value})
 
 
-def test_an_encoder_without_an_embedding_block_is_rejected(tmp_path):
-    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50)
-    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="GPT2Model"):
+@pytest.mark.parametrize("name", ["GPT2", "ModernBert", "DebertaV2"])
+def test_an_encoder_that_cannot_be_split_is_rejected(name, tmp_path):
+    """Without this check, DeBERTa would read the mask inverted and attend only to padding."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 50, "pad_token_id": 0}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2}
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    getattr(transformers, f"{name}ForSequenceClassification")(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{name}Model.*use BERT"):
         TextClassifier(str(tmp_path), classes=2)

@@ -126,6 +126,17 @@ def test_a_transformers_model_trains_on_a_folder_of_images(
     assert (before - after).norm() < 0.5 * before.norm()  # training starts from the stored weights
 
 
+@pytest.mark.parametrize("pretrained", [True, False])
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_half_precision_checkpoints_become_float32(vision, bert, tmp_path, kind, pretrained):
+    load = transformers.AutoModelForSequenceClassification
+    load = transformers.AutoModelForImageClassification if kind == "image" else load
+    stored = load.from_pretrained(vision / "vit" if kind == "image" else bert)
+    stored.half().save_pretrained(tmp_path)
+    model = transformers_model(str(tmp_path), classes=stored.num_labels, pretrained=pretrained)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
 def test_two_processes_train_on_a_folder_of_images(images, tmp_path):
     settings = ["task=image_folder", f"task.data={images}", "task.image_size=[32,32]", *CPU]
     settings += ["model=timm", "model.name=test_resnet", "regularizer=ed"]
@@ -218,10 +229,12 @@ def test_all_text_formats_are_read(bert, tmp_path, name):
 
 
 def test_a_folder_of_texts_has_its_own_splits(bert, tmp_path):
-    write_texts(tmp_path / "train.csv", 20)
-    write_texts(tmp_path / "test.csv", 6)
+    folder = tmp_path / "texts"  # without the cache, whose folders would be taken for splits
+    folder.mkdir()
+    write_texts(folder / "train.csv", 20)
+    write_texts(folder / "test.csv", 6)
     columns = {"text": "review", "label": "verdict"}
-    task = TextClassification(str(tmp_path), tokenizer=bert, **columns, **TEXTS)
+    task = TextClassification(str(folder), tokenizer=bert, **columns, **TEXTS)
     assert [len(task.load(split)[1]) for split in ("train", "validation")] == [20, 6]
     assert task.load("validation")[1] == [0, 1] * 3  # 0 is bad, 1 is good
 
