@@ -13,6 +13,7 @@ from ed.measures.sharpness import Sharpness
 from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
 from scripts import evaluate
+from tests.helpers.measuring import Toy, network
 from tests.helpers.small import SMALL, SMALL_GROKKING, small_run
 
 
@@ -45,6 +46,19 @@ def test_the_gap_needs_a_classification_accuracy(task):
     with pytest.raises(ValueError, match=r"^measures: gap"):
         GeneralizationGap().check(task_of(f"task={task}"))
     GeneralizationGap().check(task_of())
+
+
+def test_the_gap_needs_the_accuracy_of_each_batch(monkeypatch):
+    """Otherwise, the measure would fail only after training."""
+
+    class Own(Toy):
+        def probe(self):
+            return self.examples(torch.arange(2))
+
+    GeneralizationGap().check_model(network(), Own())
+    monkeypatch.setattr(Own, "loss", lambda *_: (torch.zeros(()), {"loss": torch.zeros(())}))
+    with pytest.raises(ValueError, match=r"^measures: gap .*Own\.loss"):
+        GeneralizationGap().check_model(network(), Own())
 
 
 @pytest.mark.parametrize(
