@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ed.core.model_state import evaluating
+from ed.core.validate import count
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, trained_weights, warn_if_damaged
 from ed.engine.loop import Interrupted, describe, train
@@ -107,9 +108,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
 def check_steps(task: Task) -> None:
     """Checks the step counts, which a user's own task may leave unchecked."""
     for name, least in (("total_steps", 0), ("eval_steps", int(task.total_steps > 0))):
-        count = getattr(task, name, least)
-        if count < least:
-            raise ValueError(f"{type(task).__name__}.{name}={count}: must be at least {least}")
+        count(f"{type(task).__name__}.{name}", getattr(task, name, least), least=least)
 
 
 def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> None:
@@ -333,9 +332,9 @@ def choose_device(name: str | torch.device, option: str = "system.device=") -> t
     if device.type == "cuda" and processes.world_size() > 1:
         return local_device(name)
     if device.type == "cuda" and device.index is not None:
-        count = torch.cuda.device_count()
-        if device.index >= count:
-            raise ValueError(f"{option}{name}: torch sees {count} GPUs; use {option}cuda")
+        gpus = torch.cuda.device_count()
+        if device.index >= gpus:
+            raise ValueError(f"{option}{name}: torch sees {gpus} GPUs; use {option}cuda")
         torch.cuda.set_device(device)  # the default for streams, random states and kernels
     return device
 

@@ -35,7 +35,10 @@ def test_warmup_then_cosine_to_zero():
     assert factors[-1] == pytest.approx((1 + math.cos(math.pi * 89 / 90)) / 2)
 
 
-@pytest.mark.parametrize(("total", "every", "name"), [(-5, 5, "total_steps"), (9, 0, "eval_steps")])
+@pytest.mark.parametrize(
+    ("total", "every", "name"),
+    [(-5, 5, "total_steps"), (9, 0, "eval_steps"), (9.5, 10, "total_steps")],
+)
 def test_step_counts_of_tasks_are_checked(total, every, name):
     task = Toy()
     task.total_steps, task.eval_steps = total, every
