@@ -79,8 +79,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     task.check_model(model)
     task.prepare(device, cfg.seed)
     check_steps(task)
-    for measure in measures.values():
-        measure.check(task)  # repeated, because the number of examples is now known
+    check_examples(task, measures)
     with torch.no_grad(), evaluating(model):
         for part in (regularizer, *measures.values()):
             part.check_model(model, task)
@@ -109,6 +108,17 @@ def check_steps(task: Task) -> None:
     """Checks the step counts, which a user's own task may leave unchecked."""
     for name, least in (("total_steps", 0), ("eval_steps", int(task.total_steps > 0))):
         count(f"{type(task).__name__}.{name}", getattr(task, name, least), least=least)
+
+
+def check_examples(task: Task, measures: dict) -> None:
+    """Checks measures again, because the number of examples is now known."""
+    for name, measure in measures.items():
+        if measure.reads_examples and not task.num_examples:
+            raise ValueError(
+                f"measures: {name} needs training examples, but {type(task).__name__}.num_examples "
+                "is 0; set it to the number that `examples` can return, at the latest in `prepare`"
+            )
+        measure.check(task)
 
 
 def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> None:

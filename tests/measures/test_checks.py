@@ -6,6 +6,8 @@ from hydra.utils import instantiate
 
 from ed.engine.check import check
 from ed.engine.compose import compose_config
+from ed.engine.main import check_examples
+from ed.measures.base import Measure
 from ed.measures.degree import EffectiveDegree
 from ed.measures.gap import GeneralizationGap
 from ed.measures.norm import ParameterNorm
@@ -95,6 +97,15 @@ def test_tasks_without_examples_are_rejected_before_training():
         check(cfg, task, Regularizer(), [EffectiveDegree()])
     with pytest.raises(ValueError, match=r"system.measure_every=0"):
         check(compose_config(["system.measure_every=0"]), task, Regularizer())
+
+
+def test_tasks_that_do_not_count_their_examples_are_rejected_before_training():
+    task = Toy()
+    check_examples(task, {"own": Measure()})
+    task.num_examples = 0
+    check_examples(task, {"norm": ParameterNorm()})
+    with pytest.raises(ValueError, match=r"^measures: own .*Toy\.num_examples"):
+        check_examples(task, {"own": Measure()})
 
 
 def test_more_paths_than_pairs_are_rejected_before_training():
