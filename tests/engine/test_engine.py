@@ -284,6 +284,15 @@ def test_batches_that_end_early_raise(tmp_path, monkeypatch):
     assert not (tmp_path / "DONE").exists()
 
 
+def test_evaluations_may_return_tensors(tmp_path, monkeypatch, capsys):
+    """Values are stored as JSON, which has no tensors; a missing main metric is reported."""
+    monkeypatch.setattr(Cifar10, "evaluate", lambda *_: {"eval/own": torch.tensor(3.0)})
+    assert small_run(tmp_path)["last"]["eval/own"] == 3
+    assert (
+        "Cifar10.evaluate never returned its metric eval/acc: eval/own" in capsys.readouterr().out
+    )
+
+
 def test_summary_ignores_measures_of_earlier_steps_and_sessions(tmp_path):
     rows = [{"step": 5, "eval/acc": 1.0, "measure/norm": 3.0}, {"step": 10, "measure/gap": 4.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
