@@ -142,6 +142,7 @@ def closing_facts(cfg: DictConfig, task, path: Path, summary: dict) -> dict[str,
     if degree is None and task.num_examples and cfg.system.keep_checkpoint:
         command = "ed-measure" if INSTALLED else "python scripts/measure.py"
         more = "" if task.has_logits else " --raw-outputs"
+        more += "" if all(name.startswith("ed.") for name in targets(cfg)) else " --trust"
         facts["next"] = f"{command} \\\n    --run {shlex.quote(str(path))}{more}"
     elif not INSTALLED:
         facts["next"] = f"python scripts/runs.py \\\n    {shlex.quote(str(path.parent))}"
