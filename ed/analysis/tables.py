@@ -205,14 +205,18 @@ def _check_cost(table: Table) -> None:
     cost = table.cost
     if table.correlation is not None:
         raise ValueError("cost: a table with `correlation` has no costs; remove one of the two")
-    tuned = next((cell.name for cell in table.cells.values() if cell.best_of is not None), None)
-    if tuned is not None:
-        raise ValueError(f"cost: cell {tuned} uses best_of; write its settings as overrides")
+    _check_untuned(table, "cost")
     for key, name in (("baseline", cost.baseline), ("full", cost.full)):
         if name not in table.cells:
             raise ValueError(f"cost.{key}: {name}; {nearest(name, table.cells)}")
     if cost.baseline == cost.full:
         raise ValueError(f"cost.full: {cost.full} is also cost.baseline; use another cell")
+
+
+def _check_untuned(table: Table, key: str) -> None:
+    tuned = next((cell.name for cell in table.cells.values() if cell.best_of is not None), None)
+    if tuned is not None:
+        raise ValueError(f"{key}: cell {tuned} uses best_of; write its settings as overrides")
 
 
 def _check_replicates(table: Table, key: str) -> None:
@@ -224,8 +228,10 @@ def _check_replicates(table: Table, key: str) -> None:
 def _check_whole(table: Table) -> None:
     if table.cost is not None:
         _check_cost(table)
-    if table.correlation is not None and table.correlation.replicates is not None:
-        _check_replicates(table, table.correlation.replicates)
+    if table.correlation is not None:
+        _check_untuned(table, "correlation")
+        if table.correlation.replicates is not None:
+            _check_replicates(table, table.correlation.replicates)
     stds = [paper.std for cell in table.cells.values() for paper in cell.paper.values()]
     if table.paper_seeds is None and any(std is not None for std in stds):
         raise ValueError("paper_seeds: required for the paper's standard deviations")

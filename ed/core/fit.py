@@ -46,6 +46,11 @@ def fit(values: Tensor, nodes: Tensor, degree: int, **settings) -> Tensor:
     Returns:
         (..., C, degree + 1), in at least float32.
     """
+    if values.dim() < 2 or values.shape[-2] != nodes.shape[-1]:
+        raise ValueError(
+            f"values: got {tuple(values.shape)} at nodes {tuple(nodes.shape)}; pass (..., r, C) at "
+            "(..., r), e.g. values[:, None] for one output"
+        )
     dtype = torch.promote_types(torch.promote_types(values.dtype, nodes.dtype), torch.float32)
     matrix = fit_matrix(widened(nodes.to(dtype)), degree, **settings)
     return applied(matrix, values.to(dtype)).to(dtype).mT

@@ -39,7 +39,8 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
         if not valid.all():
             raise ValueError(
                 f"labels: row {(~valid).nonzero()[0, 0].item()} is not a probability distribution; "
-                "apply softmax, or pass class indices as torch.int64"
+                "apply softmax, pass class indices as torch.int64, or leave labels out if the "
+                "outputs are not classes"
             )
     elif (labels < 0).any():
         raise ValueError(

@@ -68,6 +68,9 @@ def train(
         run.withdraw(measures)
         metrics.log(task.total_steps, measured)
     summary = metrics.summary(task.metric, task.higher_is_better)
+    if not summary["best"]:
+        name, others = type(task).__name__, ", ".join(summary["last"]) or "nothing under eval/"
+        logger.warning("%s.evaluate never returned its metric %s: %s", name, task.metric, others)
     summary["last"] |= measured
     summary |= {"steps": task.total_steps, "seconds": round(session.seconds, 1)}
     if run.writes and task.total_steps:  # published models have zero steps and their own file
@@ -228,7 +231,7 @@ class _Session:
     def evaluate(self) -> dict[str, float]:
         # compiling for the shapes of evaluation costs more than it saves
         with evaluating(self.model), self.step.autocast, torch.compiler.set_stance("force_eager"):
-            return self.task.evaluate(self.model)
+            return _numbers(self.task.evaluate(self.model))
 
     def measure(self, stop: Sequence = ()) -> dict[str, float]:
         """Runs every measure on the current model, without changing it.
@@ -248,10 +251,16 @@ class _Session:
             with precision, torch.compiler.set_stance("force_eager"):
                 found = members[0].together(members, self.model, self.task)
             for name, numbers in zip(group, found, strict=True):
-                values |= {f"measure/{name}{suffix}": value for suffix, value in numbers.items()}
+                values |= {f"measure/{name}{key}": x for key, x in _numbers(numbers).items()}
         for name in [name for name, value in values.items() if not math.isfinite(value)]:
             logger.warning("%s is %s: left out", name, values.pop(name))  # e.g. radius too large
         return values
+
+
+def _numbers(values: dict) -> dict[str, float]:
+    """Converts tensors, which a user's own task or measure may return, for the JSON log."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return values | {name: value.item() for name, value in tensors.items()}
 
 
 def _agree(late: bool, due: bool, stop: Sequence[int]) -> tuple[bool, bool, Sequence[int]]:

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ed.core.model_state import evaluating
+from ed.core.validate import count
 from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, trained_weights, warn_if_damaged
 from ed.engine.loop import Interrupted, describe, train
@@ -78,8 +79,7 @@ def _run(cfg: DictConfig, path: Path) -> dict:
     task.check_model(model)
     task.prepare(device, cfg.seed)
     check_steps(task)
-    for measure in measures.values():
-        measure.check(task)  # repeated, because the number of examples is now known
+    check_examples(task, measures)
     with torch.no_grad(), evaluating(model):
         for part in (regularizer, *measures.values()):
             part.check_model(model, task)
@@ -107,9 +107,18 @@ def _run(cfg: DictConfig, path: Path) -> dict:
 def check_steps(task: Task) -> None:
     """Checks the step counts, which a user's own task may leave unchecked."""
     for name, least in (("total_steps", 0), ("eval_steps", int(task.total_steps > 0))):
-        count = getattr(task, name, least)
-        if count < least:
-            raise ValueError(f"{type(task).__name__}.{name}={count}: must be at least {least}")
+        count(f"{type(task).__name__}.{name}", getattr(task, name, least), least=least)
+
+
+def check_examples(task: Task, measures: dict) -> None:
+    """Checks measures again, because the number of examples is now known."""
+    for name, measure in measures.items():
+        if measure.reads_examples and not task.num_examples:
+            raise ValueError(
+                f"measures: {name} needs training examples, but {type(task).__name__}.num_examples "
+                "is 0; set it to the number that `examples` can return, at the latest in `prepare`"
+            )
+        measure.check(task)
 
 
 def report_end(how: str, cfg: DictConfig, task, path: Path, summary: dict) -> None:
@@ -133,6 +142,7 @@ def closing_facts(cfg: DictConfig, task, path: Path, summary: dict) -> dict[str,
     if degree is None and task.num_examples and cfg.system.keep_checkpoint:
         command = "ed-measure" if INSTALLED else "python scripts/measure.py"
         more = "" if task.has_logits else " --raw-outputs"
+        more += "" if all(name.startswith("ed.") for name in targets(cfg)) else " --trust"
         facts["next"] = f"{command} \\\n    --run {shlex.quote(str(path))}{more}"
     elif not INSTALLED:
         facts["next"] = f"python scripts/runs.py \\\n    {shlex.quote(str(path.parent))}"
@@ -333,9 +343,9 @@ def choose_device(name: str | torch.device, option: str = "system.device=") -> t
     if device.type == "cuda" and processes.world_size() > 1:
         return local_device(name)
     if device.type == "cuda" and device.index is not None:
-        count = torch.cuda.device_count()
-        if device.index >= count:
-            raise ValueError(f"{option}{name}: torch sees {count} GPUs; use {option}cuda")
+        gpus = torch.cuda.device_count()
+        if device.index >= gpus:
+            raise ValueError(f"{option}{name}: torch sees {gpus} GPUs; use {option}cuda")
         torch.cuda.set_device(device)  # the default for streams, random states and kernels
     return device
 

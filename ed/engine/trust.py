@@ -18,7 +18,10 @@ from ed.runtime.files import yaml_text
 from ed.runtime.runs import CONFIG, is_plain
 
 SPECIAL = ("_args_", "_partial_", "_recursive_", "_convert_")  # Hydra keys that ed does not use
-REMEDY = "if you trust the author of this folder, add --trust (train.py: system.trust=true)"
+REMEDY = (
+    "if you trust the author of this folder, add --trust (train.py: system.trust=true; "
+    "ed.load_run: trust=True)"
+)
 
 
 class UntrustedConfig(ValueError):

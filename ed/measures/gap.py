@@ -33,6 +33,14 @@ class GeneralizationGap(Measure):
                 f"{task.metric} and has_labels={task.has_labels}; leave gap out of measures"
             )
 
+    def check_model(self, model: nn.Module, task) -> None:
+        batch = task.probe()
+        if batch is not None and "acc" not in task.loss(task.field(model, batch)(), batch)[1]:
+            raise ValueError(
+                f"measures: gap needs the accuracy of each batch, but {type(task).__name__}.loss "
+                "reports no acc (in percent); add it, or leave gap out of measures"
+            )
+
     @torch.no_grad()
     def __call__(self, model: nn.Module, task) -> dict[str, float]:
         """Returns {"": gap, "_train": accuracy, "_test": accuracy}, all in percent."""

@@ -215,6 +215,10 @@ def test_a_cell_may_reuse_the_grid_of_another_table(tmp_path):
         ),
         ({"cost": {"baseline": "baseline", "full": "ed"}}, "cost: cell sam uses best_of"),
         (
+            {"correlation": {"against": "eval/acc", "measures": {}}},
+            "correlation: cell sam uses best_of",
+        ),
+        (
             {"cost": {"baseline": "basline", "full": "ed"}, "cells": PLAIN},
             "cost.baseline: basline; did you mean baseline",
         ),

@@ -301,6 +301,12 @@ def test_too_few_nodes_without_damping_are_rejected():
     assert fit_matrix(uniform(4), 4, damping=1e-6).isfinite().all()  # allowed with damping
 
 
+@pytest.mark.parametrize("shape", [(8,), (7, 1), (2, 7, 3)])
+def test_values_must_have_one_row_per_node(shape):
+    with pytest.raises(ValueError, match="^values: "):
+        fit(torch.ones(shape), torch.linspace(0, 1, 8), 3)
+
+
 def test_a_basis_can_be_named():
     values, nodes = torch.randn(6, 2), torch.linspace(0, 1, 6)
     named = fit(values, nodes, 3, basis="legendre")

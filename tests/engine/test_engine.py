@@ -35,7 +35,10 @@ def test_warmup_then_cosine_to_zero():
     assert factors[-1] == pytest.approx((1 + math.cos(math.pi * 89 / 90)) / 2)
 
 
-@pytest.mark.parametrize(("total", "every", "name"), [(-5, 5, "total_steps"), (9, 0, "eval_steps")])
+@pytest.mark.parametrize(
+    ("total", "every", "name"),
+    [(-5, 5, "total_steps"), (9, 0, "eval_steps"), (9.5, 10, "total_steps")],
+)
 def test_step_counts_of_tasks_are_checked(total, every, name):
     task = Toy()
     task.total_steps, task.eval_steps = total, every
@@ -279,6 +282,15 @@ def test_batches_that_end_early_raise(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"Cifar10\.batches.* 3 of total_steps=10"):
         small_run(tmp_path)
     assert not (tmp_path / "DONE").exists()
+
+
+def test_evaluations_may_return_tensors(tmp_path, monkeypatch, capsys):
+    """Values are stored as JSON, which has no tensors; a missing main metric is reported."""
+    monkeypatch.setattr(Cifar10, "evaluate", lambda *_: {"eval/own": torch.tensor(3.0)})
+    assert small_run(tmp_path)["last"]["eval/own"] == 3
+    assert (
+        "Cifar10.evaluate never returned its metric eval/acc: eval/own" in capsys.readouterr().out
+    )
 
 
 def test_summary_ignores_measures_of_earlier_steps_and_sessions(tmp_path):

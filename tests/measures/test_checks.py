@@ -6,6 +6,8 @@ from hydra.utils import instantiate
 
 from ed.engine.check import check
 from ed.engine.compose import compose_config
+from ed.engine.main import check_examples
+from ed.measures.base import Measure
 from ed.measures.degree import EffectiveDegree
 from ed.measures.gap import GeneralizationGap
 from ed.measures.norm import ParameterNorm
@@ -13,6 +15,7 @@ from ed.measures.sharpness import Sharpness
 from ed.regularizers.base import Regularizer
 from ed.tasks.base import Task
 from scripts import evaluate
+from tests.helpers.measuring import Toy, network
 from tests.helpers.small import SMALL, SMALL_GROKKING, small_run
 
 
@@ -45,6 +48,19 @@ def test_the_gap_needs_a_classification_accuracy(task):
     with pytest.raises(ValueError, match=r"^measures: gap"):
         GeneralizationGap().check(task_of(f"task={task}"))
     GeneralizationGap().check(task_of())
+
+
+def test_the_gap_needs_the_accuracy_of_each_batch(monkeypatch):
+    """Otherwise, the measure would fail only after training."""
+
+    class Own(Toy):
+        def probe(self):
+            return self.examples(torch.arange(2))
+
+    GeneralizationGap().check_model(network(), Own())
+    monkeypatch.setattr(Own, "loss", lambda *_: (torch.zeros(()), {"loss": torch.zeros(())}))
+    with pytest.raises(ValueError, match=r"^measures: gap .*Own\.loss"):
+        GeneralizationGap().check_model(network(), Own())
 
 
 @pytest.mark.parametrize(
@@ -81,6 +97,15 @@ def test_tasks_without_examples_are_rejected_before_training():
         check(cfg, task, Regularizer(), [EffectiveDegree()])
     with pytest.raises(ValueError, match=r"system.measure_every=0"):
         check(compose_config(["system.measure_every=0"]), task, Regularizer())
+
+
+def test_tasks_that_do_not_count_their_examples_are_rejected_before_training():
+    task = Toy()
+    check_examples(task, {"own": Measure()})
+    task.num_examples = 0
+    check_examples(task, {"norm": ParameterNorm()})
+    with pytest.raises(ValueError, match=r"^measures: own .*Toy\.num_examples"):
+        check_examples(task, {"own": Measure()})
 
 
 def test_more_paths_than_pairs_are_rejected_before_training():

@@ -127,6 +127,14 @@ def test_closing_the_view_shows_the_cursor(console):
     view.close()  # closing again is harmless
 
 
+@pytest.mark.parametrize("target", ["ed.tasks.cifar10.Cifar10", "mine.tasks.Disc"])
+def test_the_suggested_command_works_for_classes_outside_ed(tmp_path, target):
+    cfg = OmegaConf.create({"system": {"keep_checkpoint": True}, "task": {"_target_": target}})
+    task = SimpleNamespace(num_examples=10, has_logits=True)
+    facts = closing_facts(cfg, task, tmp_path, {"last": {}, "best": {}})
+    assert facts["next"].endswith(" --trust") == target.startswith("mine.")
+
+
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("degree", [None, 0.25])
 def test_final_panel_fits_and_suggests_measuring(console, tmp_path, keep, degree):
