@@ -303,7 +303,7 @@ def test_too_few_nodes_without_damping_are_rejected():
 
 @pytest.mark.parametrize("shape", [(8,), (7, 1), (2, 7, 3)])
 def test_values_must_have_one_row_per_node(shape):
-    with pytest.raises(ValueError, match="^values: "):
+    with pytest.raises(ValueError, match=r"^values: "):
         fit(torch.ones(shape), torch.linspace(0, 1, 8), 3)
 
 
