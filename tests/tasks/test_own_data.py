@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 import ed
-from ed.datasets.splits import evaluation_split, held_out
 from ed.engine.compose import compose_config
 from ed.engine.main import run
 from ed.models.named import timm_model, transformers_model
@@ -237,22 +236,6 @@ def test_a_folder_of_texts_has_its_own_splits(bert, tmp_path):
     task = TextClassification(str(folder), tokenizer=bert, **columns, **TEXTS)
     assert [len(task.load(split)[1]) for split in ("train", "validation")] == [20, 6]
     assert task.load("validation")[1] == [0, 1] * 3  # 0 is bad, 1 is good
-
-
-def test_splits_are_found_by_their_common_names():
-    assert evaluation_split(["train", "test", "validation"], None, "d") == "validation"
-    assert evaluation_split(["train", "test"], None, "d") == "test"
-    assert evaluation_split(["train"], None, "d") is None
-    with pytest.raises(ValueError, match=r"^task\.split=dev: "):
-        evaluation_split(["train", "test"], "dev", "d")
-
-
-def test_training_and_held_out_sets_are_a_partition():
-    train, evaluated = held_out(50, 0.2, seed=3)
-    assert sorted([*train.tolist(), *evaluated.tolist()]) == list(range(50))
-    assert len(evaluated) == 10
-    with pytest.raises(ValueError, match=r"^task\.holdout=0\.1: "):
-        held_out(3, 0.1, seed=0)
 
 
 @pytest.mark.parametrize(
