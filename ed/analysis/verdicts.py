@@ -9,6 +9,7 @@
                         The reference is the table's first other cell with the same task, or else
                         its first other cell
     contradicted        on the other side of the reference, or there is none
+    unclear             for claims only: the 95 % interval of our effect includes zero
     not run             no run has finished yet
     not runnable here   the data or weights are not available
 
@@ -17,6 +18,7 @@ Each printed number counts once. A verdict from fewer seeds than planned is prel
 """
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +33,9 @@ from ed.analysis.grokking import highest, transition
 from ed.analysis.numbers import mean_and_std
 from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
 from ed.analysis.render import Line, table_lines
-from ed.analysis.returns import Aggregate, aggregates, runs_each
+from ed.analysis.returns import Aggregate, aggregates, gain_over_games, runs_each
 from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table
-from ed.analysis.stats import Ours, tolerance
+from ed.analysis.stats import Ours, half_width, tolerance
 from ed.analysis.store import committed
 from ed.analysis.tables import load_table, table_names
 from ed.runtime.runs import Status
@@ -48,6 +50,7 @@ class Verdict(StrEnum):
     REPRODUCED = "reproduced"
     DIRECTION = "direction only"
     CONTRADICTED = "contradicted"
+    UNCLEAR = "unclear"
     NOT_RUN = "not run"
     NOT_RUNNABLE = "not runnable here"
 
@@ -203,7 +206,8 @@ def _identities(number: Number) -> tuple[tuple, tuple]:
 
 
 def counts(found: Sequence[Number]) -> dict[Verdict, int]:
-    return {verdict: sum(n.verdict == verdict for n in found) for verdict in Verdict}
+    possible = (verdict for verdict in Verdict if verdict is not Verdict.UNCLEAR)
+    return {verdict: sum(n.verdict == verdict for n in found) for verdict in possible}
 
 
 def command(table: Table) -> str:
@@ -274,7 +278,7 @@ def _judged(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict | N
 
 
 def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict | None]:
-    """Compares two cells by sign; reproduced if both numbers also are, with all seeds."""
+    """Compares two cells; reproduced if all seeds are done, and both numbers and the sign agree."""
     table = experiment.table
     metric = claim.metric or table.primary
     by_cell = {n.cell.name: n for n in experiment.numbers if n.metric == metric}
@@ -291,12 +295,15 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
     complete = count >= len(table.seeds)
     variant = re.search(r"\((.*)\)$", after.cell.label)
     text = f"{' → '.join(ours)} ({_seeds(count, table)}{f', {variant[1]}' if variant else ''})"
-    gains = [getattr(after, side).mean - getattr(before, side).mean for side in ("ours", "paper")]
-    verdict = _by_sign(gains[0] * gains[1])
+    gain, expected = (
+        getattr(after, side).mean - getattr(before, side).mean for side in ("ours", "paper")
+    )
+    effect = math.copysign(gain, gain * expected)  # positive for the paper's sign
     both = all(number.verdict == Verdict.REPRODUCED for number in pair)
-    if complete and both and verdict == Verdict.DIRECTION:
-        verdict = Verdict.REPRODUCED
-    return paper, text, verdict
+    if complete and both and effect > 0:
+        return paper, text, Verdict.REPRODUCED
+    half = half_width(after.ours, before.ours) or 0.0
+    return paper, text, _by_effect(effect, effect - half, effect + half)
 
 
 def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
@@ -308,7 +315,7 @@ def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
     text = f"r = {e.r:+.2f} ({e.low:+.2f} to {e.high:+.2f}), {e.points} networks"
     if own.fitted.r is not None:
         text += f"; {own.fitted.r:+.2f} among the {own.fitted.points} fitted"
-    return text, _by_sign(e.r)
+    return text, _by_effect(e.r, e.low, e.high)
 
 
 def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
@@ -317,7 +324,7 @@ def _games(experiment: Experiment) -> tuple[str, Verdict | None]:
         return "", None
     shown = " → ".join(map(_with_interval, games))
     text = f"{shown} normalised return ({games[0].games}, {runs_each(games)})"
-    return text, _by_sign(games[1].mean - games[0].mean)
+    return text, _by_effect(*gain_over_games(*games[:2]))
 
 
 def _with_interval(one: Aggregate) -> str:
@@ -356,7 +363,7 @@ def _peaks(about: str, runs: Sequence[list[dict]]) -> tuple[str, Verdict | None]
     steps = (" and ".join(f"{step:,}" for step in side) for side in zip(*pairs, strict=True))
     text = "on validation equations, ED peaks at steps {}, the loss at {}".format(*steps)
     text += f" ({about})"
-    return text, _by_sign(min(NEAR - max(ed / loss, loss / ed) for ed, loss in pairs))
+    return text, _by_effect(min(NEAR - max(ed / loss, loss / ed) for ed, loss in pairs))
 
 
 def _seeds(count: int, table: Table) -> str:
@@ -369,5 +376,8 @@ def minus(text: str) -> str:
     return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
 
 
-def _by_sign(value: float) -> Verdict:
-    return Verdict.DIRECTION if value > 0 else Verdict.CONTRADICTED
+def _by_effect(effect: float, low: float | None = None, high: float | None = None) -> Verdict:
+    """Judges an effect, positive for the paper's sign, by its sign and its 95 % interval."""
+    if None not in (low, high) and low <= 0 <= high:
+        return Verdict.UNCLEAR
+    return Verdict.DIRECTION if effect > 0 else Verdict.CONTRADICTED

@@ -16,8 +16,9 @@ from ed.analysis.report.cells import MOST_POINTS, cell_view, full_config, in_com
 from ed.analysis.report.grids import Field, extent, grid, marks
 from ed.analysis.report.page import build_page
 from ed.analysis.report.text import markdown
-from ed.analysis.store import CSV, read_results, results_folder
+from ed.analysis.store import CSV, committed, read_results, results_folder
 from ed.analysis.tables import load_table, table_names
+from ed.analysis.verdicts import Experiment
 from ed.runtime.runs import Record
 from tests.helpers.report import HOSTILE, SAMPLES, Page
 
@@ -97,7 +98,7 @@ def test_tables_without_runs_are_in_one_collapsed_list(page):
     waiting = page.texts["waiting"]
     for name in table_names():
         table = load_table(name)
-        begun = (results_folder(table) / CSV).exists()
+        begun = Experiment(table, committed(table)).begun  # tables may share runs
         assert (table.title in waiting) != begun
         assert begun or f"python scripts/launch.py {name}" in waiting
     folded = [a for name, a in page.elements if name == "details" and "waiting" in str(a)]
@@ -171,6 +172,19 @@ def test_curves_keep_the_first_and_last_finite_points():
     assert len(points) <= MOST_POINTS + 1
     assert points[0] == (1, 1.0)
     assert points[-1][0] == 999
+
+
+def test_the_lines_of_a_chart_share_its_steps():
+    """A stopped run has no values at later steps."""
+    table = load_table("pca")
+    cell, rows = next(iter(table.cells.values())), []
+    for seed, steps in enumerate([(10, 20, 30), (10, 20)]):
+        history = [{"step": step, "train/loss": step + seed} for step in steps]
+        record = Record("", {}, {}, None, "", lambda history=history: history)
+        rows.append(Row(*cell.home, seed, status="done", record=record))
+    (chart,) = cell_view(table, cell, rows, {}, {})["curves"]
+    assert chart["steps"] == [10, 20, 30]
+    assert chart["lines"] == {"seed 0": [10, 20, 30], "seed 1": [11, 21, None]}
 
 
 def test_settings_that_all_cells_share_are_shown_once():

@@ -189,7 +189,7 @@ def test_a_headline_compares_reference_and_treatment():
 
 
 def test_a_headline_with_missing_seeds_is_not_reproduced_yet():
-    runs = {"baseline": [87.0, 88.0], "ed": [90.8, 90.9]}
+    runs = {"baseline": [87.4, 87.5], "ed": [90.8, 90.9]}
     row = headline([experiment("table1", runs)])[0]
     assert row.verdict == Verdict.DIRECTION
     assert "(n = 2 of 3, " in row.ours
@@ -200,12 +200,19 @@ def test_a_headline_without_an_improvement_is_contradicted():
     assert headline([experiment("table1", runs)])[0].verdict == Verdict.CONTRADICTED
 
 
-def test_a_reversed_effect_is_contradicted_even_if_both_numbers_agree():
-    runs = {"rte": [71.0, 69.0] * 4 + [70.0], "rte_ed": [70.9, 68.9] * 4 + [69.9]}
+@pytest.mark.parametrize(
+    ("spread", "verdict"), [(1.0, Verdict.UNCLEAR), (0.01, Verdict.CONTRADICTED)]
+)
+def test_a_reversed_effect_is_not_reproduced_even_if_both_numbers_agree(spread, verdict):
+    """The effect is -0.1; with the larger spread, its interval includes zero."""
+    runs = {
+        name: [mean + spread, mean - spread] * 4 + [mean]
+        for name, mean in {"rte": 70.0, "rte_ed": 69.9}.items()
+    }
     found = experiment("glue", runs)
     assert [n.verdict for n in found.numbers if n.ours.count] == [Verdict.REPRODUCED] * 2
     (row,) = (row for row in headline([found]) if row.ours)
-    assert row.verdict == Verdict.CONTRADICTED
+    assert row.verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -228,6 +235,19 @@ def test_a_correlation_is_judged_by_the_sign_of_r(slope, shown, verdict, monkeyp
         f"r = {shown} ({shown} to {shown}), {networks} networks; {shown} among the {fitted} fitted"
     )
     assert row.verdict == verdict
+
+
+def test_a_correlation_whose_interval_includes_zero_is_unclear():
+    """Two pairs of settings rise and two fall, so some resamples have either sign."""
+    table = load_table(next(claim.table for claim in CLAIMS if load_table(claim.table).correlation))
+    study, rows = table.correlation, []
+    for number, cell in enumerate(table.cells.values()):
+        group = number // 3  # weight decays of one setting are resampled together
+        known = {study.against: float(group % 2 + group / 10), study.train: 100.0}
+        last = dict.fromkeys(itertools.chain(*study.measures.values()), float(group)) | known
+        rows += [Row(*cell.home, seed, status="done", last=last) for seed in table.seeds]
+    (row,) = headline([Experiment(table, rows)])
+    assert row.verdict == Verdict.UNCLEAR
 
 
 def grokking(*runs: tuple[float, int, int]) -> Experiment:

@@ -12,7 +12,9 @@ from ed.analysis.findings import finding
 from ed.analysis.render import to_latex, to_markdown
 from ed.analysis.returns import (
     HARD_RANGES,
+    Aggregate,
     aggregates,
+    gain_over_games,
     interquartile_interval,
     interquartile_mean,
     normalised_return,
@@ -200,6 +202,21 @@ def test_the_headline_compares_unrounded_returns_and_counts_both_methods():
     assert "12 and 4 runs" in row.ours
     assert "12 and 4 runs" in finding(Experiment(table, few))
     assert row.verdict == Verdict.DIRECTION
+
+
+def test_the_interval_of_a_gain_adds_the_half_widths_in_quadrature():
+    """Symmetric intervals of half-widths 3 and 4 give a half-width of 5."""
+    before = Aggregate("none", "4 games", 12, 10.0, 7.0, 13.0)
+    after = Aggregate("ed", "4 games", 12, 12.0, 8.0, 16.0)
+    assert gain_over_games(before, after) == pytest.approx((2.0, -3.0, 7.0))
+    assert gain_over_games(before, replace(after, low=None, high=None)) == (2.0, None, None)
+
+
+def test_a_gain_within_the_spread_over_seeds_is_unclear():
+    table = load_table("procgen_short")
+    runs = short_runs(lambda cell, seed: 4.0 + seed + 0.01 * cell.startswith("ed"))
+    (row,) = headline([Experiment(load_table("procgen"), []), Experiment(table, runs)])
+    assert row.verdict == Verdict.UNCLEAR
 
 
 def test_the_headline_uses_the_shortened_table_until_the_real_one_has_a_result():

@@ -86,17 +86,24 @@ def commit_text(row: Row) -> str:
 
 
 def _curves(table: Table, rows: Sequence[Row]) -> list[dict]:
-    """Returns the charts that the page draws when the cell is opened, with one line per run."""
+    """Returns the charts that the page draws when the cell is opened, with one line per run.
+
+    The lines of a chart share its steps, which keeps the page small; a missing value is None.
+    """
     histories = {_name(row): row.history() for row in rows}
     primary = evaluation(table.primary)
     evaluated = primary if primary.startswith("eval/") else "eval/acc"
     charts = []
     for metric, log in (("train/loss", True), (evaluated, False), ("train/penalty", False)):
-        lines = {name: thinned(history, metric) for name, history in histories.items()}
-        lines = {name: points for name, points in lines.items() if len(points) > 1}
-        values = [y for points in lines.values() for _, y in points]
-        if lines:
-            charts.append({"title": metric, "log": log and min(values) > 0, "lines": lines})
+        found = {name: dict(thinned(history, metric)) for name, history in histories.items()}
+        found = {name: points for name, points in found.items() if len(points) > 1}
+        if not found:
+            continue
+        lowest = min(min(points.values()) for points in found.values())
+        steps = sorted(set().union(*found.values()))
+        lines = {name: [points.get(step) for step in steps] for name, points in found.items()}
+        chart = {"title": metric, "log": log and lowest > 0, "steps": steps, "lines": lines}
+        charts.append(chart)
     return charts
 
 

@@ -66,7 +66,9 @@ const CURVES = { width: 320, height: 190, left: 48, right: 14, top: 10, bottom: 
 const seriesStyle = (place) => `line s${place % 6}${place >= 6 ? " again" : ""}`;
 const steps = ([part, text]) => [part, Number(text) >= 1000 ? `${Number(text) / 1000}k` : text];
 
-function lineChart({ title, log, lines }, names) {
+function lineChart({ title, log, steps: at, lines: columns }, names) {
+  const known = (values) => values.map((y, i) => [at[i], y]).filter(([, y]) => y !== null);
+  const lines = Object.fromEntries(Object.entries(columns).map(([name, y]) => [name, known(y)]));
   const points = Object.values(lines).flat();
   const x = scale([0, ...points.map((p) => p[0])]);
   const y = scale(points.map((p) => p[1]), log);
