@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from pathlib import Path
 
 from ed.engine.checkpoint import check_exists
@@ -14,6 +15,7 @@ from ed.runtime.files import open_in_run, read_rows, write_atomic
 from ed.runtime.runs import DIVERGED, METRICS
 
 MOST_SHOWN = 12  # maximum number of values per printed line
+MARKS = 40  # recent rows from which the pace is computed
 logger = logging.getLogger("ed")
 
 
@@ -43,8 +45,8 @@ class Metrics:
         if writes:
             write_atomic(self.path, self.text())
         self.file = open(self.path if writes else os.devnull, "a")  # noqa: SIM115, see close()
-        self.tracker, self.began = tracker, time.monotonic()
-        self.view = None
+        self.tracker, self.view = tracker, None
+        self.marks = deque([(start, time.monotonic())], maxlen=MARKS)  # (step, time) of rows
 
     def _resumed(self, saved: str | None) -> list[dict]:
         """Returns the rows up to the checkpoint; restores them from it if the file is damaged."""
@@ -86,6 +88,8 @@ class Metrics:
     def log(self, step: int, values: dict[str, float]) -> None:
         if not values:
             return
+        if step > self.marks[-1][0]:
+            self.marks.append((step, time.monotonic()))
         row = {"step": step, **values}
         if self.rows[-1:] != [row]:  # already logged if the run was killed before it wrote DONE
             self.rows.append(row)
@@ -109,8 +113,12 @@ class Metrics:
             self.view.begin(what)
 
     def pace(self, step: int) -> float:
-        """Returns the seconds per step in this session."""
-        return (time.monotonic() - self.began) / max(1, step - self.start)
+        """Returns the recent seconds per step, with evaluation.
+
+        Averaging over the newer half of the marks leaves out the first steps, which compile.
+        """
+        earlier, then = self.marks[(len(self.marks) - 1) // 2]
+        return (time.monotonic() - then) / max(1, step - earlier)
 
     def eta(self, step: int) -> str:
         return duration(self.pace(step) * (self.total - step))

@@ -97,6 +97,22 @@ def test_pace_and_eta_use_steps_of_the_current_session(tmp_path, monkeypatch):
     assert metrics.eta(20) == "0:03:00"  # 90 steps left
 
 
+def test_the_pace_leaves_out_the_first_steps(tmp_path, monkeypatch):
+    """The first ten steps take a minute, e.g. to compile; later ones take a second each."""
+    now = 0.0
+    monkeypatch.setattr("ed.engine.metrics.time", SimpleNamespace(monotonic=lambda: now))
+    metrics = Metrics(tmp_path, total=100, start=0)
+    found = []
+    for step in range(10, 60, 10):
+        now += 60 if step == 10 else 10
+        found.append(metrics.pace(step))
+        metrics.log(step, {"train/loss": 1.0})
+        metrics.log(step, {"eval/acc": 1.0})  # no second mark
+    metrics.close()
+    assert found == [6.0, 3.5, 1.0, 1.0, 1.0]
+    assert metrics.eta(50) == "0:00:50"
+
+
 def test_brief_shows_the_number_of_omitted_values():
     assert brief({"a": 1, "b": 0.123456}) == "a 1  b 0.1235"
     assert brief(dict.fromkeys("abcdefghijklmn", 1)).endswith("l 1  and 2 more")
