@@ -374,6 +374,17 @@ def test_labels_and_texts_of_other_types_are_rejected(column, values, tmp_path):
         task.load("train")
 
 
+@pytest.mark.parametrize(
+    ("rows", "column"), [(["a,0", "b,1", "c,"], "label"), (["a,0", "b,1", ",1"], "text")]
+)
+def test_an_empty_cell_is_reported(tmp_path, rows, column):
+    """With an empty cell, all numbers of the column become floats."""
+    path = tmp_path / "texts.csv"
+    path.write_text("\n".join(["text,label", *rows]))
+    with pytest.raises(ValueError, match=rf"^task\.data=.*column '{column}'.*row 2 "):
+        TextClassification(str(path), classes=2).load("train")
+
+
 def test_fixed_size_architectures_use_the_tasks_image_size():
     model = timm_model("vit_tiny_patch16_224", classes=5, image_size=[32, 48])
     assert model(torch.randn(2, 3, 32, 48)).shape == (2, 5)
