@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
-from ed.engine.errors import explain
+from ed.engine.errors import explain, or_explain
 
 
 def main(overrides: list[str]) -> int:
@@ -61,4 +61,4 @@ def evaluate(overrides: list[str]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(or_explain(lambda: main(sys.argv[1:])))

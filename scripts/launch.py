@@ -39,7 +39,7 @@ from ed.analysis.spec import (
     reduced_name,
 )
 from ed.analysis.tables import load_table
-from ed.engine.errors import composition, explain
+from ed.engine.errors import composition, explain, or_explain
 from ed.runtime.files import APP, HOME, refuse_control
 from ed.runtime.runs import (
     BROKEN,
@@ -310,4 +310,4 @@ def submit_array(name: str, runs: Sequence[Run], options: argparse.Namespace) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(or_explain(main))

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without in
 
 from ed.analysis.report.page import build_page
 from ed.analysis.spec import EXPERIMENTS
-from ed.engine.errors import explain
+from ed.engine.errors import explain, or_explain
 from ed.runtime.files import HOME, write_atomic
 
 
@@ -40,4 +40,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(or_explain(main))

@@ -43,7 +43,7 @@ from ed.analysis.store import (
     write_results,
 )
 from ed.analysis.tables import load_table, table_names
-from ed.engine.errors import explain
+from ed.engine.errors import explain, or_explain
 from ed.runtime.console import interactive, print_markdown
 from ed.runtime.files import HOME
 from ed.runtime.runs import UNDER_WAY, Status
@@ -194,4 +194,4 @@ def draw(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(or_explain(main))

@@ -6,7 +6,8 @@ import warnings
 
 import torch
 
-BETWEEN = (__name__.partition(".")[0], "dataclasses")  # packages between that line and the warning
+# packages between that line and the warning
+BETWEEN = (__name__.partition(".")[0], "dataclasses", "functools")
 
 
 def warn(message: str) -> None:

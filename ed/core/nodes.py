@@ -15,9 +15,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ed.core.device_checks import assert_on_device, readable
+
+ROUNDING = 1e-4  # a node may be outside [0, 1] by this; ample for float32
+
 
 class Sampler(Protocol):
-    """Maps uniform draws (..., r) in [0, 1) to nodes (..., r), or (r,) if all paths share them."""
+    """Maps uniform draws (..., r) to nodes in [0, 1]: (..., r), or (r,) if all paths share them."""
 
     def __call__(self, uniform: Tensor, anchored: bool = False) -> Tensor: ...
 
@@ -81,6 +85,25 @@ class StratifiedNodes:
     def __call__(self, uniform: Tensor, anchored: bool = False) -> Tensor:
         nodes = _one_per_stratum(uniform) / uniform.shape[-1]
         return _with_ends(nodes[..., 1:-1]) if anchored else nodes
+
+
+OWN = (RandomizedCosine, ChebyshevNodes, UniformNodes, StratifiedNodes)
+
+
+def check_nodes(sampler: Sampler, nodes: Tensor) -> None:
+    """Raises ValueError if a user's own sampler returns nodes outside [0, 1].
+
+    CUDA devices and compiled code use `assert_on_device` instead, which avoids a host sync.
+    """
+    if type(sampler) in OWN:
+        return
+    inside = ((nodes >= -ROUNDING) & (nodes <= 1 + ROUNDING)).all()
+    message = f"sampler={type(sampler).__name__}: nodes must be in [0, 1]"
+    if not readable(nodes):
+        assert_on_device(inside, message)
+    elif not inside:
+        low, high = nodes.min().item(), nodes.max().item()
+        raise ValueError(f"{message}, but range from {low:.3g} to {high:.3g}; change the sampler")
 
 
 def _one_per_stratum(uniform: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from ed.core.bases import BASES
 from ed.core.caller import warn
 from ed.core.degree import WEIGHTINGS
 from ed.core.fit import DAMPING, check_resolution, fit
-from ed.core.nodes import RandomizedCosine, Sampler
+from ed.core.nodes import RandomizedCosine, Sampler, check_nodes
 from ed.core.outputs import check_outputs
 from ed.core.pca import check_components, check_directions, principal_scores
 from ed.core.validate import choice, count
@@ -98,6 +98,7 @@ class Representation:
                 f"sampler={type(self.sampler).__name__}: returned {nodes.shape[-1]} nodes per path "
                 f"instead of resolution={self.resolution}"
             )
+        check_nodes(self.sampler, nodes)
         return nodes if nodes.is_floating_point() else nodes.to(dtype)
 
     def coefficients(self, values: Tensor, nodes: Tensor) -> Tensor:

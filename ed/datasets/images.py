@@ -209,7 +209,14 @@ def count_classes(labels: Sequence[int], what: str) -> int:
 
 
 def check_column(values: Sequence, kind: type, what: str) -> None:
-    """Raises unless there are values and all are of type `kind`."""
+    """Raises unless there are values, none is missing, and all are of type `kind`."""
+    # first, because one empty cell turns the integers of a CSV file into floats
+    empty = [index for index, value in enumerate(values) if value is None]
+    if empty:
+        raise ValueError(
+            f"{what}: no value in {len(empty)} of {len(values)} rows, first in row {empty[0]} "
+            "(counted from 0); fill or remove these rows"
+        )
     wrong = [index for index, value in enumerate(values) if not isinstance(value, kind)]
     if not values:
         raise ValueError(f"{what} are missing, as there are no rows; change the data")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from yaml import YAMLError
 
-from ed.runtime.console import is_first, restore
+from ed.runtime.console import is_first, replace_unencodable, restore
 from ed.runtime.extras import install, missing_package
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes the run
@@ -30,7 +30,8 @@ EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
 
 
 def or_explain(main: Callable[[], int | None]) -> int | None:
-    """Runs `main` and returns its result; on an error, prints an explanation and exits."""
+    """Runs a script's `main` and returns its result; explains errors and exits."""
+    replace_unencodable()
     try:
         return main()
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from ed.engine.check import check
 from ed.engine.checkpoint import load_checkpoint, trained_weights, warn_if_damaged
 from ed.engine.loop import Interrupted, describe, train
 from ed.engine.metrics import LogFile, TerminalHandler
-from ed.engine.run import RunFolder, resolved
+from ed.engine.run import RunFolder, check_classes, earlier_sessions, resolved
 from ed.engine.settings import check_leaf, check_settings
 from ed.engine.step import TrainStep
 from ed.engine.trust import check_targets, read_config, stored_config, targets
@@ -327,6 +327,7 @@ def load_run(
         task, where = instantiate(cfg.task), choose_device(device, "device=")
         if data:
             task.prepare(where, cfg.seed)
+            check_classes(folder, earlier_sessions(folder), task.provenance())
         model = load_weights(build_model(cfg, where), weights, str(folder), into=runs.CONFIG)
     return LoadedRun(model.eval(), task, cfg)
 

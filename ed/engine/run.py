@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Collection
 from importlib import metadata
+from itertools import zip_longest
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -139,6 +140,8 @@ class RunFolder:
         """Adds this session to meta.json: command, hardware, versions and `details`."""
         if not self.writes:
             return
+        earlier = earlier_sessions(self.path)
+        check_classes(self.path, earlier, details)
         changed = changed_files()
         session = {
             "command": " ".join(sys.argv),
@@ -153,7 +156,7 @@ class RunFolder:
             "versions": {name: _version(name) for name in PACKAGES},
             **details,
         }
-        runs.write_sessions(self.path, [*_earlier_sessions(self.path), session])
+        runs.write_sessions(self.path, [*earlier, session])
 
 
 def _is_measure(metric: str) -> bool:
@@ -166,7 +169,7 @@ def _measure_of(metric: str, names: Collection[str]) -> str | None:
     return max(owners, key=len, default=None)
 
 
-def _earlier_sessions(folder: Path) -> list[dict]:
+def earlier_sessions(folder: Path) -> list[dict]:
     """Returns the earlier sessions, or [] with a warning if meta.json is damaged."""
     try:
         meta = runs.read_meta(folder)
@@ -177,6 +180,25 @@ def _earlier_sessions(folder: Path) -> list[dict]:
         reason = str(error)
     logger.warning("%s: the record of earlier sessions is lost", reason)
     return []
+
+
+def check_classes(folder: Path, sessions: list[dict], details: dict) -> None:
+    """Raises ValueError if classes were renamed, because the order of names numbers the labels.
+
+    Args:
+        sessions: earlier sessions of the run in `folder`.
+        details: from `Task.provenance` now; without class names, nothing is compared.
+    """
+    now = details.get("class_names")
+    for before in (session.get("class_names") for session in sessions):
+        # only text, because the task may be a user's own, and meta.json damaged
+        if isinstance(before, str) and isinstance(now, str) and before != now:
+            pairs = enumerate(zip_longest(before.split(", "), now.split(", ")))
+            label, old, new = next((n, old, new) for n, (old, new) in pairs if old != new)
+            raise ValueError(
+                f"task.data: class {label} is {new}, but was {old} in an earlier session of "
+                f"{folder}; restore the names of the class folders"
+            )
 
 
 def commit() -> str | None:

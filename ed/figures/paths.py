@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -15,6 +15,7 @@ from torch import Tensor
 from ed.core.bases import BASES
 from ed.core.estimator import Estimate, outputs_on_paths, points_per_chunk
 from ed.core.field import Field
+from ed.core.fit import fit
 from ed.core.pca import principal_scores
 from ed.figures.style import BASELINE, CLASSES, ED, SERIES, STYLE, caption, save
 
@@ -72,7 +73,8 @@ class Portrait:
         if representation.components is not None:
             values = principal_scores(values, representation.components)
             quantity = "principal component"
-        coefficients = replace(representation, components=None).coefficients(values, nodes)
+        how = {"basis": representation.basis, "damping": representation.damping}
+        coefficients = fit(values, nodes, representation.degree, **how)
         return cls(title, values.cpu(), nodes.cpu(), coefficients.cpu(), estimate, quantity)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class EffectiveDegree(Measure):
         positive("measures: memory_gib", self.memory_gib)
         _ = self.representation  # raises on impossible settings before training
 
-    @property
+    @cached_property  # warns once
     def representation(self) -> Representation:
         names = ("resolution", "degree", "basis", "components", "weighting")
         settings = {name: getattr(self, name) for name in names}

@@ -64,6 +64,11 @@ class TextClassifier(nn.Module):
         # RoBERTa and MPNet start counting positions after the padding index
         return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that have a word embedding."""
+        return self.embedding_block.word_embeddings.num_embeddings
+
     def embed(self, ids: Tensor, segments: Tensor) -> Tensor:
         """Maps token ids and segment ids (N, L) to inputs of the encoder (N, L, D)."""
         extra = {"token_type_ids": segments} if self.takes_segments else {}

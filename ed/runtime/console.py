@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import logging
 import os
 import re
@@ -48,6 +49,12 @@ def interactive() -> bool:
     stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # Rich may wrap stdout
     encoding = (getattr(stream, "encoding", None) or "").lower()
     return stream.isatty() and os.environ.get("TERM") != "dumb" and encoding.startswith("utf")
+
+
+def replace_unencodable() -> None:
+    """Makes standard output print ? for characters that it cannot encode, such as ± in ASCII."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # notebooks and tests may replace it
+        sys.stdout.reconfigure(errors="replace")
 
 
 def plain_level() -> int:

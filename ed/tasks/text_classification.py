@@ -58,9 +58,9 @@ class TextClassification(TextTask):
                 )
         labels, what = table[self.label][:], f"task.data={self.data}, split {split!r}"
         named = any(isinstance(label, str) for label in labels)
-        check_column(labels, str if named else int, f"{what}: labels")
+        check_column(labels, str if named else int, f"{what}: column {self.label!r}")
         for column in self.texts:
-            check_column(table[column][:], str, f"{what}: texts")
+            check_column(table[column][:], str, f"{what}: column {column!r}")
         return table
 
     @cached_property

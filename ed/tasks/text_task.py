@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import torch
@@ -93,12 +94,22 @@ class TextTask(EpochTask):
             raise ValueError(
                 f"task.max_length={self.max_length}: the model takes at most {longest} tokens"
             )
+        tokens, rows = len(self._loaded_tokenizer), getattr(model, "vocabulary", None)
+        if rows is not None and tokens > rows:
+            raise ValueError(
+                f"task.tokenizer={self.tokenizer}: has {tokens} tokens, but the model has only "
+                f"{rows} word embeddings; use the model's own tokenizer"
+            )
+
+    @cached_property
+    def _loaded_tokenizer(self):
+        return load_tokenizer(self.tokenizer)
 
     def prepare(self, device: torch.device, seed: int) -> None:
         self.seed, self.device = seed, device
-        tokenizer = load_tokenizer(self.tokenizer)
         self.train, self.validation = (
-            self._tokenise(split, tokenizer, device) for split in ("train", "validation")
+            self._tokenise(split, self._loaded_tokenizer, device)
+            for split in ("train", "validation")
         )
         self.num_examples = len(self.train.labels)
         self.count_steps(self.num_examples)

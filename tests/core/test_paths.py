@@ -288,6 +288,38 @@ def test_samplers_must_return_one_node_per_position():
         ed.Representation(sampler=Half()).nodes(3)
 
 
+def outside(uniform, anchored=False):
+    """A sampler on [-1, 1], which is a common mistake."""
+    return 2 * uniform - 1
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize("sampler", [outside, lambda u, anchored: u * torch.nan], ids=["-1", "nan"])
+def test_nodes_outside_the_path_are_rejected(sampler, anchored):
+    x, labels = torch.randn(8, 3, dtype=torch.float64), torch.arange(8) % 3 if anchored else None
+    message = r"^sampler=function: .*\[0, 1\]"
+    with pytest.raises(ValueError, match=message):
+        ed.penalty(torch.nn.Identity(), x, labels, sampler=sampler)
+    with pytest.raises(ValueError, match=message):
+        ed.estimate(torch.nn.Identity(), x, pairs=8, resolution=9, degree=3, sampler=sampler)
+
+
+def test_nodes_may_be_outside_the_path_by_rounding():
+    def rounded(uniform, anchored=False):
+        return torch.linspace(-1e-6, 1 + 1e-6, uniform.shape[-1], dtype=uniform.dtype)
+
+    assert ed.Representation(sampler=rounded).nodes(3).shape == (4,)
+
+
+def test_compiled_code_rejects_nodes_outside_the_path_without_a_graph_break():
+    x = torch.randn(8, 3, dtype=torch.float64)
+    penalty = torch.compile(ed.penalty, backend="aot_eager", fullgraph=True)
+    right = ed.Representation(sampler=lambda uniform, anchored: uniform)
+    assert penalty(torch.nn.Identity(), x, representation=right) >= 0
+    with pytest.raises(RuntimeError, match="sampler="):
+        penalty(torch.nn.Identity(), x, representation=ed.Representation(sampler=outside))
+
+
 def test_a_representation_applies_its_settings():
     nodes, values = ed.RandomizedCosine()(uniform(5, 4)), uniform(5, 4, 6).requires_grad_()
     settings = {"components": 2, "detach_pca": True, "damping": 0.1, "basis": "legendre"}

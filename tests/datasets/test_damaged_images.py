@@ -38,7 +38,7 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
     ("labels", "shown"),
-    [([0, None], "None"), ([[0], [1]], r"\[0\]"), (["0", "1"], "'0'"), ([0.0, 1.7], r"0\.0")],
+    [([0, None], "row 1 "), ([[0], [1]], r"\[0\]"), (["0", "1"], "'0'"), ([0.0, 1.7], r"0\.0")],
 )
 def test_labels_that_are_not_integers_are_rejected(labels, shown, reader, tmp_path, monkeypatch):
     monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))

@@ -91,10 +91,12 @@ how, kind = sys.argv[1:]
 torch.manual_seed(0)
 model, x = torch.nn.Linear(4, 3).cuda(), torch.randn(6, 4, device="cuda")
 labels, number = torch.arange(6, device="cuda") % 3, torch.ones(6, 4, device="cuda")
+shift = torch.zeros(1, device="cuda")
+settings = ed.Representation(sampler=lambda uniform, anchored: uniform + shift)
 
 def penalty():
     field = ed.Field.of(lambda x, number: model(x * number), x, context={"number": number})
-    return ed.penalty(field, labels=labels, pairs=36)
+    return ed.penalty(field, labels=labels, pairs=36, representation=settings)
 
 if how == "compiled":
     penalty = torch.compile(penalty, fullgraph=True)
@@ -110,6 +112,8 @@ if how == "captured":
 print("right", value.isfinite().item(), flush=True)
 if kind == "labels":
     labels[2] = -100
+elif kind == "sampler":
+    shift += 1
 else:
     number.copy_(torch.rand(6, 4))
 penalty()
@@ -119,8 +123,11 @@ print("not rejected")
 
 
 @pytest.mark.parametrize("how", ["eager", "compiled", "captured"])
-@pytest.mark.parametrize("kind", ["labels", "context"])
-def test_wrong_values_trigger_a_device_assertion(how, kind):
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [("labels", "labels: "), ("context", "context 'number'"), ("sampler", "sampler=")],
+)
+def test_wrong_values_trigger_a_device_assertion(how, kind, shown):
     """Runs in a separate process, because a process cannot use the GPU after an assertion."""
     root = Path(__file__).parents[2]
     run = subprocess.run(
@@ -128,7 +135,7 @@ def test_wrong_values_trigger_a_device_assertion(how, kind):
     )
     assert run.stdout.split() == ["right", "True"], run.stderr
     assert run.returncode == 1
-    assert f"{kind}: " in run.stderr or f"{kind} 'number'" in run.stderr
+    assert shown in run.stderr
     assert "device-side assert" in run.stderr
 
 

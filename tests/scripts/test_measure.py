@@ -139,6 +139,15 @@ def test_options_are_passed_to_the_estimator(images, monkeypatch):
     assert weightings == ["raw", "raw", "normalised"]
 
 
+def test_too_few_nodes_are_reported_once(images, tmp_path):
+    words = ["--timm", "test_vit", "--random-weights", "--data", str(images), *QUICK]
+    words += ["--pairs", "2", "--resolution", "4", "--out", str(tmp_path / "paths.png")]
+    with pytest.warns(UserWarning, match="^resolution=4: ") as warnings:
+        measure.main(words)
+    ours = [warning for warning in warnings if "resolution=" in str(warning.message)]
+    assert [Path(warning.filename).name for warning in ours] == ["measure.py"]
+
+
 def test_images_at_path_ends_are_denormalised(tmp_path, images):
     """Tests a run with standardised inputs and a timm model."""
     small_run(tmp_path / "run")

@@ -271,6 +271,17 @@ def test_a_closed_pipe_is_not_an_error(table):
     assert result.stderr == b""
 
 
+def test_an_ascii_terminal_gets_question_marks(table, tmp_path):
+    """A locale like LC_ALL=C has no ±."""
+    for run, accuracy in zip(expand(table, root=tmp_path)[:2], (79.0, 81.0), strict=True):
+        fabricate(run, accuracy)
+    words = [sys.executable, ROOT / "scripts/table.py", table.path, "--runs", tmp_path]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(words, capture_output=True, env=environment)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert b"80.00 ? 1.41 (2)" in result.stdout
+
+
 def test_check_detects_an_edited_table(table, tmp_path, capsys):
     fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
     main([str(table.path), "--runs", str(tmp_path / "runs")])

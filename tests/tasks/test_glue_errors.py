@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ed.models.text import TextClassifier
-from tests.helpers.text import make_model, make_task
+from tests.helpers.text import ARCHITECTURES, make_model, make_task, write_checkpoint
 
 transformers = pytest.importorskip("transformers")
 
@@ -35,6 +35,17 @@ def test_errors_name_the_invalid_setting(data, checkpoint, tmp_path):
         task.check_model(model)
     with pytest.raises(ValueError, match="model=bert_base"):
         task.check_model(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_tokenizer_with_more_tokens_than_the_model_is_rejected(data, tmp_path, architecture):
+    """Without this check, training ends in an IndexError, or in an assertion on a GPU."""
+    checkpoint = write_checkpoint(tmp_path, architecture)
+    task, model = make_task(data, checkpoint), make_model(checkpoint)
+    task.check_model(model)
+    model.embedding_block.word_embeddings = torch.nn.Embedding(20, 32)
+    with pytest.raises(ValueError, match=r"^task\.tokenizer=.*: .*24.*20"):
+        task.check_model(model)
 
 
 def test_a_missing_column_is_reported(data, checkpoint, tmp_path):

@@ -90,6 +90,24 @@ def test_a_timm_model_trains_on_a_folder_of_images(images, tmp_path, regularizer
     assert record["class_names"] == "blue, green, red"
 
 
+def test_a_run_rejects_renamed_class_folders(tmp_path):
+    """Labels follow the order of the names: yellow becomes 2, the label that red was trained as."""
+    data, folder = write_images(tmp_path / "images"), tmp_path / "run"
+    train_images(data, folder, "model.name=test_resnet")
+    (data / "blue").rename(data / "yellow")
+    names = r"^task\.data: class 0 is green, but was blue"
+    with pytest.raises(ValueError, match=names):
+        ed.load_run(folder, "cpu")
+    with pytest.raises(ValueError, match=names):  # measures of a finished run
+        train_images(data, folder, "model.name=test_resnet", "measures=[norm]")
+    (folder / "DONE").unlink()
+    with pytest.raises(ValueError, match=names):  # resumes
+        train_images(data, folder, "model.name=test_resnet")
+    (folder / "meta.json").write_text('{"sessions": [{}]}')  # as in runs of older versions
+    assert ed.load_run(folder, "cpu").task.class_names == ["green", "red", "yellow"]
+    train_images(data, folder, "model.name=test_resnet")
+
+
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory):
     """Saves a ViT and a ConvNeXt for 5 classes; returns the parent folder."""
@@ -354,6 +372,17 @@ def test_labels_and_texts_of_other_types_are_rejected(column, values, tmp_path):
     task = TextClassification(str(path), text="texts", label="labels", classes=2)
     with pytest.raises(ValueError, match=rf"^task\.data=.*split 'train'.*{column}"):
         task.load("train")
+
+
+@pytest.mark.parametrize(
+    ("rows", "column"), [(["a,0", "b,1", "c,"], "label"), (["a,0", "b,1", ",1"], "text")]
+)
+def test_an_empty_cell_is_reported(tmp_path, rows, column):
+    """With an empty cell, all numbers of the column become floats."""
+    path = tmp_path / "texts.csv"
+    path.write_text("\n".join(["text,label", *rows]))
+    with pytest.raises(ValueError, match=rf"^task\.data=.*column '{column}'.*row 2 "):
+        TextClassification(str(path), classes=2).load("train")
 
 
 def test_fixed_size_architectures_use_the_tasks_image_size():
