@@ -197,7 +197,7 @@ def check_classes(folder: Path, sessions: list[dict], details: dict) -> None:
             label, old, new = next((n, old, new) for n, (old, new) in pairs if old != new)
             raise ValueError(
                 f"task.data: class {label} is {new}, but was {old} in an earlier session of "
-                f"{folder}; restore the names of the class folders"
+                f"{folder}; restore the names of the classes"
             )
 
 

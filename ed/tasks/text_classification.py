@@ -63,6 +63,10 @@ class TextClassification(TextTask):
             check_column(table[column][:], str, f"{what}: column {column!r}")
         return table
 
+    def provenance(self) -> dict[str, str]:
+        names = self._names()
+        return {"class_names": ", ".join(names)} if names else {}
+
     @cached_property
     def _train_labels(self) -> list:
         return list(self._table("train")[self.label])

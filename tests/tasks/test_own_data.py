@@ -108,6 +108,15 @@ def test_a_run_rejects_renamed_class_folders(tmp_path):
     train_images(data, folder, "model.name=test_resnet")
 
 
+def test_the_names_of_text_labels_are_recorded(tmp_path):
+    """They are numbered in alphabetical order, so renaming them could relabel the classes."""
+    path = write_texts(tmp_path / "reviews.csv")
+    how = {"text": "review", "label": "verdict"} | TEXTS
+    assert TextClassification(str(path), **how).provenance() == {"class_names": "bad, good"}
+    write_texts(path, labels=(0, 1))
+    assert TextClassification(str(path), **how).provenance() == {}
+
+
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory):
     """Saves a ViT and a ConvNeXt for 5 classes; returns the parent folder."""
