@@ -30,7 +30,8 @@ class Classifier(pl.LightningModule):
 if __name__ == "__main__":
     pl.seed_everything(0)
     x = torch.randn(256, 8)
-    loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=32, shuffle=True)
+    data = TensorDataset(x, x[:, :3].argmax(1))
+    loader = DataLoader(data, batch_size=32, shuffle=True, drop_last=True)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(max_epochs=2, callbacks=[TrackED(x)], accelerator="cpu", **quiet)
     trainer.fit(Classifier(), loader)

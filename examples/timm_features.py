@@ -1,7 +1,6 @@
 """Measure and penalise ED in the feature space of a timm backbone.
 
-Paths connect features of images, and the field is the classifier on top. --pretrained loads
-pretrained weights. For DINO, replace resnet18 with vit_small_patch14_dinov2.lvd142m.
+Paths connect features of images. For DINO, use vit_small_patch16_224.dino and --pretrained.
 """
 
 import sys
@@ -14,17 +13,19 @@ import ed
 from ed.datasets.images import load_images
 
 
-def main(count: int = 200, steps: int = 100) -> None:
+def main(count: int = 100, steps: int = 100) -> None:
     torch.manual_seed(0)
     backbone = timm.create_model("resnet18", pretrained="--pretrained" in sys.argv, num_classes=0)
+    config = timm.data.resolve_model_data_config(backbone)
+    mean, std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
     images = load_images("embedded", "test", classes=10, size=(32, 32))  # 500 CIFAR-10 images
-    with torch.no_grad():
-        features = backbone.eval()(images.pixels[:count].float() / 255)
+    pixels = (images.pixels[:count].float() / 255 - mean) / std
+    pixels = F.interpolate(pixels, config["input_size"][1:], mode="bilinear")
+    features = torch.cat([backbone.eval()(part).detach() for part in pixels.split(50)])
     features = (features - features.mean(0)) / features.std(0).clamp(min=1e-6)
     labels = images.labels[:count]
-    head = torch.nn.Sequential(
-        torch.nn.Linear(features.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-    )
+    layers = torch.nn.Linear(features.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    head = torch.nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
     for _ in range(steps):
         loss = F.cross_entropy(head(features), labels) + ed.penalty(head, features, labels)

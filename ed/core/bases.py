@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ed.core.validate import count
+from ed.core.validate import choice, count
 
 Basis = Callable[[Tensor, int], Tensor]
 
@@ -29,3 +29,14 @@ def legendre(t: Tensor, degree: int) -> Tensor:
 
 
 BASES: dict[str, Basis] = {"chebyshev": chebyshev, "legendre": legendre}
+
+
+def basis_of(basis: Basis | str) -> Basis:
+    """Returns the basis with this name, or `basis` itself if it is a function."""
+    if callable(basis) and not isinstance(basis, type):
+        return basis
+    return BASES[choice("basis", basis, BASES)]
+
+
+def basis_name(basis: Basis | str) -> str:
+    return basis if isinstance(basis, str) else getattr(basis, "__name__", type(basis).__name__)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ed.core import small
-from ed.core.bases import BASES, Basis, chebyshev
-from ed.core.validate import choice, not_negative
+from ed.core.bases import Basis, basis_name, basis_of, chebyshev
+from ed.core.validate import not_negative
 
 DAMPING = 1e-6  # on cosine nodes, 1e-8 to 1e-4 give nearly the same results
 
@@ -25,10 +25,14 @@ def fit_matrix(
     of the fits were off by 17 % or more, and a few were infinite.
     """
     check_resolution(nodes.shape[-1], degree, damping)
-    if isinstance(basis, str):
-        basis = BASES[choice("basis", basis, BASES)]
     with torch.autocast(nodes.device.type, enabled=False):
-        design = basis(2 * widened(nodes) - 1, degree)
+        design = basis_of(basis)(2 * widened(nodes) - 1, degree)
+        expected = (*nodes.shape, degree + 1)
+        if design.shape != expected:
+            raise ValueError(
+                f"basis={basis_name(basis)}: returned values of shape {tuple(design.shape)} for "
+                f"t of shape {tuple(nodes.shape)} and degree={degree}; return {expected}"
+            )
         identity = torch.eye(degree + 1, dtype=design.dtype, device=nodes.device)
         normal = small.matmul(design.mT, design) + damping * identity
         if small.solves(design, damping):

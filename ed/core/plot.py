@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ed.core.bases import BASES
+from ed.core.bases import basis_of
 
 
 def draw(estimate):
@@ -15,7 +15,7 @@ def draw(estimate):
     figure = Figure(figsize=(3.2 * (len(curves) + 1), 2.8), layout="constrained")
     *paths, spectrum = figure.subplots(1, len(curves) + 1, squeeze=False)[0]
     fine = torch.linspace(0, 1, 400, dtype=torch.float64, device="cpu")
-    basis = BASES[settings.basis](2 * fine - 1, settings.degree)
+    basis = basis_of(settings.basis)(2 * fine - 1, settings.degree)
     kind = "output" if settings.components is None else "component"
     for axis, curve, degree in zip(paths, curves, estimate.values.tolist(), strict=False):
         fits = basis @ curve.coefficients.double().mT

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ed.core.bases import BASES
+from ed.core.bases import Basis, basis_of
 from ed.core.caller import warn
 from ed.core.degree import WEIGHTINGS
 from ed.core.fit import DAMPING, check_resolution, fit
@@ -26,7 +26,8 @@ class Representation:
         resolution: r, nodes per path.
         degree: K, maximum polynomial degree.
         sampler: places the nodes.
-        basis: "chebyshev" or "legendre".
+        basis: "chebyshev", "legendre", or a function of t in [-1, 1], (...), and K that returns the
+            values of polynomials of degree 0 to K, (..., K + 1).
         components: m, number of principal components to fit; None fits all outputs.
         weighting: "raw" (ED), "normalised" (ED_norm) or "quadratic".
         damping: epsilon of the damped normal equations.
@@ -49,7 +50,7 @@ class Representation:
     resolution: int = 4
     degree: int = 3
     sampler: Sampler = field(default_factory=RandomizedCosine)
-    basis: str = "chebyshev"
+    basis: Basis | str = "chebyshev"
     components: int | None = None
     weighting: str = "raw"
     damping: float = DAMPING
@@ -57,7 +58,7 @@ class Representation:
     scale: str = "paper"
 
     def __post_init__(self) -> None:
-        choice("basis", self.basis, BASES)
+        basis_of(self.basis)  # raises on unknown names
         choice("scale", self.scale, SCALES)
         choice("detach_pca", self.detach_pca, (True, False))
         if self.scale != "paper" and self.weighting != "raw":
@@ -105,7 +106,7 @@ class Representation:
         """Fits values (..., r, C) at nodes (..., r) or (r,): (..., C or m, K + 1)."""
         if self.components is not None:
             values = principal_scores(values, self.components, detach=self.detach_pca)
-        return fit(values, nodes, self.degree, basis=BASES[self.basis], damping=self.damping)
+        return fit(values, nodes, self.degree, basis=self.basis, damping=self.damping)
 
     def degrees(self, coefficients: Tensor) -> Tensor:
         """Returns each path's effective degree, a mean over outputs: (..., C, K + 1) -> (...,)."""

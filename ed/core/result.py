@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ed.core.bases import basis_name
 from ed.core.representation import Representation
 
 SYMBOLS = {"raw": "ED", "normalised": "ED_norm", "quadratic": "quadratic ED"}
@@ -107,7 +108,7 @@ class Estimate(_Mean):
 
     def to_dict(self) -> dict:
         """Returns the result as plain numbers, lists and strings, for JSON."""
-        settings = ("resolution", "degree", "basis", "components", "scale")
+        settings = ("resolution", "degree", "components", "scale")
         return {
             "symbol": self.symbol,
             "mean": self.mean,
@@ -115,6 +116,7 @@ class Estimate(_Mean):
             "interval": list(self.interval),
             "paths": len(self.values),
             "passes": self.passes,
+            "basis": basis_name(self.representation.basis),
             **{name: _plain(getattr(self.representation, name)) for name in settings},
             "values": self.values.tolist(),
             "spectrum": self.spectrum.tolist(),

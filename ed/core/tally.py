@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ed.core.bases import BASES
 from ed.core.fit import applied, fit_matrix, widened
 from ed.core.outputs import beside, by_path
 from ed.core.pca import principal_scores
@@ -36,7 +35,7 @@ class Tally:
         self.held: list[Tensor] = []
         self.shown: list[Tensor] = []
         if settings.components is None:
-            basis, damping = BASES[settings.basis], settings.damping
+            basis, damping = settings.basis, settings.damping
             self.matrix = fit_matrix(widened(nodes), settings.degree, basis=basis, damping=damping)
 
     def take(self, outputs: Tensor, paths: int) -> None:

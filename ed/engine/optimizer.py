@@ -61,7 +61,11 @@ class OptimizerConfig:
         return self.lr * factor
 
     def build(self, parameters: Iterable[tuple[str, nn.Parameter]], device: torch.device):
-        """Builds the optimizer from named parameters; some regularizers need the names."""
+        """Builds the optimizer from (name, parameter) pairs; some regularizers need the names.
+
+        Each step sets the learning rate of all parameter groups. On CUDA, it is captured in a CUDA
+        graph only if the optimizer's `lr` is a tensor on the device.
+        """
         raise NotImplementedError
 
     def _device_options(self, device: torch.device) -> dict:
@@ -169,6 +173,15 @@ def matrices_first(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict]
         (matrices if name.endswith("weight") and p.dim() > 1 else others).append((name, p))
     groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def fixed_rate(optimizer: torch.optim.Optimizer, device: torch.device) -> str | None:
+    """Returns why a CUDA graph would never change the learning rate, or None if it would."""
+    for group in optimizer.param_groups:
+        rate = group["lr"]
+        if not isinstance(rate, Tensor) or rate.device.type != device.type:
+            return f"the learning rate of {type(optimizer).__name__} is not a tensor on {device}"
+    return None
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

@@ -74,6 +74,8 @@ def check_numbers(key: str, value, name: str | None = None) -> None:
 
 def check_leaf(name: str, leaf: DictConfig) -> None:
     """Raises ValueError if the constructor `_target_` does not accept these settings."""
+    if not isinstance(leaf, DictConfig):
+        raise ValueError(f"{name}={leaf}: must be settings with a _target_, indented under a name")
     if not isinstance(leaf.get("_target_"), str):
         raise ValueError(
             f"{name}._target_ is missing: set it to the class to build, e.g. _target_: module.Class"

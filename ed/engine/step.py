@@ -15,7 +15,12 @@ from torch import Tensor, nn
 
 from ed.core.model_state import batch_norms, frozen_statistics
 from ed.engine.activation_checkpointing import recompute_blocks
-from ed.engine.optimizer import OptimizerConfig, lay_out_like_weights, set_learning_rate
+from ed.engine.optimizer import (
+    OptimizerConfig,
+    fixed_rate,
+    lay_out_like_weights,
+    set_learning_rate,
+)
 from ed.regularizers.base import Regularizer, StepState
 from ed.runtime import processes
 from ed.runtime.distributed import average_gradients
@@ -69,7 +74,7 @@ class TrainStep:
             regularizer.compile(model)
         many = "several processes average their gradients" if processes.world_size() > 1 else None
         # checkpointing and several processes are untested in CUDA graphs
-        no_capture = regularizer.no_capture or twice or many
+        no_capture = regularizer.no_capture or twice or many or fixed_rate(self.optimizer, device)
         self.capture = capture and _allowed(no_capture, "captured in a CUDA graph")
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # one per variant; all read `inputs`
         self.inputs: Batch = {}

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ed.core.bases import BASES
+from ed.core.bases import basis_of
 from ed.core.estimator import Estimate, outputs_on_paths, points_per_chunk
 from ed.core.field import Field
 from ed.core.fit import fit
@@ -134,7 +134,7 @@ def draw_paths(axes, portrait: Portrait, name: Callable[[int], str], *, last: bo
     """Draws the largest outputs on each path (dots) with their fitted polynomials (lines)."""
     representation = portrait.estimate.representation
     fine = torch.linspace(0, 1, 200, dtype=portrait.nodes.dtype)
-    basis = BASES[representation.basis](2 * fine - 1, representation.degree)
+    basis = basis_of(representation.basis)(2 * fine - 1, representation.degree)
     curves = portrait.coefficients @ basis.mT  # (P, C, 200)
     degrees = representation.degrees(portrait.coefficients)
     few = portrait.values.shape[-1] <= 10  # few enough for one colour per output

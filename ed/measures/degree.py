@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from ed.core.bases import Basis
 from ed.core.estimator import estimate_each
 from ed.core.field import Field
 from ed.core.memory import Footprint
@@ -38,7 +39,7 @@ class EffectiveDegree(Measure):
     pairs: int = 400
     resolution: int = 200
     degree: int = 40
-    basis: str = "chebyshev"
+    basis: Basis | str = "chebyshev"
     components: int | None = None
     weighting: str = "raw"
     outputs: str = "softmax"

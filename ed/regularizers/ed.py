@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ed.core.bases import Basis
 from ed.core.fit import DAMPING
 from ed.core.model_state import evaluating
 from ed.core.nodes import RandomizedCosine, Sampler
@@ -42,7 +43,7 @@ class EDRegularizer(Regularizer):
         every: int = 1,
         resolution: int = 4,
         degree: int = 3,
-        basis: str = "chebyshev",
+        basis: Basis | str = "chebyshev",
         anchored: bool = True,
         components: int | None = None,
         weighting: str = "raw",

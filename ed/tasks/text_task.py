@@ -57,7 +57,7 @@ class TextTask(EpochTask):
         self,
         data: str,
         *,
-        tokenizer: str = "bert-base-uncased",
+        tokenizer: str | None = "bert-base-uncased",
         epochs: int = 10,
         warmup_epochs: float = 0,
         batch_size: int = 32,
@@ -66,6 +66,11 @@ class TextTask(EpochTask):
         eval_every: int = 1,
         classes: int = 2,
     ):
+        if tokenizer is None:  # in task=text_classification, the name of the model
+            raise ValueError(
+                "task.tokenizer=null: texts need a text model; set model=transformers and "
+                "model.name=VALUE"
+            )
         choice("task.padding", padding, PADDINGS)
         counts("task", epochs=epochs, batch_size=batch_size, eval_every=eval_every)
         counts("task", max_length=max_length, classes=classes)

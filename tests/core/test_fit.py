@@ -313,3 +313,22 @@ def test_a_basis_can_be_named():
     assert torch.equal(named, fit(values, nodes, 3, basis=BASES["legendre"]))
     with pytest.raises(ValueError, match=r"^basis=fourier: use chebyshev or legendre"):
         fit(values, nodes, 3, basis="fourier")
+
+
+def test_a_basis_of_your_own_may_be_a_function():
+    def powers(t, degree):
+        return torch.stack([t**k for k in range(degree + 1)], dim=-1)
+
+    nodes = ChebyshevNodes()(uniform(5))
+    values = (2 * nodes - 1).square()[:, None]
+    own = Representation(resolution=5, degree=3, basis=powers, damping=0.0)
+    square = torch.tensor([[0.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(own.coefficients(values, nodes), square, rtol=0, atol=1e-12)
+
+
+def test_a_basis_must_return_one_value_per_degree():
+    def first_only(t, degree):
+        return torch.ones_like(t)
+
+    with pytest.raises(ValueError, match=r"^basis=first_only: .*\(6,\).*\(6, 4\)"):
+        fit(torch.randn(6, 2), torch.linspace(0, 1, 6), 3, basis=first_only)

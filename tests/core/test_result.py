@@ -29,6 +29,25 @@ def test_an_estimate_converts_to_float_string_and_dict():
     assert len(record["values"]) == record["paths"] == 30
 
 
+class Named:
+    """A basis of one's own, equal to a named one."""
+
+    def __call__(self, t, degree):
+        return ed.legendre(t, degree)
+
+
+@pytest.mark.parametrize("how", [{}, {"components": 2}, {"resolution": "auto"}], ids=str)
+def test_a_basis_of_your_own_is_measured_like_a_named_one(how, tmp_path):
+    pytest.importorskip("matplotlib")
+    x = torch.randn(40, 6)
+    found, expected = (
+        ed.estimate(small_network(), x, basis=basis, **FEW | how) for basis in (Named(), "legendre")
+    )
+    assert torch.equal(found.values, expected.values)
+    assert json.loads(json.dumps(found.to_dict()))["basis"] == "Named"
+    found.plot(tmp_path / "paths.png")
+
+
 @pytest.mark.parametrize("how", [{}, {"components": 2}, {"resolution": "auto"}], ids=str)
 def test_an_estimate_plots_its_paths_fits_and_spectrum(how, tmp_path):
     pytest.importorskip("matplotlib")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ed.core.field import Field
 from ed.core.penalty import EFFICIENT, Paths
-from ed.engine.optimizer import AdamW
+from ed.engine.optimizer import SGD, AdamW, fixed_rate
 from ed.engine.step import EAGER_STEPS
 from ed.regularizers.base import Regularizer
 from ed.regularizers.ed import EDRegularizer
@@ -271,6 +271,24 @@ def test_a_recorded_step_accepts_only_batches_of_its_shapes(change):
     with pytest.raises(ValueError, match=r"static_shapes.*system\.cuda_graph"):
         step(change(first_batch()), 1)
     assert graph.replays == 1
+
+
+class Plain(SGD):
+    """An optimizer of one's own, whose learning rate is a number on every device."""
+
+    def build(self, parameters, device):
+        return torch.optim.SGD(parameters, lr=self.lr)
+
+
+def test_steps_with_a_fixed_learning_rate_are_not_captured():
+    """A CUDA graph would repeat the learning rate of its first step."""
+    recipe = Plain(lr=0.1, schedule="constant")
+    step = training(Regularizer(), vit(), recipe=recipe, capture=True)
+    assert not step.capture
+    run(step, 0, 1)
+    tensor = torch.optim.SGD(step.model.parameters(), lr=torch.tensor(0.1))
+    assert fixed_rate(tensor, step.device) is None
+    assert "SGD" in fixed_rate(tensor, torch.device("cuda"))
 
 
 def test_an_error_during_capture_names_the_setting_that_prevents_it(monkeypatch):

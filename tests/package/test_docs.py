@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -58,7 +59,14 @@ def test_the_parts_of_the_extension_page_work_together(tmp_path):
     for command in commands:
         run = run_small(command, tmp_path / "runs", cwd=clone, env={"PYTHONPATH": str(clone)})
         assert run.returncode == 0, run.stderr
+        assert "has no effect" not in run.stderr, run.stderr  # e.g. of a sampler
     assert "Plain" in run.stdout  # a row of the table
+    assert parts_in((tmp_path / "runs").rglob("config.yaml")) == parts_in(clone.rglob("mine/*/*/*"))
+
+
+def parts_in(configs: Iterable[Path]) -> set[str]:
+    """Returns the classes of the extension page that these configs name."""
+    return {name for path in configs for name in re.findall(r"\bmine\.\w+\.\w+", path.read_text())}
 
 
 class Links(HTMLParser):

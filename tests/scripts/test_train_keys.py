@@ -348,6 +348,13 @@ def test_settings_of_measures_are_type_checked():
         check_settings(compose_config(["measures=[ed]", "measures.ed.pairs=many"]))
 
 
+def test_a_measure_without_a_name_is_reported(tmp_path):
+    (tmp_path / "measures").mkdir()
+    (tmp_path / "measures" / "own.yaml").write_text("_target_: ed.measures.norm.ParameterNorm\n")
+    with pytest.raises(ValueError, match=r"^measures\._target_=ed\.measures"):
+        check_settings(compose_config(["measures=[own]"], folders=[tmp_path]))
+
+
 def test_the_error_on_a_missing_module_suggests_pythonpath(tmp_path):
     small_run(tmp_path)
     config = (tmp_path / "config.yaml").read_text()

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from hydra.errors import InstantiationException
 from PIL import Image
 
 import ed
@@ -353,6 +354,15 @@ def test_a_missing_file_is_not_looked_up_on_the_hub(monkeypatch):
     monkeypatch.setattr("ed.datasets.images.hub_or_cache", None)  # fails if used
     with pytest.raises(FileNotFoundError, match=r"^task\.data=nowhere\.csv: "):
         TextClassification("nowhere.csv", **TEXTS)
+
+
+@pytest.mark.parametrize("model", [[], ["model=transformers"]], ids=["images", "no name"])
+def test_texts_without_a_text_model_are_reported(tmp_path, model):
+    path = tmp_path / "texts.csv"
+    path.write_text("text,label\nfine,0\nbad,1\n")
+    cfg = compose_config(["task=text_classification", f"task.data={path}", *model, *CPU])
+    with pytest.raises(InstantiationException, match=r"task\.tokenizer=null.*model\.name"):
+        run(cfg, ["texts"])
 
 
 def test_a_missing_column_is_reported(bert, tmp_path):
