@@ -19,12 +19,11 @@ def main(count: int = 100, steps: int = 100) -> None:
     config = timm.data.resolve_model_data_config(backbone)
     mean, std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
     images = load_images("embedded", "test", classes=10, size=(32, 32))  # 500 CIFAR-10 images
-    pixels = (images.pixels[:count].float() / 255 - mean) / std
-    pixels = F.interpolate(pixels, config["input_size"][1:], mode="bilinear")
+    pixels, labels = images.pixels[:count], images.labels[:count]
+    pixels = F.interpolate((pixels / 255 - mean) / std, config["input_size"][1:], mode="bilinear")
     backbone.eval().requires_grad_(False)
     features = torch.cat([backbone(part) for part in pixels.split(50)])
     features = (features - features.mean(0)) / features.std(0).clamp(min=1e-6)
-    labels = images.labels[:count]
     layers = torch.nn.Linear(features.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
     head = torch.nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
