@@ -138,7 +138,8 @@ def _write_for_transformers(data: Path) -> None:
     import transformers
 
     from tests.helpers.text import write_checkpoint, write_sentences
-    from tests.tasks.test_own_data import write_images, write_texts
+    from tests.helpers.own_data import write_texts
+    from tests.tasks.test_own_data import write_images
 
     for name in ("glue", "bert"):
         (data / name).mkdir()

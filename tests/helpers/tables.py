@@ -9,6 +9,7 @@ from ed.analysis.collect import Row
 from ed.analysis.recipes import target_of
 from ed.analysis.spec import Table
 from ed.analysis.tables import load_table
+from ed.analysis.verdicts import Experiment
 from scripts import table as script
 
 SPEC = {
@@ -89,3 +90,14 @@ def full_rows(table: Table) -> list[Row]:
 def main(arguments: list[str]) -> int:
     """Runs scripts/table.py with --commit."""
     return script.main([*arguments, "--commit"])
+
+
+def experiment(name: str, values: dict[str, list[float]], metric: str = "eval/acc") -> Experiment:
+    """Returns an experiment with made-up results; `values` maps cells to one value per seed."""
+    table = load_table(name)
+    rows = [
+        Row(*table.cells[cell].home, seed, status="done", last={metric: value})
+        for cell, own in values.items()
+        for seed, value in zip(table.seeds, own, strict=False)
+    ]
+    return Experiment(table, rows)

@@ -1,4 +1,4 @@
-"""Fixtures of tests of GLUE."""
+"""Fixtures of tests of GLUE and of your own data."""
 
 import pytest
 
@@ -15,3 +15,9 @@ def data(tmp_path_factory):
     from tests.helpers.text import write_sentences
 
     return write_sentences(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))

@@ -1,13 +1,11 @@
-"""Training timm and transformers models on your own images and texts."""
+"""Training timm and transformers models on your own images."""
 
-import csv
 import json
 import re
 
 import numpy as np
 import pytest
 import torch
-from hydra.errors import InstantiationException
 from PIL import Image
 
 import ed
@@ -18,23 +16,13 @@ from ed.tasks.image_folder import ImageFolder, channel_statistics
 from ed.tasks.text_classification import TextClassification
 from tests.datasets.test_images import png, write_folder
 from tests.helpers.commands import run_together
-from tests.helpers.text import WORDS, write_checkpoint
+from tests.helpers.own_data import CPU, REGULARIZERS, TEXTS, write_labels
 
 transformers = pytest.importorskip("transformers")
-REGULARIZERS = ("none", "mixup", "sam", "asam", "jacobian", "ed")
+pytestmark = pytest.mark.usefixtures("own_cache")
 IMAGES = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "augment": False, "space": "input"}
 IMAGES |= {"eval_every": 1, "image_size": [32, 32]}
-TEXTS = {"epochs": 1, "warmup_epochs": 0, "batch_size": 8, "max_length": 16, "padding": "fixed"}
-TEXTS |= {"eval_every": 1}
-CPU = ["system.device=cpu", "system.log_every=1", "task.epochs=1", "task.warmup_epochs=0"]
-CPU += ["task.batch_size=8"]
 CLASSIFIERS = {"vit": "ViTForImageClassification", "convnext": "ConvNextForImageClassification"}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
 
 
 def write_images(folder, count=8, names=("red", "green", "blue"), size=(40, 36)):
@@ -55,21 +43,6 @@ def images(tmp_path_factory):
     write_images(root / "train")
     write_images(root / "val", 3)
     return root
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("bert"))
-
-
-def write_texts(path, count=24, labels=("bad", "good")):
-    rng = np.random.default_rng(0)
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["review", "verdict"])
-        for index in range(count):
-            writer.writerow([" ".join(rng.choice(WORDS, 5)), labels[index % len(labels)]])
-    return path
 
 
 def train_images(images, folder, *extra):
@@ -109,15 +82,6 @@ def test_a_run_rejects_renamed_class_folders(tmp_path):
     train_images(data, folder, "model.name=test_resnet")
 
 
-def test_the_names_of_text_labels_are_recorded(tmp_path):
-    """They are numbered in alphabetical order, so renaming them could relabel the classes."""
-    path = write_texts(tmp_path / "reviews.csv")
-    how = {"text": "review", "label": "verdict"} | TEXTS
-    assert TextClassification(str(path), **how).provenance() == {"class_names": "bad, good"}
-    write_texts(path, labels=(0, 1))
-    assert TextClassification(str(path), **how).provenance() == {}
-
-
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory):
     """Saves a ViT and a ConvNeXt for 5 classes; returns the parent folder."""
@@ -155,10 +119,10 @@ def test_a_transformers_model_trains_on_a_folder_of_images(
 
 @pytest.mark.parametrize("pretrained", [True, False])
 @pytest.mark.parametrize("kind", ["image", "text"])
-def test_half_precision_checkpoints_become_float32(vision, bert, tmp_path, kind, pretrained):
+def test_half_precision_checkpoints_become_float32(vision, checkpoint, tmp_path, kind, pretrained):
     load = transformers.AutoModelForSequenceClassification
     load = transformers.AutoModelForImageClassification if kind == "image" else load
-    stored = load.from_pretrained(vision / "vit" if kind == "image" else bert)
+    stored = load.from_pretrained(vision / "vit" if kind == "image" else checkpoint)
     stored.half().save_pretrained(tmp_path)
     model = transformers_model(str(tmp_path), classes=stored.num_labels, pretrained=pretrained)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -170,18 +134,6 @@ def test_two_processes_train_on_a_folder_of_images(images, tmp_path):
     done = run_together(["train.py", *settings, f"system.run_dir={tmp_path / 'run'}"])
     assert done.returncode == 0, done.stdout
     assert json.loads((tmp_path / "run" / "DONE").read_text())["steps"] == 3
-
-
-@pytest.mark.parametrize("regularizer", REGULARIZERS)
-def test_a_transformers_model_trains_on_a_file_of_texts(bert, tmp_path, regularizer):
-    path = write_texts(tmp_path / "reviews.csv")
-    settings = ["task=text_classification", f"task.data={path}", "task.text=review", *CPU]
-    settings += ["task.label=verdict", "task.max_length=16", "model=transformers"]
-    settings += [f"model.name={bert}", f"regularizer={regularizer}"]
-    summary = run(compose_config([*settings, f"system.run_dir={tmp_path / 'run'}"]), ["own"])
-    assert summary["steps"] == 2  # 19 of the 24 texts are used for training
-    assert np.isfinite(summary["last"]["eval/loss"])
-    assert ed.load_run(tmp_path / "run", "cpu").config.model.classes == 2
 
 
 def test_images_keep_their_class_and_are_resized(images):
@@ -231,39 +183,6 @@ def test_images_in_columns_are_resized_and_classes_counted(tmp_path):
     task.prepare(torch.device("cpu"), seed=0)
     assert task.classes == 4
     assert task.train.pixels.shape == (10, 3, 16, 24)
-
-
-@pytest.mark.parametrize("name", ["texts.csv", "texts.jsonl", "texts.parquet"])
-def test_all_text_formats_are_read(bert, tmp_path, name):
-    rows = [{"text": f"{WORDS[i % 3]} {i}", "label": i % 3} for i in range(20)]
-    path = tmp_path / name
-    if name.endswith("csv"):
-        lines = [f"{row['text']},{row['label']}" for row in rows]
-        path.write_text("\n".join(["text,label", *lines]))
-    elif name.endswith("jsonl"):
-        path.write_text("\n".join(map(json.dumps, rows)))
-    else:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    task = TextClassification(str(path), tokenizer=bert, holdout=0.5, **TEXTS)
-    (texts,), labels = task.load("train")
-    (others,), _ = task.load("validation")
-    assert task.classes == 3
-    assert sorted(texts + others) == sorted(row["text"] for row in rows)
-    assert labels == [row["label"] for row in rows if row["text"] in texts]
-
-
-def test_a_folder_of_texts_has_its_own_splits(bert, tmp_path):
-    folder = tmp_path / "texts"  # without the cache, whose folders would be taken for splits
-    folder.mkdir()
-    write_texts(folder / "train.csv", 20)
-    write_texts(folder / "test.csv", 6)
-    columns = {"text": "review", "label": "verdict"}
-    task = TextClassification(str(folder), tokenizer=bert, **columns, **TEXTS)
-    assert [len(task.load(split)[1]) for split in ("train", "validation")] == [20, 6]
-    assert task.load("validation")[1] == [0, 1] * 3  # 0 is bad, 1 is good
 
 
 @pytest.mark.parametrize(
@@ -326,13 +245,6 @@ def test_images_of_more_than_8_bits_are_reported(tmp_path, values):
         ImageFolder(str(tmp_path / "images"), **IMAGES).load("train")
 
 
-def write_labels(folder, labels, encoding="utf-8"):
-    path = folder / "texts.csv"
-    lines = "\n".join(f"caf\xe9 {index},{label}" for index, label in enumerate(labels))
-    path.write_text(f"text,label\n{lines}", encoding=encoding)
-    return str(path)
-
-
 @pytest.mark.parametrize("labels", [[1, 2] * 4, [0, 2] * 4, [7, 3_000_000_007] * 4, [0] * 8])
 def test_classes_are_counted_only_if_labels_are_numbered_from_0(tmp_path, labels):
     path = write_labels(tmp_path, labels)
@@ -342,66 +254,6 @@ def test_classes_are_counted_only_if_labels_are_numbered_from_0(tmp_path, labels
     columns = {"image": [png((8, 8))] * len(labels), "label": labels}
     with pytest.raises(ValueError, match=r"^task\.data=.*set: "):
         ImageFolder(write_folder(tmp_path / "set", columns), **IMAGES)
-
-
-def test_texts_in_another_encoding_are_reported(tmp_path):
-    path = write_labels(tmp_path, [0, 1], encoding="latin-1")
-    with pytest.raises(ValueError, match=r"^task\.data=.*UnicodeDecodeError"):
-        TextClassification(path, **TEXTS)
-
-
-def test_a_missing_file_is_not_looked_up_on_the_hub(monkeypatch):
-    monkeypatch.setattr("ed.datasets.images.hub_or_cache", None)  # fails if used
-    with pytest.raises(FileNotFoundError, match=r"^task\.data=nowhere\.csv: "):
-        TextClassification("nowhere.csv", **TEXTS)
-
-
-@pytest.mark.parametrize("model", [[], ["model=transformers"]], ids=["images", "no name"])
-def test_texts_without_a_text_model_are_reported(tmp_path, model):
-    path = tmp_path / "texts.csv"
-    path.write_text("text,label\nfine,0\nbad,1\n")
-    cfg = compose_config(["task=text_classification", f"task.data={path}", *model, *CPU])
-    with pytest.raises(InstantiationException, match=r"task\.tokenizer=null.*model\.name"):
-        run(cfg, ["texts"])
-
-
-def test_a_missing_column_is_reported(bert, tmp_path):
-    path = write_texts(tmp_path / "reviews.csv")
-    with pytest.raises(ValueError, match=r"^task\.text=text: .*review"):
-        TextClassification(str(path), tokenizer=bert, **TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [
-        ("labels", [0.0, 1.7]),
-        ("labels", [0, None]),
-        ("labels", ["a", None]),
-        ("labels", [[0], [1]]),
-        ("texts", ["a", None]),
-        ("texts", [["a"], ["b"]]),
-        ("texts", [1, 2]),
-    ],
-)
-def test_labels_and_texts_of_other_types_are_rejected(column, values, tmp_path):
-    columns = {"texts": ["a", "b"], "labels": [0, 1]} | {column: values}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    path = tmp_path / "texts.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    task = TextClassification(str(path), text="texts", label="labels", classes=2)
-    with pytest.raises(ValueError, match=rf"^task\.data=.*split 'train'.*{column}"):
-        task.load("train")
-
-
-@pytest.mark.parametrize(
-    ("rows", "column"), [(["a,0", "b,1", "c,"], "label"), (["a,0", "b,1", ",1"], "text")]
-)
-def test_an_empty_cell_is_reported(tmp_path, rows, column):
-    """With an empty cell, all numbers of the column become floats."""
-    path = tmp_path / "texts.csv"
-    path.write_text("\n".join(["text,label", *rows]))
-    with pytest.raises(ValueError, match=rf"^task\.data=.*column '{column}'.*row 2 "):
-        TextClassification(str(path), classes=2).load("train")
 
 
 def test_fixed_size_architectures_use_the_tasks_image_size():
