@@ -137,8 +137,8 @@ def _write_for_transformers(data: Path) -> None:
     import torch
     import transformers
 
-    from tests.helpers.text import write_checkpoint, write_sentences
     from tests.helpers.own_data import write_texts
+    from tests.helpers.text import write_checkpoint, write_sentences
     from tests.tasks.test_own_data import write_images
 
     for name in ("glue", "bert"):
