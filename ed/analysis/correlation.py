@@ -1,11 +1,11 @@
 """Pearson correlation between measures and a metric, over the cells of a table.
 
-Each point is the mean over the seeds of a cell, once all of them have finished. Intervals come
-from a percentile bootstrap over the points, with a fixed seed. Points that differ only in the
-study's `replicates` can be near copies, so they are drawn together. Drawn one by one, they would
-make the intervals too narrow. Networks that have not fitted the training set can have a small gap
-whatever their complexity. Each variant is therefore also correlated over fitted networks only, and
-with the training accuracy as a control.
+Each point is the mean of a cell over `common_seeds`, so all points average equally many runs.
+Intervals come from a percentile bootstrap over the points, with a fixed seed. Points that differ
+only in the study's `replicates` can be near copies, so they are drawn together. Drawn one by one,
+they would make the intervals too narrow. Networks that have not fitted the training set can have a
+small gap whatever their complexity. Each variant is therefore also correlated over fitted networks
+only, and with the training accuracy as a control.
 
 scipy.stats.bootstrap is not used: it returns no interval if a resample repeats a single point.
 """
@@ -18,6 +18,7 @@ import numpy as np
 from ed.analysis.collect import Row, finished
 from ed.analysis.spec import Table
 from ed.analysis.stats import summarise
+from ed.runtime.runs import BROKEN, Status
 
 RESAMPLES = 10_000
 LEAST_POINTS = 4  # with three independent points or fewer, r is meaningless
@@ -119,12 +120,23 @@ def replicate_groups(table: Table) -> dict[str, int]:
     return {name: numbers[settings] for name, settings in others.items()}
 
 
+def common_seeds(table: Table, rows: Sequence[Row]) -> list[int]:
+    """Returns the seeds whose runs have ended in all cells in which any run has.
+
+    Failed runs have ended: their cells are left out, but other cells keep the seed.
+    """
+    ended = {(row.home, row.seed) for row in rows if row.status in (Status.DONE, *BROKEN)}
+    begun = {home for home, _ in ended} & {cell.home for cell in table.cells.values()}
+    return [seed for seed in table.seeds if begun and all((home, seed) in ended for home in begun)]
+
+
 def cell_means(table: Table, rows: Sequence[Row], metric: str) -> dict[str, float]:
-    """Returns the mean over seeds of each complete cell."""
-    means = {}
+    """Returns each cell's mean over `common_seeds`, without cells that lack a value."""
+    seeds, means = common_seeds(table, rows), {}
     for name, cell in table.cells.items():
-        values = finished((row for row in rows if row.home == cell.home), metric)
-        if len(values) == len(table.seeds):
+        own = (row for row in rows if row.home == cell.home and row.seed in seeds)
+        values = finished(own, metric)
+        if values and len(values) == len(seeds):
             means[name] = summarise(values).mean
     return means
 

@@ -9,6 +9,7 @@ from ed.analysis.correlation import (
     RESAMPLES,
     Correlation,
     Estimate,
+    common_seeds,
     correlations,
     replicate_groups,
     train_alone,
@@ -34,7 +35,7 @@ def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
         level = "###" if deviations else "##"
         against = table.metrics[table.correlation.against]
         found = correlations(table, here)
-        parts += [f"{level} Correlation with the {against}", correlation_meaning(table)]
+        parts += [f"{level} Correlation with the {against}", correlation_meaning(table, here)]
         parts.append(plain_table(CORRELATION, [correlation_fields(table, one) for one in found]))
         if table.correlation.train is not None:
             parts += [f"{level} {CONTROLLED_TITLE}", controlled_meaning(table, here)]
@@ -46,9 +47,11 @@ def pool_sections(table: Table, rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-def correlation_meaning(table: Table) -> str:
+def correlation_meaning(table: Table, rows: Sequence[Row]) -> str:
     """Explains the table of correlations."""
     drawn, copies = "points", ""
+    seeds, planned = len(common_seeds(table, rows)), len(table.seeds)
+    averaged = "its seeds" if seeds == planned else f"{seeds} of {planned} seeds"
     if (key := table.correlation.replicates) is not None:
         count = len(set(replicate_groups(table).values()))
         drawn = f"the {count} settings without {key}"
@@ -56,7 +59,7 @@ def correlation_meaning(table: Table) -> str:
             f" Networks that differ only in {key} can be near copies, so they are drawn together."
         )
     return (
-        f"Each point is the mean over the seeds of a cell. Intervals: bootstrap over {drawn}, "
+        f"Each point is the mean of a cell over {averaged}. Intervals: bootstrap over {drawn}, "
         f"{RESAMPLES:,} resamples.{copies} The variant with the largest absolute r is selected, as "
         "the paper reports the best correlation over variants; this favours measures with many "
         "variants. The variant with the largest signed r is also marked."

@@ -28,7 +28,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from ed.analysis.collect import Row, evaluation
-from ed.analysis.correlation import Correlation, correlations
+from ed.analysis.correlation import Correlation, common_seeds, correlations
 from ed.analysis.grokking import highest, transition
 from ed.analysis.numbers import mean_and_std
 from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
@@ -309,10 +309,12 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
 def _correlation(experiment: Experiment) -> tuple[str, Verdict | None]:
     found = experiment.correlations
     own = next((c for c in found if c.selected and c.metric.startswith("measure/ed")), None)
-    if own is None or own.whole.r is None:
+    if own is None or own.whole.points < len(experiment.table.cells):
         return "", None
-    e = own.whole
+    e, seeds = own.whole, common_seeds(experiment.table, experiment.plain)
     text = f"r = {e.r:+.2f} ({e.low:+.2f} to {e.high:+.2f}), {e.points} networks"
+    if len(seeds) < len(experiment.table.seeds):
+        text += f" ({_seeds(len(seeds), experiment.table)})"
     if own.fitted.r is not None:
         text += f"; {own.fitted.r:+.2f} among the {own.fitted.points} fitted"
     return text, _by_effect(e.r, e.low, e.high)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr
 
-from ed.analysis.correlation import RESAMPLES, _resamples, correlations, line_and_band, pearson
+from ed.analysis.correlation import (
+    RESAMPLES,
+    _resamples,
+    common_seeds,
+    correlations,
+    line_and_band,
+    pearson,
+)
 from ed.analysis.findings import finding
 from ed.analysis.render import to_markdown
 from ed.analysis.spec import SpecError, Table, expand
@@ -72,18 +79,34 @@ def test_the_interval_agrees_with_fishers_for_normal_data(monkeypatch):
     np.testing.assert_allclose([low, high], np.tanh([centre - half, centre + half]), atol=0.015)
 
 
-def test_incomplete_cells_are_excluded(table, values):
+def test_points_average_the_seeds_that_have_ended_in_all_begun_cells(table, values):
+    """In `rows_of`, seed 1 is 0.25 above the mean."""
     rows = rows_of(table, values)
-    rows = rows[1:]  # the first cell lacks a seed
+    assert common_seeds(table, rows) == [0, 1]
+    lacking = rows[1:]  # seed 0 of the first cell
+    assert common_seeds(table, lacking) == [1]
+    found = correlations(table, lacking)[0]
+    np.testing.assert_allclose(found.x, values["measure/a"] + 0.25, atol=1e-12)
+    assert "mean of a cell over 1 of 2 seeds" in to_markdown(table, lacking)
+    failed = [replace(rows[0], status="failed"), *lacking]
+    assert common_seeds(table, failed) == [0, 1]
+    assert len(correlations(table, failed)[0].cells) == 7
+    others = [row for row in rows if row.cell != rows[0].cell]
+    assert len(correlations(table, others)[0].cells) == 7  # a cell without runs is left out
+    assert common_seeds(table, []) == []
+
+
+def test_incomplete_cells_are_excluded(table, values):
+    rows = rows_of(table, values)[2:]  # the first cell has no runs
     del rows[2].last["measure/a"]  # rows do not store non-finite values
     del rows[-1].last["measure/gap"]
     first, second, _ = correlations(table, rows)
     assert len(first.cells) == 5
     assert len(second.cells) == 6
-    few = correlations(table, rows[:7])
+    few = correlations(table, rows[:6])
     assert [c.whole.r for c in few] == [None, None, None]
     assert not any(c.selected for c in few)
-    least = correlations(table, rows[:9])[1]  # some resamples repeat a single point
+    least = correlations(table, rows[:8])[1]  # some resamples repeat a single point
     assert least.whole.low < least.whole.r < least.whole.high < 0
 
 

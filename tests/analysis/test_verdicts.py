@@ -235,6 +235,20 @@ def test_a_correlation_whose_interval_includes_zero_is_unclear():
     assert row.verdict == Verdict.UNCLEAR
 
 
+def test_a_pool_becomes_a_headline_once_every_network_has_a_seed(monkeypatch):
+    monkeypatch.setattr("ed.analysis.correlation.RESAMPLES", 50)
+    table = load_table("correlation_resnet18")
+    study, rows = table.correlation, []
+    for number, cell in enumerate(table.cells.values()):
+        known = {study.against: float(number), study.train: 100.0}
+        last = dict.fromkeys(itertools.chain(*study.measures.values()), float(number)) | known
+        rows.append(Row(*cell.home, 0, status="done", last=last))
+    (row,) = headline([Experiment(table, rows)])
+    assert f"{len(table.cells)} networks (n = 1 of 3)" in row.ours
+    (row,) = headline([Experiment(table, rows[1:])])
+    assert row.verdict == Verdict.NOT_RUN
+
+
 def grokking(*runs: tuple[float, int, int]) -> Experiment:
     """Returns runs of x / y, 50 %, from (last accuracy, step of ED's peak, step of the loss's)."""
     table, rows = load_table("grokking_search"), []

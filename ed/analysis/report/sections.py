@@ -201,7 +201,8 @@ def _pool(experiment: Experiment) -> dict:
     rows = [pools.correlation_fields(table, one) for one in found]
     view = {
         "grid": grid([*pools.CORRELATION[:-1], "variant shown"], rows),
-        "meaning": f"Pearson correlation with the {against}. {pools.correlation_meaning(table)}",
+        "meaning": f"Pearson correlation with the {against}. "
+        + pools.correlation_meaning(table, experiment.plain),
         "points": _points(table, experiment.plain),
         "controlled": None,
     }
