@@ -18,7 +18,6 @@ Each printed number counts once. A verdict from fewer seeds than planned is prel
 """
 
 import itertools
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -298,7 +297,7 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
     gain, expected = (
         getattr(after, side).mean - getattr(before, side).mean for side in ("ours", "paper")
     )
-    effect = math.copysign(gain, gain * expected)  # positive for the paper's sign
+    effect = gain if expected >= 0 else -gain  # positive for the paper's sign
     both = all(number.verdict == Verdict.REPRODUCED for number in pair)
     if complete and both and effect > 0:
         return paper, text, Verdict.REPRODUCED
