@@ -56,7 +56,7 @@ from ed.runtime.runs import (
     is_run,
     write_deviations,
 )
-from scripts.local import run_all
+from scripts.local import quiet_note, run_all
 from scripts.places import located, quoted, require_places
 from scripts.slurm import queued_among, require_slurm, submit
 from scripts.standings import report, standings, with_committed
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise LaunchError(f"--runs {options.runs}: not a folder")
         plans = planned(options)
         if options.status:
-            return worst(report(t, with_committed(standings(runs, t), t)) for t, runs in plans)
+            return worst(print_status(table, runs) for table, runs in plans)
         if options.where == "print":
             refuse_damaged(row_or_damage(run, table) for table, runs in plans for run in runs)
             missing = [
@@ -116,6 +116,16 @@ def planned(options: argparse.Namespace) -> list[tuple[Table, list[Run]]]:
         )
         plans += [(table, runs)] if runs else []
     return plans
+
+
+def print_status(table: Table, runs: Sequence[Run]) -> int:
+    """Prints the status of a table's runs and returns the exit code."""
+    rows = standings(runs, table)
+    code = report(table, with_committed(rows, table))
+    for run, row in zip(runs, rows, strict=True):
+        if row.status == Status.RUNNING and (note := quiet_note(run)):
+            print(note)
+    return code
 
 
 def prepared(table: Table, runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:

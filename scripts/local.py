@@ -15,10 +15,11 @@ from ed.analysis.spec import Run
 from ed.engine.errors import INTERRUPTED
 from ed.runtime.console import duration
 from ed.runtime.files import APP, lock, open_in_run, read_bytes
-from ed.runtime.runs import CLAIM, FAILED, OUTPUT, Status, is_done, write_failure
+from ed.runtime.runs import CLAIM, FAILED, OUTPUT, Status, is_done, silence, write_failure
 from ed.runtime.signals import stop_requests
 
 POLL_SECONDS = 0.2
+QUIET_SECONDS = 15 * 60  # measures of large models take minutes without printing
 CTRL_C = 128 + signal.SIGINT  # exit code of a run stopped before it can save
 ENDED_BY_SOMEONE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
@@ -37,6 +38,7 @@ def run_all(
         print(hint, file=sys.stderr)
     unmeasured = {run for run in commands if is_done(run.folder)}
     waiting, active, ended, began = list(commands), {}, 0, time.monotonic()
+    quiet = set()
     with stop_requests() as stop:
         while (waiting or active) and not stop:
             while waiting and len(active) < len(slots):
@@ -55,6 +57,9 @@ def run_all(
                     with claim:
                         note = progress(ended, len(active), len(waiting), seconds)
                         finish(run, process.returncode, note)
+                elif run not in quiet and (note := quiet_note(run, pid=str(process.pid))):
+                    quiet.add(run)
+                    print(note, file=sys.stderr, flush=True)
         for _, _, process in active.values():
             process.terminate()  # they save, and the same command resumes them
         for run, claim, process in active.values():
@@ -103,6 +108,17 @@ def progress(ended: int, active: int, waiting: int, seconds: float) -> str:
     done = ended + active / 2  # on average, active runs are half done
     eta = duration(seconds / done * (active / 2 + waiting))
     return f"  {ended} of {ended + active + waiting}, eta {eta}"
+
+
+def quiet_note(run: Run, pid: str = "PID") -> str | None:
+    """Returns a hint about a running run that may hang, because it has not printed for long."""
+    seconds = silence(run.folder)
+    if seconds <= QUIET_SECONDS:
+        return None
+    return (
+        f"hint: {run.table}/{run.cell}/seed{run.seed} has printed nothing for {duration(seconds)}; "
+        f"kill -USR1 {pid} adds the stacks of its threads to its output"
+    )
 
 
 def finish(run: Run, code: int, note: str = "") -> None:

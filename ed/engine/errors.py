@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from ed.runtime.console import is_first, replace_unencodable, restore
 from ed.runtime.extras import install, missing_package
+from ed.runtime.signals import print_stacks_on_request
 
 INTERRUPTED = 75  # EX_TEMPFAIL: the same command resumes the run
 SPEAKING_SECONDS = 10  # time for rank 0 to find the nearest valid key and print
@@ -32,6 +33,7 @@ EXPECTED_NAMES = ("RunError", "SaveError", "EngineError", "LostProcess")
 def or_explain(main: Callable[[], int | None]) -> int | None:
     """Runs a script's `main` and returns its result; explains errors and exits."""
     replace_unencodable()
+    print_stacks_on_request()
     try:
         return main()
     except KeyboardInterrupt:

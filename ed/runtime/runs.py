@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -173,6 +174,13 @@ def status(folder: Path) -> Status:
 
 def _failed_or_diverged(failure: str) -> Status:
     return Status.DIVERGED if DIVERGED in failure else Status.FAILED
+
+
+def silence(folder: Path) -> float:
+    """Returns the seconds since the run last wrote a line, or 0 if it has written none."""
+    logs = [folder / name for name in (LOG, OUTPUT) if (folder / name).exists()]
+    written = max((log.stat().st_mtime for log in logs), default=math.inf)
+    return max(0.0, time.time() - written)  # clocks of several machines differ
 
 
 def is_run(folder: Path) -> bool:

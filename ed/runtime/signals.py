@@ -1,6 +1,8 @@
-"""Signals that ask a process to save and stop."""
+"""Signals that ask a process to save and stop, or to print what it is doing."""
 
 import contextlib
+import faulthandler
+import io
 import signal
 from collections.abc import Iterator
 
@@ -26,3 +28,10 @@ def stop_requests() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def print_stacks_on_request() -> None:
+    """Makes `kill -USR1 PID` print the stack of every thread, even if the process hangs in C."""
+    # replaced streams, as in notebooks and tests, have no file descriptor
+    with contextlib.suppress(io.UnsupportedOperation, AttributeError):
+        faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -261,6 +261,21 @@ def test_the_queue_shows_its_progress(ended, active, waiting, expected):
     assert expected in local.progress(ended, active, waiting, seconds=300)
 
 
+def test_a_run_that_prints_nothing_for_long_is_reported_once(tmp_path, capsys, monkeypatch):
+    seen = tmp_path / "seen"
+
+    def long_ago(folder: Path) -> float:
+        seen.touch()
+        return local.QUIET_SECONDS + 1
+
+    code = f"import pathlib, time\nwhile not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.02)"
+    monkeypatch.setattr(launch, "command", stand_in(code + "\ntime.sleep(1)"))
+    monkeypatch.setattr(local, "silence", long_ago)
+    launch.main(one_run(tmp_path))
+    (hint,) = [line for line in capsys.readouterr().err.splitlines() if "nothing for" in line]
+    assert hint.startswith("hint: six/ed/seed0 has printed nothing for 0:15:01; kill -USR1 ")
+
+
 @pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 75], 75), ([75, 1], 1)])
 def test_the_exit_code_is_that_of_the_worst_table(codes, expected):
     assert launch.worst(codes) == expected

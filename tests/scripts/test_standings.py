@@ -1,6 +1,7 @@
 """launch.py --status: totals, committed results and the grid of runs."""
 
 import io
+import os
 
 import pytest
 from rich.console import Console
@@ -9,9 +10,10 @@ from ed.analysis.collect import Row
 from ed.analysis.store import results_folder, write_results
 from ed.analysis.tables import load_table
 from ed.runtime import console as drawing
+from ed.runtime.files import lock
 from ed.runtime.runs import Status
 from scripts import launch, standings
-from tests.helpers.launching import write_table
+from tests.helpers.launching import stand_in, write_table
 
 DONE = {"status": Status.DONE, "steps": 5, "total_steps": 5, "last": {"eval/acc": 80.0}}
 
@@ -83,3 +85,18 @@ def test_runs_of_other_tables_are_listed_with_their_table(capsys):
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("baseline ")
     assert second.startswith("resolution/efficiency ")
+
+
+def test_a_running_run_that_prints_nothing_gets_a_hint(tmp_path, capsys, monkeypatch):
+    arguments = [write_table(tmp_path, seeds=[0]), "--runs", str(tmp_path / "runs")]
+    monkeypatch.setattr(launch, "command", stand_in("raise SystemExit(75)"))
+    launch.main(arguments)
+    run, other = (tmp_path / "runs/six" / cell / "seed0" for cell in ("ed", "none"))
+    for folder in (run, other):
+        os.utime(folder / "output.log", (0, 0))  # in 1970
+    with open(run / ".lock", "a") as file:
+        assert lock(file)
+        capsys.readouterr()
+        launch.main([*arguments, "--status"])
+    hints = [line for line in capsys.readouterr().out.splitlines() if "printed nothing" in line]
+    assert [hint.split()[1] for hint in hints] == ["six/ed/seed0"]
