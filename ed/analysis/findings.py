@@ -10,8 +10,8 @@ from ed.analysis.numbers import decimals, fixed, mean_and_std
 from ed.analysis.render import Line
 from ed.analysis.returns import METHODS, aggregates, runs_each
 from ed.analysis.spec import Table
-from ed.analysis.stats import Ours, half_width, paired_half_width
-from ed.analysis.verdicts import Experiment, Verdict, counts, minus
+from ed.analysis.stats import Ours
+from ed.analysis.verdicts import Experiment, Verdict, counts, gain, minus
 
 MANY = 10  # with at least this many judged numbers, a finding counts the reproduced ones
 
@@ -72,18 +72,6 @@ def pairs(experiment: Experiment) -> list[tuple[Line, Line]]:
         if shared is not None:
             found.append((before[shared], after[shared]))
     return found
-
-
-def gain(before: Line, after: Line) -> tuple[float, float | None]:
-    """Returns the difference of two means and the half-width of its 95 % interval.
-
-    Runs are paired by seed if both lines have the same seeds; otherwise, the interval is Welch's.
-    The half-width is None if either side has a single run.
-    """
-    apart = after.ours.mean - before.ours.mean
-    if before.by_seed.keys() != after.by_seed.keys():
-        return apart, half_width(before.ours, after.ours)
-    return apart, paired_half_width([after.by_seed[s] - x for s, x in before.by_seed.items()])
 
 
 def _shown(side: Ours, table: Table) -> str:

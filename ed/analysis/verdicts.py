@@ -34,7 +34,7 @@ from ed.analysis.outline import CLAIMS, MISSING, PARTS, Claim
 from ed.analysis.render import Line, table_lines
 from ed.analysis.returns import Aggregate, aggregates, gain_over_games, runs_each
 from ed.analysis.spec import EXPERIMENTS, PROBES, Cell, Paper, Table
-from ed.analysis.stats import Ours, half_width, tolerance
+from ed.analysis.stats import Ours, half_width, paired_half_width, tolerance
 from ed.analysis.store import committed
 from ed.analysis.tables import load_table, table_names
 from ed.runtime.runs import Status
@@ -89,7 +89,9 @@ class Experiment:
         """The lines for which the paper prints a number, with their verdicts."""
         printed = [line for line in self.lines if line.paper.mean is not None]
         return [
-            Number(self.table, x.cell, x.metric, x.paper, x.ours, self._verdict(x, printed))
+            Number(
+                self.table, x.cell, x.metric, x.paper, x.ours, x.by_seed, self._verdict(x, printed)
+            )
             for x in printed
         ]
 
@@ -123,6 +125,7 @@ class Number:
     metric: str
     paper: Paper
     ours: Ours
+    by_seed: dict[int, float]
     verdict: Verdict
 
 
@@ -202,6 +205,18 @@ def _identities(number: Number) -> tuple[tuple, tuple]:
     value = (evaluation(number.metric), number.paper)
     row = re.split(r" \(|, lambda ", number.cell.label)[0]
     return (number.cell.home, *value), (number.table.name, row, *value)
+
+
+def gain(before: Line | Number, after: Line | Number) -> tuple[float, float | None]:
+    """Returns the difference of two means and the half-width of its 95 % interval.
+
+    Runs are paired by seed if both sides have the same seeds; otherwise, the interval is Welch's.
+    The half-width is None if either side has a single run.
+    """
+    apart = after.ours.mean - before.ours.mean
+    if before.by_seed.keys() != after.by_seed.keys():
+        return apart, half_width(before.ours, after.ours)
+    return apart, paired_half_width([after.by_seed[s] - x for s, x in before.by_seed.items()])
 
 
 def counts(found: Sequence[Number]) -> dict[Verdict, int]:
@@ -294,14 +309,12 @@ def _contrast(claim: Claim, experiment: Experiment) -> tuple[str, str, Verdict |
     complete = count >= len(table.seeds)
     variant = re.search(r"\((.*)\)$", after.cell.label)
     text = f"{' → '.join(ours)} ({_seeds(count, table)}{f', {variant[1]}' if variant else ''})"
-    gain, expected = (
-        getattr(after, side).mean - getattr(before, side).mean for side in ("ours", "paper")
-    )
-    effect = gain if expected >= 0 else -gain  # positive for the paper's sign
+    apart, half = gain(before, after)
+    effect = apart if after.paper.mean >= before.paper.mean else -apart
     both = all(number.verdict == Verdict.REPRODUCED for number in pair)
     if complete and both and effect > 0:
         return paper, text, Verdict.REPRODUCED
-    half = half_width(after.ours, before.ours) or 0.0
+    half = half or 0.0
     return paper, text, _by_effect(effect, effect - half, effect + half)
 
 
