@@ -17,13 +17,13 @@ def pick(returned, output: str | int | None = None) -> Tensor:
         output: key, attribute or index of the outputs. If None, a tensor is returned as is, and
             `logits` are selected from anything else.
     """
-    if isinstance(returned, Tensor) and output is None:
+    if isinstance(returned, Tensor):
+        if output is not None:  # an index would select an example, not an output
+            raise ValueError(f"output={output!r}: the model returns a tensor; leave output out")
         return returned
     found = _entry(returned, "logits" if output is None else output)
     if isinstance(found, Tensor):
         return found
-    if isinstance(returned, Tensor):
-        raise ValueError(f"output={output!r}: the model returns a tensor; leave output out")
     if hasattr(returned if found is None else found, "__array__"):
         raise ValueError(
             "outputs: got a numpy array; use ed.Field.of(lambda x: torch.as_tensor(model(x)), x)"

@@ -136,6 +136,8 @@ def test_a_causal_language_model_can_be_measured():
         (lambda x: (None, x), {}, "tensors: 1$"),
         (lambda x: SimpleNamespace(scores=x), {}, "tensors: 'scores'$"),
         (lambda x: {"out": {"inner": x}}, {"output": "out"}, "output='out'.*returns a tensor"),
+        (lambda x: x, {"output": 0}, "output=0: .* leave output out"),
+        (lambda x: x, {"output": "data"}, "output='data': .* leave output out"),
         (lambda x: None, {}, "NoneType"),
         (lambda x: x.numpy(), {}, "as_tensor"),
         (lambda x: {"out": x.numpy()}, {"output": "out"}, "as_tensor"),
