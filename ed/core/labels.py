@@ -28,10 +28,12 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
         fits = fits and -labels.dim() <= class_dim < labels.dim()
     if not fits or (soft and labels.dim() < 2):
         got = f"{tuple(labels.shape)} and {labels.dtype}" if tensor else type(labels).__name__
-        raise ValueError(
-            f"labels: got {got}; use class indices ({size},) as torch.int64, or probabilities "
-            f"({size}, C) as floats"
-        )
+        use = f"class indices ({size},) as torch.int64, or probabilities ({size}, C) as floats"
+        if class_dim is not None:
+            use = "a class index per position (torch.int64), or floats shaped like the outputs"
+        elif tensor and labels.dim() > 1:
+            use += "; for one label per position, set class_dim"
+        raise ValueError(f"labels: got {got}; use {use}")
     if not readable(labels):
         return
     if soft:

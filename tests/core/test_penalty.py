@@ -243,6 +243,14 @@ def test_labels_need_one_entry_per_position(shape):
         ed.penalty(model, x, soft, class_dim=1)
 
 
+def test_labels_per_position_need_a_class_dim():
+    model, x = nn.Conv2d(3, 4, 3, padding=1), torch.randn(8, 3, 5, 6)
+    with pytest.raises(ValueError, match=r"^labels: got \(8, 5, 6\) .* set class_dim"):
+        ed.penalty(model, x, torch.randint(4, (8, 5, 6)))
+    with pytest.raises(ValueError, match=r"^labels: got \(8,\) .* per position"):
+        ed.penalty(model, x, torch.rand(8), class_dim=1)
+
+
 def test_labels_may_be_flat():
     model, x = nn.Conv2d(3, 4, 3, stride=2, padding=1), torch.randn(8, 3, 8, 20)
     labels = torch.randint(4, (8, 4, 10))
