@@ -18,6 +18,8 @@ from ed.core.model_state import alone, evaluating
 def measuring(source: Field) -> Iterator[None]:
     """Disables gradients, sets eval mode, and locks the module against other measurements."""
     with contextlib.ExitStack() as stack:
+        # torch 2.6 would use weights that autocast cached here in training, without gradients
+        stack.callback(torch.clear_autocast_cache)
         stack.enter_context(torch.no_grad())
         if source.module is not None:
             stack.enter_context(alone(source.module))

@@ -71,6 +71,18 @@ def test_measuring_features_does_not_change_the_random_state():
     assert (field.x == 0).any()  # the penalty uses features after dropout
 
 
+@pytest.mark.parametrize("resolution", [12, "auto"])
+def test_weights_get_gradients_after_measuring_under_autocast(resolution):
+    """In torch 2.6, autocast's cache would keep weights cast without gradients."""
+    model, x = small_network().float(), torch.randn(20, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.warns(match="bfloat16"):
+            ed.estimate(model, x, **FEW | {"resolution": resolution})
+        loss = model(x).float().square().mean()
+    loss.backward()
+    assert all(weight.grad.any() for weight in model.parameters())
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_fields_at_a_layer_can_be_measured_in_threads(shared):
     x, found = torch.randn(20, 6), []
