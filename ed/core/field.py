@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ed.core.device_checks import assert_on_device, readable
 from ed.core.inputs import points_of
-from ed.core.model_state import batch_norms, frozen_statistics
+from ed.core.model_state import batch_norms, ddp_wrappers, frozen_statistics
 from ed.core.outputs import pick
 
 Context = dict[str, Tensor]
@@ -149,8 +149,11 @@ class Field:
         return self(), paths.apart()
 
     def apart(self) -> Tensor:
-        """Returns outputs from a separate pass that leaves running statistics unchanged."""
-        with (self._aside() or nullcontext)():
+        """Returns outputs from a separate pass that leaves buffers of the module unchanged."""
+        aside = self._aside()
+        if aside is None and self.module is not None and ddp_wrappers(self.module):
+            aside = partial(frozen_statistics, self.module)
+        with (aside or nullcontext)():
             return self()
 
     def _aside(self) -> Callable[[], AbstractContextManager] | None:

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -34,7 +34,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     Also stops DDP from broadcasting buffers, so that one process can measure alone.
     """
     modules = list(model.modules())
-    with _attribute(modules, "training", False), _unsynced(modules):
+    with (
+        _attribute(modules, "training", False),
+        _attribute(ddp_wrappers(model), "require_forward_param_sync", False),
+    ):
         yield
 
 
@@ -50,14 +53,13 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
     with (
         _attribute([n for n in norms if n not in instances], "track_running_stats", False),
         _attribute(instances, "momentum", 0.0),  # instance norm ignores the flag above
-        _unsynced(model.modules()),
+        _attribute(ddp_wrappers(model), "require_forward_param_sync", False),
     ):
         yield
 
 
-def _unsynced(modules: Iterable[nn.Module]) -> contextlib.AbstractContextManager:
-    wrapped = [part for part in modules if isinstance(part, DistributedDataParallel)]
-    return _attribute(wrapped, "require_forward_param_sync", False)
+def ddp_wrappers(model: nn.Module) -> list[DistributedDataParallel]:
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
 
 
 def run_again(model: nn.Module) -> contextlib.AbstractContextManager:

@@ -9,7 +9,8 @@ import time
 import numpy
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import ed
@@ -81,6 +82,38 @@ def test_weights_get_gradients_after_measuring_under_autocast(resolution):
         loss = model(x).float().square().mean()
     loss.backward()
     assert all(weight.grad.any() for weight in model.parameters())
+
+
+class Scaled(nn.Module):
+    """Divides its inputs by a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+        self.register_buffer("scale", torch.full((6,), 2.0))
+
+    def forward(self, x):
+        return self.linear(x).sin() * (x / self.scale).sum(1, keepdim=True)
+
+
+@pytest.fixture
+def process_group():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_penalty_does_not_broadcast_the_buffers_of_ddp():
+    """In torch 2.6, a broadcast changes buffers that the backward pass of the loss needs."""
+    x = torch.randn(20, 6, requires_grad=True)  # so that autograd keeps the buffer
+    model, broadcast = DistributedDataParallel(Scaled()), []
+    model.module.register_forward_hook(
+        lambda *_: broadcast.append(model.will_sync_module_buffers())
+    )
+    loss = model(x).square().mean()
+    (loss + ed.penalty(model, x)).backward()
+    assert broadcast == [True, False]
 
 
 @pytest.mark.parametrize("shared", [True, False])
