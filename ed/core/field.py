@@ -45,7 +45,7 @@ class Field:
             the value itself is used, or its `logits`.
         class_dim: class dimension of outputs with positions, (N, C, H, W) or (N, T, V). Softmax is
             taken at each position, and ED is averaged over all positions with equal weight, so
-            exclude padding.
+            exclude padding (in `penalty`, with labels of -100).
         recompute: computes x again, for points that depend on the weights or the mode of `module`,
             such as word embeddings or features after dropout; `estimate` calls it in eval mode.
     """

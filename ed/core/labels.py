@@ -11,13 +11,14 @@ from ed.core.device_checks import assert_on_device, readable
 from ed.core.outputs import by_position
 
 SUM_TOLERANCE = 0.01  # loose enough for bfloat16 probabilities
+IGNORED = -100  # label of positions that do not count, as in torch's cross_entropy
 
 
 def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> None:
     """Raises ValueError unless labels are class indices (B,) or probabilities (B, C).
 
-    With `class_dim`, labels have one entry per position: indices (B, ...), or probabilities
-    shaped like the outputs.
+    With `class_dim`, labels have one entry per position: indices (B, ...) with -100 for positions
+    to ignore, or probabilities shaped like the outputs.
     """
     tensor = isinstance(labels, Tensor)
     soft = tensor and labels.is_floating_point()
@@ -44,10 +45,13 @@ def check_labels(labels: Tensor, size: int, *, class_dim: int | None = None) -> 
                 "apply softmax, pass class indices as torch.int64, or leave labels out if the "
                 "outputs are not classes"
             )
-    elif (labels < 0).any():
-        raise ValueError(
-            f"labels: {labels.min().item()} is not a class; exclude such examples from the penalty"
-        )
+        return
+    wrong = labels < 0
+    remedy = "exclude such examples from the penalty"
+    if labels.dim() > 1:
+        wrong, remedy = wrong & ~ignored(labels), "label positions to ignore with -100"
+    if wrong.any():
+        raise ValueError(f"labels: {labels[wrong][0].item()} is not a class; {remedy}")
 
 
 def check_positions(labels: Tensor, outputs: Tensor, class_dim: int | None) -> None:
@@ -70,6 +74,8 @@ def check_positions(labels: Tensor, outputs: Tensor, class_dim: int | None) -> N
 def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Tensor:
     """Converts indices (P,) or probabilities (P, C) to (P, C), or (P, S, C) with positions.
 
+    Ignored positions become rows of zeros.
+
     A wrong label raises ValueError on the CPU. CUDA devices and compiled code use a device-side
     assertion instead, which avoids a host sync per step. On other devices, its row becomes nan.
     """
@@ -82,21 +88,32 @@ def targets(labels: Tensor, classes: int, *, class_dim: int | None = None) -> Te
             )
         valid = _probable(rows, -1)
     else:
-        labels = labels.flatten(1) if labels.dim() > 1 else labels
+        several = labels.dim() > 1
+        labels = labels.flatten(1) if several else labels
         rows = labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)
-        valid = rows.any(-1)
+        valid = rows.any(-1) | ignored(labels) if several else rows.any(-1)
         if readable(labels) and not valid.all():
-            raise ValueError(
-                f"labels: {labels[~valid][0].item()} is not a class; use 0 to {classes - 1}"
-            )
+            use = f"0 to {classes - 1}" + ", or -100 for positions to ignore" * several
+            raise ValueError(f"labels: {labels[~valid][0].item()} is not a class; use {use}")
     if not readable(labels):
         assert_on_device(
             valid.all(),
-            "labels: an index is outside the model's classes (-100, for example), or a row is not "
-            "a probability distribution; exclude such examples from the penalty",
+            "labels: an index is outside the model's classes, or a row is not a probability "
+            "distribution; exclude such examples from the penalty",
         )
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     return torch.where(valid.unsqueeze(-1), rows, torch.nan)
+
+
+def counted(first: Tensor, second: Tensor) -> Tensor | None:
+    """Returns which positions have a label at both ends of a path (P, S); None if all do."""
+    if first.is_floating_point() or first.dim() < 2:
+        return None
+    return ~(ignored(first) | ignored(second)).flatten(1)
+
+
+def ignored(labels: Tensor) -> Tensor:
+    return labels.long() == IGNORED  # in uint8, -100 would equal 156
 
 
 def _probable(labels: Tensor, class_dim: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ed.core.field import Field, as_field, check_merge
-from ed.core.labels import check_labels, check_positions, targets
+from ed.core.labels import check_labels, check_positions, counted, targets
 from ed.core.outputs import TWO_LOGITS, beside, by_path
 from ed.core.representation import PAIRINGS, Representation, anchor, changed, over_positions
 from ed.core.validate import choice
@@ -47,7 +47,8 @@ class Paths:
 
         Args:
             labels: class indices (B,) or probabilities (B, C), e.g. from mixup or a teacher; they
-                enable label anchoring. If the field has a `class_dim`, one entry per position.
+                enable label anchoring. If the field has a `class_dim`, one entry per position;
+                a path skips positions where either end has the index -100.
             pairing: "random" draws both ends independently (Algorithm 1). "stratified" draws
                 disjoint pairs until every example is used, then starts again; of an odd number of
                 examples, one is left out each time.
@@ -86,7 +87,7 @@ class Paths:
         inner_nodes = self.nodes.shape[-1] - (2 if self.labels else 0)
         values = by_path(outputs, len(outputs) // inner_nodes, class_dim)
         values = values.softmax(-1) if softmax else values
-        classes = values.shape[-1]
+        classes, where = values.shape[-1], None
         if self.labels:
             if classes == 1:
                 raise ValueError(
@@ -94,9 +95,9 @@ class Paths:
                 )
             check_positions(self.labels[0], outputs, class_dim)
             ends = [targets(label, classes, class_dim=class_dim) for label in self.labels]
-            values = anchor(values, *ends)
+            values, where = anchor(values, *ends), counted(*self.labels)
         coefficients = representation.coefficients(values, beside(values, self.nodes, 1))
-        return over_positions(representation.degrees(coefficients), 1)
+        return over_positions(representation.degrees(coefficients), 1, where)
 
 
 def penalty(
@@ -133,7 +134,8 @@ def penalty(
             labels), or if the outputs are already probabilities.
         output: key, attribute or index of the outputs in the model's return value.
         class_dim: class dimension of outputs (N, C, H, W) or (N, T, V). Softmax is taken over it,
-            and ED is averaged over positions. Labels then have one entry per position.
+            and ED is averaged over positions. Labels then have one entry per position; a path skips
+            positions where either end has the index -100.
         generator: random generator on the inputs' device; torch's default if None.
         changes: fields of the representation to change, e.g. resolution=15, components=3.
     Returns:

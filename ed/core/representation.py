@@ -136,9 +136,14 @@ def changed(representation: Representation, **changes) -> Representation:
     return replace(representation, **changes) if changes else representation
 
 
-def over_positions(values: Tensor, dims: int) -> Tensor:
-    """Averages (P, S, ...) over positions; values with only `dims` dimensions have none."""
-    return values.mean(1) if values.dim() > dims else values
+def over_positions(values: Tensor, dims: int, where: Tensor | None = None) -> Tensor:
+    """Averages (P, S, ...) over positions; values with only `dims` dimensions have none.
+
+    With `where` (P, S), averages (P, S) over these positions; paths without any give 0.
+    """
+    if where is None or values.dim() <= dims:
+        return values.mean(1) if values.dim() > dims else values
+    return torch.where(where, values, 0).sum(1) / where.sum(1).clamp(min=1)
 
 
 def sample_pairs(

@@ -10,7 +10,7 @@ from torch import nn
 
 import ed
 from ed.core.estimator import estimate_each
-from ed.core.labels import check_labels, targets
+from ed.core.labels import check_labels, counted, targets
 from ed.core.memory import _Probe
 from ed.core.representation import anchor
 from tests.helpers.core import small_network, uniform
@@ -194,6 +194,14 @@ def test_wrong_labels_are_rejected(labels, message):
         ed.penalty(nn.Identity(), torch.randn(6, 3), labels, pairs=36)
 
 
+@pytest.mark.parametrize("wrong", [-1, 255])
+def test_positions_to_ignore_are_labelled_minus_100(wrong):
+    x, labels = torch.randn(6, 5, 3), torch.randint(3, (6, 5))
+    labels[0, 0] = wrong
+    with pytest.raises(ValueError, match=f"labels: {wrong} .*-100"):
+        ed.penalty(nn.Identity(), x, labels, pairs=36, class_dim=-1)
+
+
 def test_a_wrong_label_is_rejected_even_if_no_path_ends_there():
     wrong = torch.eye(3)[torch.tensor([0, 1, 0, 2])]
     wrong[2] = 0.5
@@ -228,6 +236,11 @@ def test_wrong_labels_give_nan_on_devices_without_assertions(monkeypatch):
     found = targets(torch.tensor([1, -100, 3]), 3)
     assert torch.equal(found[0], torch.tensor([0.0, 1.0, 0.0]))
     assert found[1:].isnan().all()
+    assert not counted(*[torch.tensor([[1, -100, 3]])] * 2)[0, 1]
+    assert counted(*[torch.tensor([[156]], dtype=torch.uint8)] * 2).all()
+    found = targets(torch.tensor([[1, -100, 3]]), 3, class_dim=-1)[0]
+    assert torch.equal(found[:2], torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert found[2].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

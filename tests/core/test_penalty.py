@@ -251,6 +251,32 @@ def test_labels_per_position_need_a_class_dim():
         ed.penalty(model, x, torch.rand(8), class_dim=1)
 
 
+@pytest.mark.parametrize("components", [None, 2])
+def test_positions_labelled_minus_100_do_not_count(components):
+    """Each path averages the positions with labels at both ends; paths without any give 0."""
+    x = torch.randn(6, 5, 4, dtype=torch.float64)
+    labels = torch.randint(4, (6, 5))
+    labels[0, 1:4], labels[1] = -100, -100
+    settings = ed.Representation(components=components)
+
+    def degrees(points, labels, **how):
+        field = ed.Field.of(nn.Identity(), points, **how)
+        draw = torch.Generator().manual_seed(0)
+        paths = Paths.draw(field, settings, 36, labels=labels, generator=draw)
+        return paths.degrees(paths.field()), paths.labels
+
+    leaf = x.clone().requires_grad_()
+    found, ends = degrees(leaf, labels, class_dim=-1)
+    alone = torch.stack([degrees(x[:, s], labels[:, s].clamp(min=0))[0] for s in range(5)], 1)
+    both = (ends[0] >= 0) & (ends[1] >= 0)
+    assert {0, 2, 5} <= set(both.sum(1).tolist())
+    expected = (alone * both).sum(1) / both.sum(1).clamp(min=1)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    assert leaf.grad.isfinite().all()
+    assert not leaf.grad[0, 1:4].any()  # no path counts these positions of the first example
+
+
 def test_labels_may_be_flat():
     model, x = nn.Conv2d(3, 4, 3, stride=2, padding=1), torch.randn(8, 3, 8, 20)
     labels = torch.randint(4, (8, 4, 10))

@@ -117,6 +117,38 @@ def test_the_trainer_adds_the_penalty_to_the_loss(tmp_path, accumulate):
     assert not torch.allclose(weights[5.0], weights[0.0], rtol=1e-3)
 
 
+def test_padding_does_not_change_the_penalty_of_a_token_classifier():
+    """Labels of padding are -100, as from DataCollatorForTokenClassification."""
+    transformers = pytest.importorskip("transformers")
+    from ed.integrations.transformers import EDTrainer
+
+    class Base:
+        model_accepts_loss_kwargs, compute_loss_func = False, None
+        current_gradient_accumulation_steps = 1
+
+        def compute_loss(self, model, inputs, return_outputs, items):
+            return torch.zeros(()), None
+
+    class Penalised(EDTrainer, Base):
+        ed_settings = {"class_dim": -1}  # noqa: RUF012
+
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 3}
+    config = transformers.BertConfig(vocab_size=50, intermediate_size=16, **size)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    torch.manual_seed(0)
+    model = transformers.BertForTokenClassification(config).double().train()
+    batch = {"input_ids": torch.randint(1, 50, (6, 5)), "labels": torch.randint(3, (6, 5))}
+    batch["attention_mask"] = torch.ones(6, 5, dtype=torch.int64)
+    fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    padded = {k: nn.functional.pad(batch[k], [0, 3], value=x) for k, x in fill.items()}
+    losses = []
+    for inputs in (batch, padded):
+        torch.manual_seed(1)
+        losses.append(Penalised().compute_loss(model, inputs))
+    assert losses[0] > 0
+    torch.testing.assert_close(*losses)
+
+
 def test_every_must_be_positive():
     pytest.importorskip("lightning")
     from ed.integrations.lightning import TrackED
