@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -177,6 +178,11 @@ class TerminalHandler(logging.StreamHandler):
             print_line(self.format(record), record.levelno)
         else:
             super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignores write errors, e.g. after `... | head`; train.log has the same lines."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
 
 
 class LogFile(logging.FileHandler):

@@ -1,8 +1,10 @@
 """Schedules, optimizers, metrics, random streams and training steps."""
 
 import copy
+import errno
 import functools
 import json
+import logging
 import math
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from ed.datasets.batches import shuffled_batches
 from ed.engine import main
 from ed.engine.compose import compose_config, flat_keys
 from ed.engine.main import check_steps
-from ed.engine.metrics import Metrics, brief
+from ed.engine.metrics import Metrics, TerminalHandler, brief
 from ed.engine.optimizer import SGD, AdamW
 from ed.engine.run import resolved
 from ed.engine.step import TrainStep
@@ -116,6 +118,18 @@ def test_the_pace_leaves_out_the_first_steps(tmp_path, monkeypatch):
 def test_brief_shows_the_number_of_omitted_values():
     assert brief({"a": 1, "b": 0.123456}) == "a 1  b 0.1235"
     assert brief(dict.fromkeys("abcdefghijklmn", 1)).endswith("l 1  and 2 more")
+
+
+@pytest.mark.parametrize("code", [errno.EPIPE, errno.ENOSPC])
+def test_output_that_cannot_be_written_is_skipped_quietly(code, capsys):
+    """For example, `train.py | head -1` must not print a traceback for every log line."""
+
+    def refuse(_):
+        raise OSError(code, "cannot write")
+
+    handler = TerminalHandler(SimpleNamespace(write=refuse))
+    handler.handle(logging.makeLogRecord({"msg": "step 1/2"}))
+    assert capsys.readouterr().err == ""
 
 
 def test_streams_depend_on_seed_name_and_counter():
