@@ -40,7 +40,7 @@ from ed.analysis.spec import (
 )
 from ed.analysis.tables import load_table
 from ed.engine.errors import composition, explain, or_explain
-from ed.runtime.files import APP, HOME, refuse_control
+from ed.runtime.files import APP, HOME, INSTALLED, refuse_control
 from ed.runtime.runs import (
     BROKEN,
     CHECKPOINTS,
@@ -212,7 +212,8 @@ def refuse_control_characters(options: argparse.Namespace) -> None:
 def command(run: Run) -> list[str]:
     group = f"{run.table}/{run.cell}"  # for wandb; not part of a run's identity
     places = [f"logger.group={quoted(group)}", f"system.run_dir={quoted(str(run.folder))}"]
-    return [sys.executable, "train.py", *run.arguments, *places]
+    script = str(APP / "train.py") if INSTALLED else "train.py"  # users may run it from any folder
+    return [sys.executable, script, *run.arguments, *places]
 
 
 def is_due(row: Row, rerun_failed: bool) -> bool:

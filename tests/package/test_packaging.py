@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -209,4 +210,7 @@ def test_commands_work_from_any_folder(fresh):
     commands += [["train", "debug=tiny", "task.batch_size=500", "model.depth=1", "model.width=32"]]
     run = run_in(fresh, "-c", IN_TURN, json.dumps(commands))
     assert run.returncode == 0, run.stderr
+    printed = [shlex.split(line) for line in run.stdout.splitlines() if "run_dir=" in line]
+    assert printed
+    assert all((fresh / words[1]).is_file() for words in printed)  # those of launch, as printed
     assert list(fresh.glob("runs/adhoc/*/seed0/model.safetensors"))
