@@ -30,7 +30,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works without installing ed
 
-from ed.analysis.collect import NoHistory, Row, collect, likewise, seed_differences
+from ed.analysis.collect import (
+    NoHistory,
+    Row,
+    collect,
+    likewise,
+    missing_metrics,
+    seed_differences,
+)
 from ed.analysis.merging import layered, merge
 from ed.analysis.render import to_latex, to_markdown
 from ed.analysis.spec import EXPERIMENTS, PROBES, SpecError, Table, reduced_name
@@ -124,6 +131,12 @@ def handle(table: Table, options: argparse.Namespace) -> None:
         print(f"warning: {likewise(swap, [new for new, _ in replaced])}", file=sys.stderr)
     for difference in seed_differences(rows, table):
         print(f"warning: {difference}; the mean is shown anyway", file=sys.stderr)
+    if missing := missing_metrics(rows, table):
+        print(
+            f"warning: no finished run has {', '.join(missing)}: fix the name in "
+            f"{table.path.name}, or launch again to take new measures",
+            file=sys.stderr,
+        )
     show(table, rows)
     if options.commit and any(row.status != Status.PENDING for row in rows):
         own = without_reduced(rows)

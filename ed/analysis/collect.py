@@ -218,6 +218,12 @@ def seed_differences(rows: Iterable[Row], table: Table) -> list[str]:
     return found
 
 
+def missing_metrics(rows: Sequence[Row], table: Table) -> list[str]:
+    """Returns the table's metrics that no finished run has, or [] if none has finished."""
+    done = [row for row in rows if row.status == Status.DONE]
+    return [name for name in table.metrics if done and not finished(done, name)]
+
+
 def _may_differ(key: str, table: Table) -> bool:
     """Whether a setting may differ between seeds because it cannot change a result."""
     group, _, name = key.partition(".")

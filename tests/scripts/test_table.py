@@ -55,6 +55,21 @@ def test_tables_combine_run_folders_and_committed_results(table, tmp_path, capsy
     assert before == ((results / "runs.csv").read_bytes(), (results / "README.md").read_text())
 
 
+def test_a_metric_that_no_finished_run_has_is_reported(tmp_path, capsys):
+    """A mistyped metric would otherwise look like runs that are still pending."""
+    names = {"eval/acc": "accuracy", "eval/los": "loss"}
+    table = write_table(tmp_path, metric=None, metrics=names)
+    here = [str(table.path), "--runs", str(tmp_path / "runs")]
+    (tmp_path / "runs").mkdir()
+    assert script.main(here) == 0
+    assert capsys.readouterr().err == ""
+    fabricate(expand(table, root=tmp_path / "runs")[0], 79.0)
+    assert script.main(here) == 0
+    printed = capsys.readouterr().err
+    assert "eval/los:" in printed
+    assert "eval/acc" not in printed
+
+
 def test_a_new_run_replaces_a_committed_one_with_a_warning(table, tmp_path, capsys):
     """Repeated runs rarely reproduce the committed numbers exactly."""
     here = [str(table.path), "--runs", str(tmp_path / "runs")]
