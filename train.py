@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from ed.engine.compose import PARTS
+from ed.engine.compose import SINGLE
 from ed.engine.errors import INTERRUPTED, explain, or_explain
 from ed.runtime.console import interactive, is_first, print_facts, working
 from ed.runtime.files import refuse_control
@@ -18,7 +18,6 @@ from ed.runtime.slurm import require_cluster
 
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises errors instead of printing them
 GROUPS = ("task", "model", "regularizer")
-SINGLE = (*PARTS, "logger", "debug")  # groups with one choice
 failed: list[str] = []  # the overrides of each failed run in the sweep
 
 

@@ -10,6 +10,7 @@ from ed.runtime.files import APP
 
 PARTS = ("task", "model", "regularizer", "sampler", "optimizer")
 GROUPS = (*PARTS, "measures", "logger")
+SINGLE = (*PARTS, "logger", "debug")  # groups with one choice per run
 CONFIGS = APP / "configs"
 
 

@@ -133,6 +133,7 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
     from hydra import errors as hydra
     from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 
+    from ed.engine.compose import SINGLE
     from ed.engine.overrides import Overrides
 
     if isinstance(error, hydra.OverrideParseException):
@@ -156,9 +157,8 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         return f"{error.full_key}: {reason}; {remedy}"
     if several := re.match("Ambiguous value for argument '(.*)'\n", str(error)):
         key, _, values = several[1].partition("=")
-        return (
-            f"{several[1]}: put -m before all settings for a sweep; use {key}=[{values}] for a list"
-        )
+        more = "" if key in SINGLE else f"; use {key}=[{values}] for a list"
+        return f"{several[1]}: put -m before all settings for a sweep{more}"
     if isinstance(error, hydra.ConfigCompositionException):
         try:
             return Overrides(overrides).wrong_key() or _one_line(error)

@@ -71,6 +71,7 @@ def test_options_after_settings_are_explained():
         ),
         ("regularizer=[ed,sam]", "regularizer=[ed,sam]: regularizer has one choice per run; "),
         ("seed=0,1", "error: seed=0,1: put -m before all settings for a sweep; "),
+        ("model=pnn,impala", "error: model=pnn,impala: put -m before all settings for a sweep\n"),
         ("task=3", "task=3: no such choice; Choices: cifar10, "),
         ("debug=true", "debug=true: no such choice; Choices: tiny"),
         ("+experiment=pnn", "+experiment=pnn: use experiment=pnn"),
