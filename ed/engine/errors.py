@@ -145,6 +145,8 @@ def composition(error: BaseException, overrides: Sequence[str]) -> str:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         if choice == "submitit_slurm":
             return f"hydra/launcher=slurm needs hydra-submitit-launcher: {install('slurm')}"
+        if not group:
+            return f"--config-name {choice}: no such config; use experiment=NAME to choose a recipe"
         return Overrides(overrides).wrong_choice(group, choice)
     if isinstance(error, MissingMandatoryValue):
         key = error.full_key

@@ -32,8 +32,8 @@ class Wandb:
             )
         except Exception as error:  # wandb raises its own types, e.g. without a key or network
             raise ValueError(
-                f"logger=wandb: {brief(error)}; log in with `wandb login` or WANDB_API_KEY, or set "
-                "logger.mode=offline"
+                f"logger=wandb: {brief(error).rstrip('.')}; log in with `wandb login` or "
+                "WANDB_API_KEY, or set logger.mode=offline"
             ) from error
 
     def log(self, values: dict[str, float], step: int) -> None:

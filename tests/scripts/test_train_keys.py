@@ -40,10 +40,17 @@ class Count(Measure):
 """
 
 
-def test_options_after_settings_are_explained():
-    result = train("regularizer=ed", "-m", "seed=0,1")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["regularizer=ed", "-m", "seed=0,1"], "seed=0,1: must not follow an option; put -m "),
+        (["--config-name", "foo"], "--config-name foo: no such config; "),
+    ],
+)
+def test_wrong_options_are_explained(words, message):
+    result = train(*words)
     assert result.returncode == 1
-    assert result.stderr.startswith("error: seed=0,1: must not follow an option; put -m before")
+    assert result.stderr.startswith(f"error: {message}")
     assert result.stderr.count("\n") == 1
 
 
