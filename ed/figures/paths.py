@@ -97,7 +97,7 @@ def draw_portraits(
     heights = [0.55 if ends else 0.01] + [1] * rows + [1.15]
     grid = figure.add_gridspec(rows + 2, 2 * paths, height_ratios=heights)
     for place, end in enumerate(ends or ()):
-        draw_end(figure.add_subplot(grid[0, place]), *end)
+        draw_end(figure.add_subplot(grid[0, place]), *end, side=("left", "right")[place % 2])
     for row, portrait in enumerate(portraits, start=1):
         axes = [figure.add_subplot(grid[row, 2 * i : 2 * i + 2]) for i in range(paths)]
         draw_paths(axes, portrait, name, last=row == rows)
@@ -123,10 +123,10 @@ def image_file(given: str) -> Path:
     return path
 
 
-def draw_end(axis, image: Tensor, title: str) -> None:
+def draw_end(axis, image: Tensor, title: str, *, side: str) -> None:
     """Draws the image at one end of a path; x2 (alpha = 0) is on the left."""
     axis.imshow(image.permute(1, 2, 0).numpy(), interpolation="bilinear")
-    axis.set_title(title)
+    axis.set_title(title, loc=side)  # the layout ignores its width: centred, it may be cut off
     axis.axis("off")
 
 
