@@ -21,9 +21,9 @@ from ed.figures.style import BASELINE, CLASSES, ED, SERIES, STYLE, caption, save
 
 CURVES = 3  # outputs drawn per path: those with the highest peaks
 CAPTION = (
-    "Top: outputs of a network on straight paths, alpha x1 + (1 - alpha) x2 (dots), and the "
-    "polynomials fitted to them (lines); the {count} outputs with the highest peaks. Bottom: mean "
-    "size of the coefficients over {paths} paths and {outputs} outputs. ED weights each "
+    "Top: {kind} of a network on straight paths, alpha x1 + (1 - alpha) x2 (dots), and the "
+    "polynomials fitted to them (lines); the {shown} {kind} with the highest peaks. Bottom: mean "
+    "size of the coefficients over {paths} paths and {count} {kind}. ED weights each "
     "coefficient with its degree k: the steeper the fall, the simpler the function."
 )
 SUFFIXES = (".png", ".pdf", ".svg", ".jpg")
@@ -107,9 +107,10 @@ def draw_portraits(
     draw_spectra(figure.add_subplot(grid[-1, :]), portraits)
     if rows == 1:
         figure.suptitle(portraits[0].title, fontsize=10)
-    count, outputs = len(portraits[0].estimate.values), portraits[0].values.shape[-1]
-    shown = min(CURVES, outputs)
-    caption(figure, CAPTION.format(count=shown, paths=count, outputs=outputs))
+    first, count = portraits[0].estimate, portraits[0].values.shape[-1]
+    kind = "outputs" if first.representation.components is None else "principal components"
+    counts = {"shown": min(CURVES, count), "count": count, "paths": len(first.values)}
+    caption(figure, CAPTION.format(kind=kind, **counts))
     save(figure, path)
 
 

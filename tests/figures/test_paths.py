@@ -41,3 +41,10 @@ def test_titles_of_images_are_neither_cut_off_nor_overlap(drawn):
     assert boxes[0].x0 >= 0
     assert boxes[-1].x1 <= figure.bbox.width
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_the_caption_names_principal_components(drawn):
+    components, outputs = (drawn(components=m)._supxlabel.get_text() for m in (2, None))
+    assert "principal component" in components
+    assert "output" not in components
+    assert "principal component" not in outputs
