@@ -70,9 +70,9 @@ def each(check: Callable, key: str, values, *, empty: bool = False, length: int 
     return values
 
 
-def brief(error: Exception) -> str:
-    """Returns the error's type and message on one line, for use in another message."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+def brief(error: BaseException) -> str:
+    """Returns the error's type and any message on one line, for use in another message."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200].removesuffix(":")
 
 
 def _is_number(value) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ed.core.validate import brief
 from ed.runtime.console import track
 from ed.runtime.files import sweep, write_atomic
 from ed.runtime.hub import hub_or_cache
@@ -124,8 +125,7 @@ def unreadable(what: str, error: BaseException, remedy: str) -> ValueError:
     """Returns the one-line error for data that another library could not read."""
     if type(error).__name__ == "DatasetGenerationError":  # only its cause says what is wrong
         error = error.__cause__ or error
-    reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    return ValueError(f"{what} could not be read ({reason}); use {remedy}")
+    return ValueError(f"{what} could not be read ({brief(error)}); use {remedy}")
 
 
 def _local(source: str, key: str, remedy: str) -> Path | None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ed.core.validate import (
+    brief,
     choice,
     count,
     counts,
@@ -70,3 +71,8 @@ def test_lists_are_checked_item_by_item():
     for values in [[], 0.5, "0.5", [0.1, 2], [0.1, "x"]]:
         with pytest.raises(ValueError, match=r"^a\.b(\[1\])?="):
             each(fraction, "a.b", values)
+
+
+def test_brief_errors_are_one_line_without_a_colon_before_nothing():
+    assert brief(ValueError("two\nlines")) == "ValueError: two lines"
+    assert brief(StopIteration()) == "StopIteration"

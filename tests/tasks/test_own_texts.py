@@ -77,6 +77,14 @@ def test_texts_in_another_encoding_are_reported(tmp_path):
         TextClassification(path, **TEXTS)
 
 
+def test_an_empty_file_is_reported(tmp_path):
+    """datasets raises an error without a message."""
+    path = tmp_path / "texts.json"
+    path.touch()
+    with pytest.raises(ValueError, match=r"^task\.data=.*texts\.json: split 'train' "):
+        TextClassification(str(path), **TEXTS)
+
+
 def test_a_missing_file_is_not_looked_up_on_the_hub(monkeypatch):
     monkeypatch.setattr("ed.datasets.images.hub_or_cache", None)  # fails if used
     with pytest.raises(FileNotFoundError, match=r"^task\.data=nowhere\.csv: "):
