@@ -268,7 +268,8 @@ def train_in(folder: RunFolder, task: Task, model, step: TrainStep, measures: di
     try:
         summary = train(task, model, step, folder, tracker=tracker, measures=measures)
     except BaseException as error:
-        logger.debug("stopped: %s", error)  # only in train.log; `explain` prints errors
+        reason = str(error) or type(error).__name__  # a second Ctrl-C has no message
+        logger.debug("stopped: %s", reason)  # only in train.log; `explain` prints errors
         raise
     finally:
         if tracker is not None:

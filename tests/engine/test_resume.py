@@ -152,6 +152,14 @@ def test_signal_stops_the_run_after_the_current_step(tmp_path, monkeypatch):
     assert stopped.value.signals == (signal.SIGUSR2,)
 
 
+def test_a_second_ctrl_c_is_logged(tmp_path, monkeypatch):
+    twice = [signal.SIGINT] * 2
+    monkeypatch.setattr(Metrics, "advance", lambda *_: [*map(signal.raise_signal, twice)])
+    with pytest.raises(KeyboardInterrupt):
+        small_run(tmp_path)
+    assert "stopped: KeyboardInterrupt" in (tmp_path / "train.log").read_text()
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
