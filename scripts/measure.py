@@ -325,7 +325,7 @@ def draw(
         order = [index for first, second in pairs for index in (second, first)]
         ends = [(subject.image(i), subject.titles[i]) for i in order]
     reduced = result.representation.components is not None
-    label = "component {}" if reduced else "class {}" if softmax else "output {}"
+    label = "PC {}" if reduced else "class {}" if softmax else "output {}"
     draw_portraits(path, [portrait], name=label.format, ends=ends)
 
 

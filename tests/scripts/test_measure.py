@@ -183,7 +183,7 @@ def test_the_figure_shows_measured_paths(tmp_path, images, monkeypatch):
     assert [title for _, title in how["ends"]][:2] == [f"image {left}", f"image {right}"]
     for more in (["--components", "2"], ["--raw-outputs"]):
         measure.main([*named, *QUICK, *more, "--out", str(tmp_path / "a.png")])
-    assert [how["name"](2) for _, how in drawn] == ["class 2", "component 2", "output 2"]
+    assert [how["name"](2) for _, how in drawn] == ["class 2", "PC 2", "output 2"]
 
 
 def test_a_run_on_imagenet_shows_its_images(tmp_path, monkeypatch):
