@@ -141,8 +141,10 @@ def over_positions(values: Tensor, dims: int, where: Tensor | None = None) -> Te
 
     With `where` (P, S), averages (P, S) over these positions; paths without any give 0.
     """
-    if where is None or values.dim() <= dims:
-        return values.mean(1) if values.dim() > dims else values
+    if values.dim() <= dims:
+        return values
+    if where is None:
+        return values.mean(1)
     return torch.where(where, values, 0).sum(1) / where.sum(1).clamp(min=1)
 
 
