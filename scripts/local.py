@@ -92,6 +92,7 @@ def start(run: Run, command: list[str], gpu: str | None, claim: IO) -> subproces
     environment = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     print(f"start   {run.table}/{run.cell}/seed{run.seed}", flush=True)
     with open_in_run(run.folder / OUTPUT, "ab") as log:
+        os.utime(log.fileno())  # for `silence`, as the last line of a resumed run may be old
         return subprocess.Popen(
             command,
             cwd=APP,

@@ -177,9 +177,9 @@ def _failed_or_diverged(failure: str) -> Status:
 
 
 def silence(folder: Path) -> float:
-    """Returns the seconds since the run last wrote a line, or 0 if it has written none."""
-    logs = [folder / name for name in (LOG, OUTPUT) if (folder / name).exists()]
-    written = max((log.stat().st_mtime for log in logs), default=math.inf)
+    """Returns the seconds since the run last started or wrote a line; 0 if it did neither."""
+    files = [folder / name for name in (LOG, OUTPUT, META) if (folder / name).exists()]
+    written = max((file.stat().st_mtime for file in files), default=math.inf)
     return max(0.0, time.time() - written)  # clocks of several machines differ
 
 

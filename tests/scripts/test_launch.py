@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -274,6 +275,22 @@ def test_a_run_that_prints_nothing_for_long_is_reported_once(tmp_path, capsys, m
     launch.main(one_run(tmp_path))
     (hint,) = [line for line in capsys.readouterr().err.splitlines() if "nothing for" in line]
     assert hint.startswith("hint: six/ed/seed0 has printed nothing for 0:15:01; kill -USR1 ")
+
+
+def test_a_resumed_run_is_not_silent_since_its_last_session(tmp_path):
+    table = load_table(write_table(tmp_path))
+    run = expand(table, cells=["ed"], seeds=[0], root=tmp_path)[0]
+    run.folder.mkdir(parents=True)
+    with local.claimed(run, rerun_failed=False) as claim:
+        output = run.folder / "output.log"
+        output.touch()
+        os.utime(output, (0, 0))  # in 1970
+        assert local.quiet_note(run)
+        local.start(run, [sys.executable, "-c", ""], None, claim).wait()
+        assert not local.quiet_note(run)
+        os.utime(output, (0, 0))
+        (run.folder / "meta.json").touch()  # written when training starts
+        assert not local.quiet_note(run)
 
 
 @pytest.mark.parametrize(("codes", "expected"), [([0, 0], 0), ([0, 75], 75), ([75, 1], 1)])
